@@ -49,12 +49,12 @@ class ReplicaSet:
         "_doubtful",
         "_epoch_start_offset",
         "_followers",
-        "_high_watermark",
         "_is_alone",
         "_is_proposing",
         "_min_in_sync",
         "_own_end_offset",
         "eligible",
+        "high_watermark",
         "is_short",
         "isr",
         "leader",
@@ -91,15 +91,11 @@ class ReplicaSet:
         self._doubtful = doubtful  # members of `pending_isr` from proposals whose answers were lost
         self._is_proposing = False
         self._followers = {member: Follower(caught_up_ms=now_ms) for member in replicas if member != leader}
-        self._high_watermark = high_watermark
+        self.high_watermark = high_watermark
         self._own_end_offset = high_watermark
         self._epoch_start_offset = epoch_start_offset
         self._min_in_sync = min_in_sync
         self._note_who_counts()
-
-    @property
-    def high_watermark(self) -> int:
-        return self._high_watermark
 
     @property
     def followers(self) -> Mapping[int, Follower]:
@@ -112,8 +108,8 @@ class ReplicaSet:
         """The leader itself holds everything below `own_end_offset`. True if the high watermark moved."""
         self._own_end_offset = own_end_offset
         if self._is_alone:  # the fast way, measured: on a single broker nearly every call ends here
-            if own_end_offset > self._high_watermark:
-                self._high_watermark = own_end_offset
+            if own_end_offset > self.high_watermark:
+                self.high_watermark = own_end_offset
                 return True
             return False
         return self._advance()
@@ -193,9 +189,9 @@ class ReplicaSet:
             self._own_end_offset if member == self.leader else self._followers[member].held_end_offset
             for member in counted
         )
-        if lowest <= self._high_watermark:
+        if lowest <= self.high_watermark:
             return False
-        self._high_watermark = lowest
+        self.high_watermark = lowest
         return True
 
     # -- the in-sync set
@@ -241,7 +237,7 @@ class ReplicaSet:
     def _has_caught_up(self, member: int, lives: Mapping[int, int], log_start_offset: int) -> bool:
         follower = self._followers[member]
         return (
-            follower.held_end_offset >= max(self._high_watermark, self._epoch_start_offset)
+            follower.held_end_offset >= max(self.high_watermark, self._epoch_start_offset)
             and follower.start_offset >= log_start_offset
             and follower.broker_epoch >= 0
             and follower.broker_epoch == lives.get(member)

@@ -7,6 +7,7 @@ stable offset is told.
 """
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from log.batch import BatchHeader, CorruptBatch, plain_payload
@@ -17,7 +18,7 @@ from service.broker.partition_table import PartitionTable
 from service.broker.reading import leader_epoch_error
 from service.broker.session import Session
 from service.ports import Env
-from service.turns import counted, done_in_turns
+from service.turns import COUNTED_A_TURN, counted, done_in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -25,6 +26,7 @@ from service.wire.messages import (
     ListOffsetsPartitionResponse,
     ListOffsetsRequest,
     ListOffsetsResponse,
+    ListOffsetsTopic,
     ListOffsetsTopicResponse,
 )
 
@@ -57,7 +59,7 @@ async def handle(
         looked_up += 1
         if looked_up % LOOKED_UP_A_TURN == 0:
             await asyncio.sleep(0)
-        times_named = await done_in_turns(counted(partition.partition_index for partition in topic.partitions))
+        twice = await _named_twice(topic)
         partitions = parts.partitions.topic(topic.name)
         answers = []
         for wanted in topic.partitions:
@@ -65,7 +67,7 @@ async def handle(
             if looked_up % LOOKED_UP_A_TURN == 0:
                 await asyncio.sleep(0)
             partition = None if partitions is None else partitions.get(wanted.partition_index)
-            if times_named[wanted.partition_index] > 1:
+            if wanted.partition_index in twice:
                 continue
             if partition is None:
                 answers.append(_error(wanted, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
@@ -76,11 +78,19 @@ async def handle(
                     answers.append(await _answer(parts, session, partition, wanted, header.api_version, request))
                 except (DiskFault, CorruptBatch) as failure:
                     answers.append(_error(wanted, partition.unreadable(failure)))
-        twice = [index for index, times in times_named.items() if times > 1]
         answers.extend(ListOffsetsPartitionResponse(index, ErrorCode.INVALID_REQUEST) for index in twice)
         if answers:
             topics.append(ListOffsetsTopicResponse(topic.name, answers))
     return ListOffsetsResponse(topics=topics)
+
+
+async def _named_twice(topic: ListOffsetsTopic) -> Collection[int]:
+    """The partitions that the request names more than once."""
+    named = topic.partitions
+    if len(named) <= COUNTED_A_TURN and len({partition.partition_index for partition in named}) == len(named):
+        return ()
+    times_named = await done_in_turns(counted(partition.partition_index for partition in named))
+    return {index: times for index, times in times_named.items() if times > 1}
 
 
 def _error(wanted: ListOffsetsPartition, error: ErrorCode) -> ListOffsetsPartitionResponse:

@@ -6,7 +6,7 @@ transaction is UNSTABLE_OFFSET_COMMIT. Up to version 7 each partition carries an
 absence of offsets and reads everything again from the start, while the coordinator is merely loading.
 """
 
-from collections.abc import Awaitable, Iterable, Iterator
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from log.ids import TopicId
@@ -28,6 +28,7 @@ from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
+    OffsetFetchRequestTopic,
     OffsetFetchRequestTopics,
     OffsetFetchResponse,
     OffsetFetchResponseGroup,
@@ -46,15 +47,32 @@ NO_OFFSET = -1
 def handle(
     groups: Groups, metadata: ClusterMetadata, session: Session, header: RequestHeader, request: OffsetFetchRequest
 ) -> OffsetFetchResponse | Awaitable[OffsetFetchResponse]:
-    if header.api_version >= BATCHES_SINCE and len(request.groups) == 1:
-        (group,) = request.groups
-        if (
-            group.topics is not None
-            and len(group.topics) <= OFFSETS_AT_ONCE
-            and sum(1 + len(topic.partition_indexes) for topic in group.topics) <= OFFSETS_AT_ONCE
-        ):
-            return _fetch_few(groups, metadata.image, header.api_version, group, group.topics, request.require_stable)
+    topics: Sequence[OffsetFetchRequestTopics | OffsetFetchRequestTopic] | None = request.topics
+    if header.api_version >= BATCHES_SINCE:
+        topics = request.groups[0].topics if len(request.groups) == 1 else None
+    if (
+        topics is not None
+        and len(topics) <= OFFSETS_AT_ONCE
+        and sum([1 + len(topic.partition_indexes) for topic in topics]) <= OFFSETS_AT_ONCE
+    ):
+        group = request.groups[0] if header.api_version >= BATCHES_SINCE else _as_group(request)
+        return _fetch_few(groups, metadata.image, header.api_version, group, request.require_stable)
     return _fetch_in_turns(groups, metadata, header.api_version, request)
+
+
+def _as_group(request: OffsetFetchRequest) -> OffsetFetchRequestGroup:
+    """The request of a version with one group in the words of later ones."""
+    topics = None
+    if request.topics is not None:
+        topics = [
+            OffsetFetchRequestTopics(topic.name, NO_TOPIC_ID, topic.partition_indexes) for topic in request.topics
+        ]
+    return OffsetFetchRequestGroup(request.group_id, topics=topics)
+
+
+def _of_one_group(found: OffsetFetchResponseGroup) -> OffsetFetchResponse:
+    """The answer in the words of the versions with one group."""
+    return OffsetFetchResponse(topics=[_single(topic) for topic in found.topics], error_code=found.error_code)
 
 
 def _fetch_few(
@@ -62,21 +80,25 @@ def _fetch_few(
     image: Image,
     version: int,
     wanted: OffsetFetchRequestGroup,
-    topics: list[OffsetFetchRequestTopics],
     require_stable: bool,
 ) -> OffsetFetchResponse | Awaitable[OffsetFetchResponse]:
+    topics = wanted.topics or []
     asked, refused = done_at_once(_asked(image, version, topics))
 
     def answer(reply: FetchReply | ErrorCode) -> OffsetFetchResponse:
         if isinstance(reply, ErrorCode) or reply.fault is not None:
             error = reply if isinstance(reply, ErrorCode) else error_code(reply.fault)
+            if version < BATCHES_SINCE:
+                told = done_at_once(_refused_topics(topics, error))
+                return _of_one_group(OffsetFetchResponseGroup(wanted.group_id, told, error))
             return OffsetFetchResponse(groups=[OffsetFetchResponseGroup(wanted.group_id, error_code=error)])
         found = [
             OffsetFetchResponseTopics(topic.topic, topic.topic_id, _partitions(topic.offsets)) for topic in reply.topics
         ]
         if refused:
             found += done_at_once(_refused_topics(refused, ErrorCode.UNKNOWN_TOPIC_ID))
-        return OffsetFetchResponse(groups=[OffsetFetchResponseGroup(wanted.group_id, found)])
+        group = OffsetFetchResponseGroup(wanted.group_id, found)
+        return OffsetFetchResponse(groups=[group]) if version >= BATCHES_SINCE else _of_one_group(group)
 
     command = FetchOffsets(wanted.group_id, wanted.member_id, wanted.member_epoch, tuple(asked), require_stable)
     return answer_with(answer, groups, wanted.group_id, command, FetchReply)
@@ -93,16 +115,11 @@ async def _fetch_in_turns(
             async for group in in_turns(wanted_by_id.values(), at_once=1)
         ]
         return OffsetFetchResponse(groups=answers)
-    topics = None
-    if request.topics is not None:
-        topics = [
-            OffsetFetchRequestTopics(topic.name, NO_TOPIC_ID, topic.partition_indexes) for topic in request.topics
-        ]
-    wanted = OffsetFetchRequestGroup(request.group_id, topics=topics)
+    wanted = _as_group(request)
     group = await _fetch(groups, metadata, version, wanted, request.require_stable)
     if group.error_code:
-        group.topics = await done_in_turns(_refused_topics(topics or [], group.error_code))
-    return OffsetFetchResponse(topics=[_single(topic) for topic in group.topics], error_code=group.error_code)
+        group.topics = await done_in_turns(_refused_topics(wanted.topics or [], group.error_code))
+    return _of_one_group(group)
 
 
 async def _fetch(

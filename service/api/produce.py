@@ -14,7 +14,6 @@ REQUEST_TIMED_OUT, and the batches may still be committed later.
 from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
 
 from service.api.directions import Directions
 from service.api.rules import brokers
@@ -79,11 +78,11 @@ def handle(
     parts: ProduceParts, session: Session, header: RequestHeader, request: ProduceRequest
 ) -> ProduceResponse | Signal | Awaitable[ProduceResponse] | Held[ProduceResponse | Signal]:
     asked = ProduceCall(parts, session, header.api_version, request)
-    writes = list(islice(_writes(asked), NAMED_A_TURN + 1))
-    if len(writes) > NAMED_A_TURN or len(request.topic_data) > NAMED_A_TURN:
-        _keep(request.topic_data)
+    topics = request.topic_data
+    if len(topics) > NAMED_A_TURN or sum([len(topic.partition_data) for topic in topics]) > NAMED_A_TURN:
+        _keep(topics)
         return Held(_named_in_turns(asked, header))
-    writing = Writing(parts.writing, _terms(session, header, request), writes)
+    writing = Writing(parts.writing, _terms(session, header, request), list(_writes(asked)))
     if (wrong := writing.wrong()) is not None:
         writing.refuse(wrong)
         return _answer(asked, writing)

@@ -84,10 +84,10 @@ written.
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Appended:
     """A batch is in the log, since now or since before (`duplicate`). It is committed once the high watermark reaches
-    `end_offset`.
+    `end_offset`. Never changed; not frozen, because that takes longer, and one is made for each batch.
     """
 
     base_offset: int
@@ -612,7 +612,7 @@ class Partition:
             self.folder.flusher.request(self)
         else:
             self._held()
-            if log.end_offset - log.flushed_offset >= log.config.flush_messages:
+            if log.end_offset - log.durability.flushed_offset >= log.config.flush_messages:
                 self.folder.flusher.request(self)
         if self._tail_watchers:
             self._wake(self._tail_watchers)

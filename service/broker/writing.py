@@ -143,7 +143,17 @@ class Write:
 class Writing:
     """The batches of one client that are written together. The module's docstring has the order of the calls."""
 
-    __slots__ = ("_delay_s", "_final", "_needs_guard", "_parts", "_terms", "_uncommitted", "writes")
+    __slots__ = (
+        "_delay_s",
+        "_final",
+        "_needs_guard",
+        "_parts",
+        "_terms",
+        "_uncommitted",
+        "is_settled",
+        "takes_turns",
+        "writes",
+    )
 
     def __init__(self, parts: WritingParts, terms: WriteTerms, writes: Sequence[Write]) -> None:
         self.writes = writes
@@ -154,6 +164,10 @@ class Writing:
         self._uncommitted: list[tuple[Partition, int, Write, Appended]] = []
         self._final: list[tuple[Partition, Write]] = []
         self._delay_s = 0.0
+        self.takes_turns = len(writes) > 1 and (len(writes) > WRITES_AT_ONCE or self.size_bytes > BYTES_AT_ONCE)
+        """There is more to append than one turn of the loop may."""
+        self.is_settled = True
+        """The outcomes are final, so that the client can be answered now."""
 
     def begin(self) -> bool:
         """Whether the batches may be appended at once. If not, call `keep` and `append_when_ready`."""
@@ -193,8 +207,11 @@ class Writing:
     async def _prepare(self) -> None:
         if not self.takes_turns:
             await self._open(self.writes)
-        looked_at = in_turns(self._unconfirmed(), HEADERS_READ_AT_ONCE)
-        unconfirmed = [each async for each in looked_at if each is not None]
+        if len(self.writes) <= HEADERS_READ_AT_ONCE:
+            unconfirmed = [each for each in self._unconfirmed() if each is not None]
+        else:
+            looked_at = in_turns(self._unconfirmed(), HEADERS_READ_AT_ONCE)
+            unconfirmed = [each async for each in looked_at if each is not None]
         wanted = [(partition, writer) for partition, _, writer in unconfirmed]
         admitted = await self._parts.transaction_gate.admit(wanted, timeout_ms=self._terms.timeout_ms)
         for (_, write, _), answer in zip(unconfirmed, admitted, strict=True):
@@ -276,12 +293,6 @@ class Writing:
             write.outcome = self._append(write, now_ms)
 
     @property
-    def takes_turns(self) -> bool:
-        """Whether there is more to append than one turn of the loop may."""
-        writes = self.writes
-        return len(writes) > 1 and (len(writes) > WRITES_AT_ONCE or self.size_bytes > BYTES_AT_ONCE)
-
-    @property
     def size_bytes(self) -> int:
         return sum(len(write.batch) for write in self.writes if not isinstance(write.batch, RefusedBatch))
 
@@ -348,12 +359,15 @@ class Writing:
             write.was_appended = True
             if terms.acks == ACKS_ALL and partition.high_watermark < outcome.end_offset:
                 self._uncommitted.append((partition, partition.leader_epoch, write, outcome))
+                self.is_settled = False
             if delay_s := partition.folder.headroom.delay_s:
                 self._delay_s = max(self._delay_s, delay_s)
+                self.is_settled = False
         else:
             partition.tally.refused += 1
             if partition.is_replicated and outcome.error in GIVEN_UP_AFTER:
                 self._final.append((partition, write))
+                self.is_settled = False
         return outcome
 
     def _came_between(self, partition: Partition, write: Write, now_ms: int) -> bool:
@@ -379,11 +393,6 @@ class Writing:
             if type(write.outcome) is not Appended:
                 return False
         return True
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether the outcomes are final, so that the client can be answered now."""
-        return not self._uncommitted and not self._final and not self._delay_s
 
     async def settle(self, session: Session) -> int:
         """Wait until the batches are committed, or the client's timeout is over. Returns for how many milliseconds the

@@ -92,6 +92,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         "_unanswered",
         "_used_at",
         "_waiting",
+        "_wants_room",
         "peer",
     )
 
@@ -110,6 +111,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         self._ended = False  # the client sends no more
         self._reading_paused = False
         self._held = False  # the last request still needs its bytes: nothing may start
+        self._wants_room = False  # it holds some of the broker's request bytes, or waits for them
         self._unanswered: deque[Unanswered] = deque()
         self._frames = 0  # how many frames have come
         # What the last look at this connection saw, and since when nothing has changed.
@@ -146,7 +148,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         self._kept = b""
         self._forget_large()
         if not self._held:  # a request in work keeps its bytes until it is done
-            self._server.room.request_bytes.release(self)
+            self._release()
         self._unanswered.clear()
         self._taking = False
         if self._server.forget(self):
@@ -215,7 +217,8 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
     def _continue(self) -> None:
         """Handles the bytes that were kept because their request could not start yet."""
         if not self._blocked or not self._taking or self._outbox.busy:
-            self._server.room.request_bytes.step_back(self)
+            if self._wants_room:
+                self._server.room.request_bytes.step_back(self)
             return
         large = self._large
         if large is not None:
@@ -344,8 +347,8 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
 
     def _keep(self, buffer: memoryview, start: int, end: int) -> None:
         have = end - start
-        if start and not self._held:
-            self._server.room.request_bytes.release(self)  # the frame that these bytes were for is handled
+        if self._wants_room and start and not self._held:
+            self._release()  # the frame that these bytes were for is handled
         if have == 0:
             self._kept = b""
             self._forget_large()
@@ -373,6 +376,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
             wanted = 4 + unpack_size(buffer, start)[0]
             if here and len(buffer) == wanted:
                 return
+            self._wants_room = True
             self._blocked = not self._server.may_hold(self, wanted, have)
         if self._blocked:
             if here:
@@ -402,6 +406,11 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
             self._large = None
             self._large_end = 0
 
+    def _release(self) -> None:
+        if self._wants_room:
+            self._wants_room = False
+            self._server.room.request_bytes.release(self)
+
     # ------------------------------------------------------------ answers
 
     def _await(self, header: RequestHeader, reply: Awaitable[Reply]) -> None:
@@ -416,9 +425,9 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
             reply = await first
         finally:
             self._held = False
-            self._server.room.request_bytes.release(self)  # no later long frame has begun to be read
+            self._release()  # no later long frame has begun to be read
             self._continue()
-        return await reply if isinstance(reply, Awaitable) else reply
+        return reply if isinstance(reply, (list, Signal)) else await reply
 
     def go_on(self) -> None:
         """Read on, a little later: there may be room for the rest of a long frame."""

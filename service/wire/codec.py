@@ -161,7 +161,10 @@ def decode_request(api_key: int, version: int, body: memoryview | bytes) -> Any:
     decode = _request_decoders.get(api_key << 16 | version)
     if decode is None:
         decode = _request_decoders[api_key << 16 | version] = _new_decoder(api_key, version, "Request")
-    return _decoded(decode, body, MOST_ELEMENTS.get(api_key, MAX_REQUEST_ELEMENTS))
+    try:
+        return decode(body, 0, len(body), MOST_ELEMENTS.get(api_key, MAX_REQUEST_ELEMENTS))
+    except (struct.error, IndexError, UnicodeDecodeError, Malformed) as wrong:
+        raise MalformedRequest(str(wrong)) from wrong
 
 
 def encode_response(api_key: int, version: int, response: Struct) -> list[bytes | FileSlice]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from service.api import broker_door
-from service.api.broker_door import BrokerDoor
+from service.api.broker_door import EACH_NAMED, FIXED_ANSWERS, LONG_ANSWER, BrokerDoor
 from service.api.listener import Listener
 from service.api.routes import OFFERED, ROUTES
 from service.broker.session import Session
@@ -17,7 +17,8 @@ from service.client.connection import Client
 from service.net.door import Held
 from service.net.server import serve
 from service.wire.base import Struct
-from service.wire.codec import RequestHeader
+from service.wire.codec import API_NAMES, RequestHeader, encode_response_in_steps
+from service.wire.layout import layout_of
 from service.wire.messages import (
     ConsumerGroupDescribeRequest,
     CreatableTopic,
@@ -224,3 +225,49 @@ def test_a_long_request_and_its_answer_are_freed_in_turns(tmp_path: Path, monkey
 
     on_stage(tmp_path, scene)
     assert sorted(freed) == [("MetadataRequest", 3), ("MetadataResponse", 3)]
+
+
+def lists_in(struct: str, version: int) -> list[str]:
+    """The lists of a message, and of what it holds."""
+    layout = layout_of(struct, version)
+    found = []
+    for field in (*layout.plain, *layout.tagged):
+        if field.is_array:
+            found.append(field.name)
+        if field.is_struct:
+            found += lists_in(field.type, version)
+    return found
+
+
+def test_what_the_door_holds_for_short_is_short() -> None:
+    """Such answers are encoded in one turn of the loop, without a look at them."""
+    for key in FIXED_ANSWERS:
+        for version in range(OFFERED[key][0], OFFERED[key][1] + 1):
+            assert lists_in(API_NAMES[key] + "Response", version) == []
+    for key in EACH_NAMED:
+        for version in range(OFFERED[key][0], OFFERED[key][1] + 1):
+            fields = {field.name: field for field in layout_of(API_NAMES[key] + "Request", version).plain}
+            assert not any(field.is_array and field.nullable for field in fields.values()), "null may stand for all"
+
+
+@pytest.mark.parametrize("count", [LONG_ANSWER // 8, LONG_ANSWER * 8])
+def test_a_long_answer_is_encoded_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    in_steps: list[int] = []
+
+    def counted(key: int, version: int, answer: Any) -> Any:
+        in_steps.append(key)
+        return encode_response_in_steps(key, version, answer)
+
+    monkeypatch.setattr(broker_door, "encode_response_in_steps", counted)
+    wanted = [ListOffsetsPartition(number, timestamp=-1) for number in range(count)]
+
+    async def scene(stage: Stage) -> None:
+        door = BrokerDoor(stage.broker, Listener("PLAINTEXT"))
+        server = await serve(asyncio.get_running_loop(), "127.0.0.1", 0, door)
+        async with Client("127.0.0.1", server.port) as client:
+            answer = await client.request(ListOffsetsRequest(-1, topics=[ListOffsetsTopic("nothing", wanted)]), 7)
+            assert [each.partition_index for each in answer.topics[0].partitions] == list(range(count))
+        await server.close()
+
+    on_stage(tmp_path, scene)
+    assert in_steps.count(ApiKey.LIST_OFFSETS) == (count > LONG_ANSWER)
