@@ -60,8 +60,8 @@ CanShow = Callable[[Plan], bool]
 
 def acknowledged_before_the_in_sync_set_has_it() -> Planting:
     def advance(replicas: ReplicaSet) -> bool:
-        moved = replicas._own_end_offset > replicas._high_watermark
-        replicas._high_watermark = max(replicas._high_watermark, replicas._own_end_offset)
+        moved = replicas._own_end_offset > replicas.high_watermark
+        replicas.high_watermark = max(replicas.high_watermark, replicas._own_end_offset)
         return moved
 
     return replaced(ReplicaSet, "_advance", advance)
