@@ -261,11 +261,56 @@ def plain_payload(batch: Buffer, header: BatchHeader, *, limit_bytes: int = MAX_
 def read_records(
     batch: Buffer, header: BatchHeader | None = None, *, limit_bytes: int = MAX_PLAIN_BYTES
 ) -> Iterator[Record]:
-    """Every record with its absolute offset and timestamp. The checksum is not verified here."""
+    """Every record with its absolute offset and timestamp. The checksum is not verified here.
+
+    A record without headers is read in place, in half the time; `_read_stored_record` reads or refuses every other.
+    """
     header = header or read_header(batch)
-    for stored in read_stored_records(batch, header, limit_bytes=limit_bytes):
-        value, headers = _read_value_and_headers(stored.tail)
-        yield Record(stored.offset, stored.timestamp, stored.key, value, headers)
+    if not header.record_count and header.size_bytes == HEADER_BYTES:
+        return
+    payload = plain_payload(batch, header, limit_bytes=limit_bytes)
+    length, base_offset, last_delta = len(payload), header.base_offset, header.last_offset_delta
+    appended_at, base_timestamp = header.max_timestamp if header.log_append_time else None, header.base_timestamp
+    at = 0
+    for _ in range(header.record_count):
+        size, at = read_varint(payload, at)
+        start, end = at, at + size
+        if size < 0 or end > length:
+            raise CorruptBatch(f"a record of {size} bytes, of which {length - at} are there")
+        try:
+            # The numbers of one byte are read inline: a function call for each would double the time.
+            if (byte := payload[at + 1]) < 0x80:
+                time_delta, at = (byte >> 1) ^ -(byte & 1), at + 2
+            else:
+                time_delta, at = read_varint(payload, at + 1)
+            if (byte := payload[at]) < 0x80:
+                offset_delta, at = (byte >> 1) ^ -(byte & 1), at + 1
+            else:
+                offset_delta, at = read_varint(payload, at)
+            if (byte := payload[at]) < 0x80:
+                size, at = (byte >> 1) ^ -(byte & 1), at + 1
+            else:
+                size, at = read_varint(payload, at)
+            key = None if size < 0 else payload[at : (at := at + size)]
+            if (byte := payload[at]) < 0x80:
+                size, at = (byte >> 1) ^ -(byte & 1), at + 1
+            else:
+                size, at = read_varint(payload, at)
+            value = None if size < 0 else payload[at : (at := at + size)]
+            is_plain = at + 1 == end and payload[at] == 0 <= offset_delta <= last_delta
+        except (IndexError, CorruptBatch):
+            is_plain = False
+        if is_plain:
+            timestamp = base_timestamp + time_delta if appended_at is None else appended_at
+            if not -(1 << 63) <= timestamp < 1 << 63:
+                timestamp = _wrapped(timestamp)
+            yield _new(Record, (base_offset + offset_delta, timestamp, key, value, ()))
+        else:
+            stored = _read_stored_record(payload[start:end], header)
+            yield Record(stored.offset, stored.timestamp, stored.key, *_read_value_and_headers(stored.tail))
+        at = end
+    if at != length:
+        raise CorruptBatch(f"{length - at} bytes after the last record")
 
 
 def read_stored_records(

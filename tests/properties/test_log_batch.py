@@ -1,12 +1,13 @@
 """Batches against three independent writers and readers, and the fast header against a slow one.
 
 Method: Hypothesis draws records; kafka-python and aiokafka build batches that ours must read, kio and aiokafka read
-batches that ours has built. `slow_header` is the plain twin of the hot path in `log.batch`.
+batches that ours has built. `slow_header` and `slow_records` are the plain twins of the hot path in `log.batch`.
 """
 
 import struct
 import warnings
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,11 +21,14 @@ from log.batch import (
     BatchHeader,
     CorruptBatch,
     NewRecord,
+    Record,
+    _read_value_and_headers,
     build_batch,
     checksum_ok,
     crc32c,
     read_header,
     read_records,
+    read_stored_records,
     restamp,
     split,
 )
@@ -188,6 +192,34 @@ def test_damaged_batches_are_read_or_refused(data: st.DataObject, records: list[
             list(read_records(view, header, limit_bytes=1 << 16))
     except CorruptBatch:
         return
+
+
+def as_told(records: Iterator[Record]) -> tuple[list[Record], str]:
+    """What is read, and why no more is."""
+    found: list[Record] = []
+    try:
+        found.extend(records)
+    except CorruptBatch as error:
+        return found, str(error)
+    return found, ""
+
+
+def slow_records(batch: bytes, header: BatchHeader) -> Iterator[Record]:
+    for stored in read_stored_records(batch, header):
+        yield Record(stored.offset, stored.timestamp, stored.key, *_read_value_and_headers(stored.tail))
+
+
+@given(st.data(), RECORDS, st.booleans())
+def test_records_are_read_as_the_slow_reader_reads_them(
+    data: st.DataObject, records: list[NewRecord], stamped: bool
+) -> None:
+    """Also where bytes are damaged: the same records, the same complaint."""
+    bare = [(key, value, (), timestamp) for key, value, _, timestamp in records]
+    batch = bytearray(build_batch(data.draw(st.sampled_from([records, bare])), base_offset=7, log_append_time=stamped))
+    for _ in range(data.draw(st.integers(0, 3))):
+        batch[data.draw(st.integers(61, len(batch) - 1))] = data.draw(st.sampled_from([0, 1, 2, 3, 127, 128, 129, 255]))
+    header = read_header(batch)
+    assert as_told(read_records(batch, header)) == as_told(slow_records(bytes(batch), header))
 
 
 def slow_crc32c(data: bytes) -> int:
