@@ -3,7 +3,9 @@
 from hypothesis import given
 from hypothesis.strategies import integers, lists, sampled_from, tuples
 
-from service.groups.deadlines import Deadlines
+import service.groups.deadlines
+from service.groups.deadlines import SPARED, Deadlines
+from tests.sim.run import replaced
 
 
 def due(deadlines: Deadlines[str], now_ms: int) -> list[str]:
@@ -48,11 +50,29 @@ def test_a_deadline_set_if_absent_stays_where_it_is() -> None:
     assert deadlines.next_ms() == 10
 
 
+def test_cancelled_deadlines_take_no_room_until_their_time() -> None:
+    """A client may choose weeks, and members come and go by the thousand every hour."""
+    deadlines: Deadlines[str] = Deadlines()
+    for number in range(100):
+        deadlines.set(f"kept {number}", 1_000 + number)
+    for number in range(10_000):
+        deadlines.set(f"gone {number}", 1 << 31)
+        deadlines.cancel(f"gone {number}")
+    assert len(deadlines._heap) <= 2 * 100 + SPARED + 1
+    assert due(deadlines, 2_000) == [f"kept {number}" for number in range(100)]
+    assert deadlines.next_ms() is None
+
+
 Action = tuples(sampled_from(["set", "cancel", "pop"]), sampled_from("abc"), integers(0, 50))
 
 
-@given(lists(Action, max_size=60))
-def test_deadlines_agree_with_a_dictionary(actions: list[tuple[str, str, int]]) -> None:
+@given(lists(Action, max_size=60), sampled_from([0, SPARED]))
+def test_deadlines_agree_with_a_dictionary(actions: list[tuple[str, str, int]], spared: int) -> None:
+    with replaced(service.groups.deadlines, "SPARED", spared):
+        agree_with_a_dictionary(actions)
+
+
+def agree_with_a_dictionary(actions: list[tuple[str, str, int]]) -> None:
     deadlines: Deadlines[str] = Deadlines()
     model: dict[str, int] = {}
     for kind, name, time_ms in actions:
