@@ -492,7 +492,7 @@ class ClassicMember(Member):
 
 class ConsumerMember(Member):
     def ask_again(self) -> None:
-        self.says_all = True
+        self.says_all = self.has_given_up = True
 
     def start(self) -> None:
         self.member_id = self.name
@@ -505,6 +505,7 @@ class ConsumerMember(Member):
         if self.waits:
             return
         self.waits = True
+        self.has_given_up = False
         joins, says_all = self.epoch == 0, self.says_all
         owned: dict[bytes, tuple[int, ...]] = {}
         for topic_id, partition in sorted({*self.owned, *self.hangs_on}):
@@ -543,7 +544,7 @@ class ConsumerMember(Member):
             self.lose_all()
             self.says_all = True
         else:
-            self.epoch, self.says_all = reply.member_epoch, False
+            self.epoch, self.says_all = reply.member_epoch, self.has_given_up
             if reply.assignment is not None and not self.hangs_on:
                 given = {(topic_id, each) for topic_id, partitions in reply.assignment.items() for each in partitions}
                 if (
@@ -586,4 +587,5 @@ class ConsumerMember(Member):
 
     says_all = True
     waits = False
+    has_given_up = False  # its partitions, since the request left that is to be answered
     hangs_on: AbstractSet[Partition] = frozenset()
