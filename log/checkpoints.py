@@ -16,6 +16,8 @@ GAPS_OFFSET: Final = "gaps-offset-checkpoint"
 """Everything below this offset was durable when the file was written. It may have gaps: it was copied from a
 compacted log.
 """
+FORGOTTEN_OFFSET: Final = "forgotten-offset-checkpoint"
+"""Tombstones and markers below this offset may have left the log, here or where it was copied from."""
 
 
 def read_offset(disk: Disk, folder: str, name: str) -> int | None:

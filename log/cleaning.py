@@ -74,7 +74,7 @@ no honest client sends so many.
 """
 WRITE_BYTES: Final = 1 << 20
 WRITE_BATCHES: Final = 500
-DEAD, TOMBSTONE = 1, 2
+DEAD, TOMBSTONE, EXPIRED = 1, 2, 4
 
 Numbers = NDArray[np.int64]
 Words = NDArray[np.uint64]
@@ -174,7 +174,7 @@ class _Census:
     """The first reading: finds out which records are dead."""
 
     def __init__(self, job: CleaningJob, room: _Room) -> None:
-        self._now_ms = job.now_ms
+        self._job = job
         self._memory_bytes = job.memory_bytes
         self.transactions = AbortedTransactions(job.aborted)
         self._hash = _KeyHash(job.secret)
@@ -215,7 +215,7 @@ class _Census:
         chunk.indexes.append(index)
         chunk.counts.append(header.record_count)
         chunk.last_deltas.append(header.last_offset_delta)
-        chunk.drops_tombstones.append(is_past(header.delete_horizon_ms, self._now_ms))
+        chunk.drops_tombstones.append(self._job.may_forget(header))
         if chunk.size_bytes > CHUNK_BYTES or len(chunk.begins) > CHUNK_RECORDS:
             self._take()
 
@@ -236,7 +236,8 @@ class _Census:
                 wrong[firsts[place] : firsts[place] + counts[place]] = True
         dropping = np.repeat(np.array(chunk.drops_tombstones, np.bool_), counts)
         flags[columns.is_tombstone & ~wrong] |= TOMBSTONE
-        flags[((columns.key_size < 0) | (columns.is_tombstone & dropping)) & ~wrong] |= DEAD
+        flags[columns.is_tombstone & dropping & ~wrong] |= DEAD | EXPIRED
+        flags[(columns.key_size < 0) & ~wrong] |= DEAD
         keyed = np.flatnonzero((columns.key_size >= 0) & ~wrong)
         self._gather(data, columns.key_at[keyed], columns.key_size[keyed], keyed + self._records)
         self._flags.write(flags)
@@ -476,7 +477,7 @@ class _Keeper:
         self._transactions = census.transactions
         self._flags = memoryview(census.flags)  # type: ignore[arg-type] # numpy's stub does not say that arrays are buffers
         self._producers = LastBatches(job.last_batches, job.last_markers)
-        self._now_ms = job.now_ms
+        self._job = job
         self._horizon_ms = job.now_ms + job.delete_retention_ms
         self._cleaned = cleaned
         # Producers that have written since their last marker. Never iterated.
@@ -517,6 +518,8 @@ class _Keeper:
         tombstones = flags.count(TOMBSTONE)
         kept = flags.count(0) + tombstones
         self._cleaned.records_after += kept
+        if EXPIRED | TOMBSTONE | DEAD in flags:
+            self._cleaned.forgotten_below = header.next_offset
         if not kept and not self._producers.is_last(header):
             return None
         horizon_ms = header.delete_horizon_ms
@@ -542,10 +545,11 @@ class _Keeper:
         if header.delete_horizon_ms is None:
             records = list(read_stored_records(batch, header))
             return build_from_stored(header, records, delete_horizon_ms=self._horizon_ms)
-        if not is_past(header.delete_horizon_ms, self._now_ms) or self._producers.is_last(header):
+        if not self._job.may_forget(header) or self._producers.is_last(header):
             return batch
         if kind is ControlType.ABORT:
             self._cleaned.dropped_abort_markers.append(header.base_offset)
+        self._cleaned.forgotten_below = header.next_offset
         return None
 
 
@@ -591,7 +595,3 @@ def check(header: BatchHeader, batch: memoryview) -> None:
         raise CorruptBatch(f"the batch at {header.base_offset} has a wrong checksum")
     if header.is_control:
         read_marker(batch)
-
-
-def is_past(horizon_ms: int | None, now_ms: int) -> bool:
-    return horizon_ms is not None and horizon_ms <= now_ms

@@ -33,6 +33,13 @@ class CleaningJob:
     leave_bytes: int
     """How much of the disk must stay free for others."""
     secret: bytes
+    keeps_deletions: bool
+    """No tombstone and no marker leaves the log in this pass, not even if its time is over."""
+
+    def may_forget(self, header: BatchHeader) -> bool:
+        """Whether the tombstones or the marker in this batch may leave the log."""
+        horizon_ms = header.delete_horizon_ms
+        return not self.keeps_deletions and horizon_ms is not None and horizon_ms <= self.now_ms
 
 
 class TooLittleRoom(Exception):
@@ -45,6 +52,8 @@ class Cleaned:
 
     segments: list[SegmentFacts] = field(default_factory=list)
     dropped_abort_markers: list[int] = field(default_factory=list)
+    forgotten_below: int = 0
+    """All tombstones and markers that left because their time was over stood below this offset."""
     keys: int = 0
     records_before: int = 0
     records_after: int = 0

@@ -166,15 +166,19 @@ async def compact(
     memory_bytes: int = MEMORY_BYTES,
     scratch_folder: str | None = None,
     leave_bytes: int = 0,
+    keeps_deletions: bool = False,
 ) -> CompactionReport:
     """Clean the log once. If the log was cut, lost segments or changed its folder meanwhile, the pass changes nothing.
 
     `secret`: 16 bytes that nobody can guess. `scratch_folder`: where the system may put files that have no name.
-    `TooLittleRoom`: the disk can't hold the new segments beside the old ones and still have `leave_bytes` free.
+    `keeps_deletions`: no tombstone and no marker leaves the log, not even if its time is over. `TooLittleRoom`: the
+    disk can't hold the new segments beside the old ones and still have `leave_bytes` free.
     """
     cleaning = _Cleaning(log, disk, work, facts, now_ms)
     try:
-        job = await cleaning.describe(secret, breathe, memory_bytes, scratch_folder, leave_bytes)
+        job = await cleaning.describe(
+            secret, breathe, memory_bytes, scratch_folder, leave_bytes, keeps_deletions=keeps_deletions
+        )
         await cleaning.rewrite(job, apart)
         await unbroken(cleaning.swap())
     except _Overtaken:
@@ -206,6 +210,7 @@ class _Cleaning:
         self.report = CompactionReport(work.first_dirty_offset, work.end_offset)
         self.old = [segment.facts() for segment in work.segments]
         self.dropped_abort_markers: list[int] = []
+        self.forgotten_below = 0
         self.new: list[Segment] = []
 
     async def describe(
@@ -215,6 +220,8 @@ class _Cleaning:
         memory_bytes: int,
         scratch_folder: str | None,
         leave_bytes: int,
+        *,
+        keeps_deletions: bool,
     ) -> CleaningJob:
         """The job, with all that the cleaning process must know. Producers may write meanwhile, but what they are known
         by then lies above the segments of this pass.
@@ -247,6 +254,7 @@ class _Cleaning:
             scratch_folder,
             leave_bytes,
             secret,
+            keeps_deletions,
         )
 
     async def rewrite(self, job: CleaningJob, apart: Apart) -> None:
@@ -260,6 +268,7 @@ class _Cleaning:
             Segment(self.disk, self.folder, facts, sealed=True, name_suffix=CLEANED) for facts in cleaned.segments
         ]
         self.dropped_abort_markers = cleaned.dropped_abort_markers
+        self.forgotten_below = cleaned.forgotten_below
         report = self.report
         report.keys, report.unreadable_batches = cleaned.keys, cleaned.unreadable_batches
         report.oversized_batches = cleaned.oversized_batches
@@ -291,6 +300,10 @@ class _Cleaning:
             if not self._still_there():
                 return
             await self.disk.sync_dir(self.log.folder)
+            if not self._still_there():
+                return
+            if self.forgotten_below:
+                await self.log.forget_below(self.forgotten_below)
             plan = self._plan()
             if not self._still_there():
                 return
@@ -314,6 +327,7 @@ class _Cleaning:
         """
         self.log.segments.replace(self.work.segments, self.new)
         self.log.times_compacted += 1
+        self.log.times_forgotten += bool(self.forgotten_below)
         for segment in self.work.segments:
             segment.gone = True
             segment.close()

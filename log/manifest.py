@@ -149,6 +149,7 @@ def _encode_state(state: CleanState) -> bytes:
         "segments": state.segments,
         "epochs": state.epochs,
         "snapshots": state.snapshots,
+        "forgotten": state.forgotten_below,
         "views": {name: base64.b64encode(data).decode("ascii") for name, data in state.views.items()},
     }
     return json.dumps(fields, separators=(",", ":")).encode("utf-8")
@@ -164,6 +165,7 @@ def _decode_state(line: bytes) -> CleanState:
         tuple((epoch, start) for epoch, start in fields["epochs"]),
         tuple(fields["snapshots"]),
         {name: base64.b64decode(data) for name, data in fields["views"].items()},
+        fields.get("forgotten", 0),  # an earlier release did not know it
     )
 
 

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from log.batch import BatchHeader, Buffer, crc32c
+from log.checkpoints import FORGOTTEN_OFFSET, read_offset, write_offset
 from log.config import LogConfig
 from log.disk import Disk, DiskFault, FileSlice
 from log.durability import LogDurability
@@ -55,6 +56,7 @@ class CleanState:
     epochs: tuple[tuple[int, int], ...]
     snapshots: tuple[int, ...]
     views: dict[str, bytes]
+    forgotten_below: int = 0
 
 
 class PartitionLog:
@@ -69,12 +71,14 @@ class PartitionLog:
         "end_offset",
         "epochs",
         "folder",
+        "forgotten_below",
         "gone",
         "recovery",
         "segments",
         "snapshots",
         "start_offset",
         "times_compacted",
+        "times_forgotten",
         "views",
     )
 
@@ -91,6 +95,12 @@ class PartitionLog:
         self.recovery: RecoveryReport | None = None
         self.gone = False  # discarded
         self.times_compacted = 0  # how often compaction has removed something, or a view has forgotten something for it
+        self.forgotten_below = 0
+        """Tombstones and markers below this offset may have left the log, here or where it was copied from. So an older
+        copy that ends below it can't be continued from here: it may hold what one of them has deleted.
+        """
+        self.times_forgotten = 0
+        """How often some have left the log in this process."""
         self._topic_id: TopicId | None = None
         self.set_config(config)
 
@@ -146,6 +156,7 @@ class PartitionLog:
         self.epochs.changed = True  # the manifest knew them; their own file may be older
         self.start_offset = known.start_offset
         self.end_offset = self.durability.flushed_offset = known.end_offset
+        self.forgotten_below = known.forgotten_below
         restore(self.views, known.views)
 
     def _take_over(self, found: Recovered) -> None:
@@ -160,6 +171,7 @@ class PartitionLog:
         self.epochs = found.epochs
         self.start_offset, self.end_offset = found.start_offset, found.end_offset
         self.durability.flushed_offset = max(min(found.report.trusted_offset, found.end_offset), found.start_offset)
+        self.forgotten_below = read_offset(self.disk, self.folder, FORGOTTEN_OFFSET) or 0
         self.recovery = found.report
         if found.report.scanned_bytes >= SNAPSHOT_WORTH_BYTES:
             self.take_snapshot()
@@ -259,6 +271,15 @@ class PartitionLog:
         self.segments.active = empty
         return empty
 
+    async def forget_below(self, offset: int) -> None:
+        """Tombstones or markers below this offset are about to leave the log, or it is about to be copied from one that
+        they may have left. The caller holds `alone`.
+        """
+        if offset > self.forgotten_below and not self.gone:
+            self.make_folder()
+            await write_offset(self.disk, self.folder, FORGOTTEN_OFFSET, offset)
+            self.forgotten_below = max(self.forgotten_below, offset)
+
     def make_folder(self) -> None:
         """Make the log's folder, if there is none. The next flush makes its name durable."""
         if not self.disk.exists(self.folder):
@@ -345,6 +366,7 @@ class PartitionLog:
             tuple(self.epochs.entries()),
             tuple(self.snapshots.stored),
             {view.name: whole(view.snapshot()) for view in self.views},
+            self.forgotten_below,
         )
         for segment in self.segments:
             segment.close()

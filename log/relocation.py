@@ -149,6 +149,7 @@ class Relocation:
             # The views are saved as they are at this moment. Batches that come meanwhile are copied after the snapshot.
             self._teach_copy(now_ms)
             await raise_start_offset(copy, log.start_offset)
+            await copy.forget_below(log.forgotten_below)
             await copy.flush()
             while copy.end_offset != log.end_offset:
                 if self._has_parted() or left_bytes < 0 or not may():

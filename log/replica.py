@@ -33,6 +33,8 @@ class Follower:
     fetched_ms: int = 0
     leader_end_offset: int = NO_OFFSET
     """Where the leader's log ended at the last fetch."""
+    began_at: int = -1
+    """`times_forgotten` of the leader's log when the follower, with an empty log, began to copy it; -1: it has not."""
 
 
 Proposal = tuple[tuple[int, int], ...]
@@ -146,6 +148,27 @@ class ReplicaSet:
         follower = self._followers.get(member)
         if follower is not None and follower.broker_epoch < broker_epoch:
             self._followers[member] = Follower(broker_epoch=broker_epoch, caught_up_ms=now_ms)
+
+    def begins(self, member: int, times_forgotten: int) -> None:
+        """A follower with an empty log has asked for the leader's."""
+        self._followers[member].began_at = times_forgotten
+
+    def may_continue(self, member: int, times_forgotten: int) -> bool:
+        """Whether no deletion has left the leader's log since this follower, with an empty log, began to copy it."""
+        return self._followers[member].began_at == times_forgotten
+
+    def may_lead(self, member: int) -> bool:
+        """Whether this replica may lead next, as far as this leader knows."""
+        return member in self.isr or member in self.pending_isr or member in self.eligible
+
+    def is_being_copied(self, now_ms: int, within_ms: int) -> bool:
+        """Whether a follower that is not in sync has fetched within this time."""
+        return any(
+            member not in self.isr
+            and follower.leader_end_offset > NO_OFFSET
+            and now_ms - follower.fetched_ms <= within_ms
+            for member, follower in self._followers.items()
+        )
 
     def best_of(self, brokers: Container[int], offset: int) -> int:
         """The in-sync follower among `brokers` that holds the most, if a reader can read at `offset` there; else -1."""

@@ -144,6 +144,10 @@ class Compactor:
             memory_bytes=self._config.log_cleaner_dedupe_buffer_size,
             scratch_folder=partition.folder.name,
             leave_bytes=partition.folder.headroom.kept_for_producers,
+            # A follower that copies all of the log would have to begin anew.
+            keeps_deletions=partition.is_being_copied(
+                int(self._env.clock.monotonic() * 1000), self._config.replica_lag_time_max_ms
+            ),
         )
         if report.unreadable_batches:
             logger.error(

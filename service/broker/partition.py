@@ -346,6 +346,10 @@ class Partition:
         if self._start_waiters:
             self._started()
 
+    def is_being_copied(self, now_ms: int, within_ms: int) -> bool:
+        """Whether this broker leads, and a follower that is not in sync has fetched within this time."""
+        return self.is_leading and self.replicas.is_being_copied(now_ms, within_ms)
+
     def held_all(self, member: int, *, broker_epoch: int, until_ms: int) -> None:
         """A follower held all that this log had at that time."""
         if self.is_leading:
@@ -451,10 +455,8 @@ class Partition:
         self._known_high_watermark = min(self._known_high_watermark, self.log.end_offset)
 
     def start_over(self, offset: int) -> None:
-        """Remove everything, and begin at `offset`, where the leader's log begins: above all that this log has."""
+        """Remove everything, and begin at `offset`, where the leader's log begins: it can't be continued from there."""
         assert isinstance(self.role, Following), "only a follower starts over"
-        is_empty = self.log.end_offset == self.log.start_offset
-        assert is_empty or offset > self.log.end_offset, "a log that meets its leader's is kept"
         restart_at(self.log, offset)
         self._known_high_watermark = offset
 

@@ -249,6 +249,8 @@ class Reading:
         copier, place = self.copier, partition.topic_partition
         if copier is not None and not self._is_counted and (error := self._count(partition, wanted, copier)):
             return PartitionRead(error)
+        if copier is not None and (refused := self._missed_deletions(partition, wanted, copier)) is not None:
+            return refused
         if self.session is not None:
             wanted.looked_at(partition, self.session, key)
         high_watermark, stable = partition.high_watermark, partition.last_stable_offset
@@ -295,6 +297,27 @@ class Reading:
         found.records = stored
         found.counts = max(stored.size, most) if cut_short else stored.size
         return found
+
+    @staticmethod
+    def _missed_deletions(partition: Partition, wanted: WantedPartition, copier: Copier) -> PartitionRead | None:
+        """Tombstones or markers that the follower does not have may have left this log. With what is left it would keep
+        for good what they have deleted, and never end their transactions. So it must start over, unless it began with
+        nothing after they had left.
+
+        A replica that may lead next must not give up what it holds: it waits until it is not in sync any more.
+        """
+        log = partition.log
+        if wanted.fetch_offset >= log.forgotten_below or not partition.is_leading:
+            return None
+        replicas = partition.replicas
+        if wanted.fetch_offset == wanted.log_start_offset:
+            replicas.begins(copier.broker_id, log.times_forgotten)
+        if replicas.may_continue(copier.broker_id, log.times_forgotten):
+            return None
+        if replicas.may_lead(copier.broker_id):
+            return PartitionRead(ErrorCode.OFFSET_NOT_AVAILABLE)
+        watermarks = partition.high_watermark, partition.last_stable_offset
+        return PartitionRead(ErrorCode.OFFSET_OUT_OF_RANGE, *watermarks, log.start_offset)
 
     def _is_quiet(self, partition: Partition) -> bool:
         """Whether a partition that was read to its end will say when something about the answer changes. A follower

@@ -491,7 +491,9 @@ class Fetcher:
         partition, log = place.partition, place.partition.log
         # An empty log has nothing to lose, whether it stands below or above the leader's log.
         reach = log.end_offset if log.end_offset > log.start_offset else -1
-        if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and data.log_start_offset > reach:
+        # The leader has more, and yet this log can't be continued: deletions that it lacks have left the leader's.
+        has_missed = log.end_offset < data.high_watermark and data.log_start_offset >= 0
+        if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and (data.log_start_offset > reach or has_missed):
             await self._start_over(place, data.log_start_offset)
         elif data.error_code:
             self._rest(place, f"it answers {error_name(data.error_code)}")
@@ -503,6 +505,9 @@ class Fetcher:
                 records = memoryview(data.records)
                 if (begins := _begins_inside(records, log)) is not None:
                     await self._start_over(place, begins)
+                if log.start_offset == log.end_offset < data.high_watermark and log.config.compacts:
+                    async with log.alone():  # deletions below may have left the leader's log, so they left this one
+                        await log.forget_below(data.high_watermark)
                 await self._append(place, records)
                 self._throttle.moved(partition.topic_partition, self._parts.metadata.broker_id, len(data.records))
                 if not place.holds:
@@ -562,7 +567,7 @@ class Fetcher:
     async def _start_over(self, place: FollowedPartition, offset: int) -> None:
         partition, log = place.partition, place.partition.log
         logger.warning(
-            "%s starts over at offset %d, where the log of broker %d begins: it ended at %d",
+            "%s starts over at offset %d, where the log of broker %d begins: it ended at %d and can't be continued",
             *(partition.topic_partition, offset, self._leader, log.end_offset),
         )
         async with self._parts.housekeeper.distrusting(partition, 0), log.alone():

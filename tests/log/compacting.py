@@ -116,7 +116,12 @@ class Bench:
         append(self.log, marker)
 
     async def clean(
-        self, *, now_ms: int = NOW_MS, memory_bytes: int = MEMORY_BYTES, apart: Apart = twice
+        self,
+        *,
+        now_ms: int = NOW_MS,
+        memory_bytes: int = MEMORY_BYTES,
+        apart: Apart = twice,
+        keeps_deletions: bool = False,
     ) -> CompactionReport | None:
         """Roll, flush and clean all that is decided, by the cleaner and by its plain twin."""
         self.log.roll(now_ms)
@@ -125,10 +130,18 @@ class Bench:
         work = find_work(self.log, self.disk, now_ms=now_ms, limit_offset=limit)
         if work is None:
             return None
-        return await self.compact(work, now_ms=now_ms, memory_bytes=memory_bytes, apart=apart)
+        return await self.compact(
+            work, now_ms=now_ms, memory_bytes=memory_bytes, apart=apart, keeps_deletions=keeps_deletions
+        )
 
     async def compact(
-        self, work: Work, *, now_ms: int = NOW_MS, memory_bytes: int = MEMORY_BYTES, apart: Apart = twice
+        self,
+        work: Work,
+        *,
+        now_ms: int = NOW_MS,
+        memory_bytes: int = MEMORY_BYTES,
+        apart: Apart = twice,
+        keeps_deletions: bool = False,
     ) -> CompactionReport:
         facts = Facts(self.stable, self.producers)
         return await compact(
@@ -138,6 +151,7 @@ class Bench:
             apart=apart,
             breathe=no_breath,
             memory_bytes=memory_bytes,
+            keeps_deletions=keeps_deletions,
         )
 
 

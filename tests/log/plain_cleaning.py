@@ -93,6 +93,8 @@ class PlainCleaner:
         kept: list[StoredRecord] = []
         if not aborted:
             for index, record in enumerate(records or ()):
+                if not record.has_value and self.is_over(horizon_ms):
+                    self.cleaned.forgotten_below = header.next_offset
                 if self.stays(record, (header.base_offset, index), horizon_ms):
                     kept.append(record)
         self.cleaned.records_before += header.record_count
@@ -108,7 +110,10 @@ class PlainCleaner:
     def stays(self, record: StoredRecord, place: tuple[int, int], horizon_ms: int | None) -> bool:
         if record.key is None or self.latest[record.key] > place:
             return False
-        return record.has_value or horizon_ms is None or horizon_ms > self.job.now_ms
+        return record.has_value or not self.is_over(horizon_ms)
+
+    def is_over(self, horizon_ms: int | None) -> bool:
+        return horizon_ms is not None and horizon_ms <= self.job.now_ms and not self.job.keeps_deletions
 
     def keep_marker(self, header: BatchHeader, batch: bytes) -> bytes | None:
         kind = read_marker(batch).type
@@ -121,10 +126,11 @@ class PlainCleaner:
         if horizon_ms is None:
             later_ms = self.job.now_ms + self.job.delete_retention_ms
             return build_from_stored(header, list(open_records(batch, header)), delete_horizon_ms=later_ms)
-        if horizon_ms > self.job.now_ms or self.last.is_last(header):
+        if not self.is_over(horizon_ms) or self.last.is_last(header):
             return batch
         if kind is ControlType.ABORT:
             self.cleaned.dropped_abort_markers.append(header.base_offset)
+        self.cleaned.forgotten_below = header.next_offset
         return None
 
 

@@ -19,6 +19,7 @@ from log.config import LogConfig
 from log.control import ControlType
 from log.cutting import restart_at, truncate_to
 from log.disk import Disk, DiskFault
+from log.partition_log import PartitionLog
 from log.removal import expired_segments, remove_oldest
 from log.swap import CLEANED, PLAN, SwapPlan, change_names
 from tests.log.building import append, stamped
@@ -91,6 +92,30 @@ def test_a_tombstone_stays_for_its_time_after_it_was_first_seen() -> None:
         cleaned(bench, now_ms)
         assert [offset for offset, _, _ in records(bench)] == left
     assert table(records(bench)) == {b"b": b"1", b"c": b"%d" % LATER}
+
+
+def test_below_which_offset_deletions_have_left_a_log_outlives_a_crash_and_a_stop() -> None:
+    disk = MemoryDisk()
+    bench = Bench(disk)
+    bench.put((b"a", b"1"), (b"b", b"1"))
+    bench.put((b"a", None))
+    bench.put((b"b", b"2"))
+    bench.end(7, ControlType.COMMIT)
+    cleaned(bench)
+    assert (bench.log.forgotten_below, bench.log.times_forgotten) == (0, 0), "a value has left, which another replaced"
+    bench.put((b"c", b"1"))
+    asyncio.run(bench.clean(now_ms=LATER, keeps_deletions=True))
+    assert offsets(bench) == [2, 3, 4, 5]
+    assert (bench.log.forgotten_below, bench.log.times_forgotten) == (0, 0)
+    bench.put((b"c", b"2"))
+    cleaned(bench, LATER)
+    assert offsets(bench) == [3, 6], "the tombstone and the marker are gone"
+    assert (bench.log.forgotten_below, bench.log.times_forgotten) == (5, 1)
+    again = Bench(disk, recovery_point=bench.log.flushed_offset)
+    assert again.log.forgotten_below == 5
+    state = asyncio.run(again.log.close())
+    views = (again.stable, again.producers)
+    assert PartitionLog.open(disk, "table-0", bench.config, views, known=state, now_ms=0).forgotten_below == 5
 
 
 def test_aborted_records_go_first_and_their_marker_only_when_it_tells_nobody_anything() -> None:
@@ -240,7 +265,7 @@ def test_however_many_keys_or_bytes_there_are_the_memory_that_is_given_is_enough
 ) -> None:
     memory_bytes = 16 << 20
     facts = (memory_bytes, None, 0, b"secret")
-    job = CleaningJob("table-0", (), NOW_MS, 0, 1 << 30, 4096, array("q"), array("q"), array("q"), *facts)
+    job = CleaningJob("table-0", (), NOW_MS, 0, 1 << 30, 4096, array("q"), array("q"), array("q"), *facts, False)
     census = cleaning._Census(job, cleaning._Room(MemoryDisk(), 0))
     tracemalloc.start()
     try:

@@ -60,6 +60,9 @@ ENDS_NOBODY = (
     "told late",
 )
 AS_IT_ANSWERS = "death as it answers"
+STAYS_AWAY = "one stays away"
+AWAY_S = 10.0
+"""Longer than compaction keeps deletions."""
 CHANGES = (
     ProduceRequest,
     DeleteRecordsRequest,
@@ -104,7 +107,19 @@ def draw_cluster_plan(chance: random.Random) -> Plan:
         each.configs.pop("compression.type", None)
     if ALONE not in plan.kinds and chance.random() < 0.4:
         plan.kinds += (AS_IT_ANSWERS,)
+    if ALONE not in plan.kinds and chance.random() < 0.2:
+        _keep_deletions_briefly(plan)
     return plan
+
+
+def _keep_deletions_briefly(plan: Plan) -> None:
+    """Tombstones come and go while a broker is away."""
+    plan.kinds += (STAYS_AWAY,) * 3
+    plan.fault_seconds = 3 * AWAY_S
+    plan.settings["log.cleaner.backoff.ms"] = "300"
+    for each in plan.topics:
+        if each.topic.compacted:
+            each.configs.update({"segment.ms": "200", "delete.retention.ms": "0"})
 
 
 class ClusterFate:
@@ -141,6 +156,7 @@ class ClusterFate:
             ALONE: self._lose_one_machine,
             "clocks go apart": self._part_clocks,
             AS_IT_ANSWERS: self._die_as_it_answers,
+            STAYS_AWAY: self._stay_away,
         }
 
     async def run(self) -> None:
@@ -228,6 +244,11 @@ class ClusterFate:
         unheard, clients.answered = clients.answered, answered
         await come_true(lambda: bool(died), within=3)
         clients.answered = unheard
+
+    async def _stay_away(self, host: Host) -> None:
+        host.kill()
+        await asyncio.sleep(AWAY_S)
+        host.boot()
 
     async def _pause(self, host: Host, longest_s: float) -> None:
         host.pause()

@@ -45,7 +45,7 @@ from service.cluster.metadata import ClusterMetadata
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import FetchPartition
 from tests.sim.cluster import ClusterSimulation, run
-from tests.sim.cluster_faults import ALONE
+from tests.sim.cluster_faults import ALONE, STAYS_AWAY
 from tests.sim.mutants import Caught, complete_after_the_first_marker, markers_of_deposed_coordinators_taken
 from tests.sim.plan import Plan
 from tests.sim.run import processes, replaced
@@ -418,6 +418,11 @@ def elections_that_may_lose() -> Planting:
     return replaced(tests.sim.cluster, "draw_cluster_plan", draw)
 
 
+def deletions_that_a_follower_missed_are_not_asked_about() -> Planting:
+    """A follower that was away goes on with a log that tombstones have left meanwhile. Deleted keys come back."""
+    return replaced(Reading, "_missed_deletions", staticmethod(lambda *_: None))
+
+
 @contextlib.contextmanager
 def both(first: Planting, second: Planting) -> Iterator[None]:
     with first, second:
@@ -466,11 +471,13 @@ WITH_TRANSACTIONS = (
 WITH_MOVES = (a_reassignment_ends_before_anybody_caught_up,)
 WHERE_MEMORY_IS_LOST = (a_former_life_counts,)
 """Where what is flushed alone counts, a follower still holds what it has shown."""
+WHERE_ONE_STAYS_AWAY = (deletions_that_a_follower_missed_are_not_asked_about,)
 CAN_SHOW: tuple[tuple[Sequence[Callable[[], Planting]], CanShow], ...] = (
     (ANYWHERE, lambda plan: True),
     (WITH_TRANSACTIONS, lambda plan: plan.transactional),
     (WITH_MOVES, lambda plan: plan.moves),
     (WHERE_MEMORY_IS_LOST, lambda plan: ALONE in plan.kinds),
+    (WHERE_ONE_STAYS_AWAY, lambda plan: STAYS_AWAY in plan.kinds),
 )
 """The bugs, and the seeds in which their conditions can come about."""
 MUTANTS: dict[str, tuple[Callable[[], Planting], CanShow]] = {

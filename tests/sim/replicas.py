@@ -13,7 +13,8 @@ from typing import Any
 from idempotence.producers import ProducerStates
 from idempotence.window import HEAD, WINDOW_AT
 from isolation.stable import StableOffsets
-from log.batch import CorruptBatch, split
+from log.batch import CorruptBatch, read_records, split
+from log.cleaning_job import AbortedTransactions
 from log.disk import DiskFault
 from log.ids import NO_EPOCH
 from service.broker.coordinators import Coordinators
@@ -32,8 +33,12 @@ def difference(held: list[Partition]) -> str:
     open_ones = [sorted(replica.stable.open_transactions.items()) for replica in held]
     if any(each != open_ones[0] for each in open_ones):
         return f"open transactions: {open_ones}"
-    if "compact" in held[0].log.config.cleanup_policy:
-        return ""  # each compacts in its own time
+    policy = held[0].log.config.cleanup_policy
+    if "compact" in policy:  # each compacts in its own time
+        values = [last_values(replica) for replica in held] if "delete" not in policy else []
+        unlike = [key for each in values for key in each if any(key not in other for other in values)]
+        unlike += [key for each in values for key in each if each[key] != values[0].get(key)]
+        return f"the replicas end with other values of {list(dict.fromkeys(unlike))[:5]}" if unlike else ""
     start = max(replica.log.start_offset for replica in held)
     contents = [stored(replica, start) for replica in held]
     if any(content != contents[0] for content in contents):
@@ -72,6 +77,22 @@ def stored(partition: Partition, start: int) -> list[tuple[int, int, int, int]]:
             found.append((header.base_offset, header.next_offset, header.leader_epoch, header.crc))
         offset = found[-1][1]
     return found
+
+
+def last_values(partition: Partition) -> dict[bytes | None, bytes]:
+    """What a reader of all committed records knows in the end: the last value of each key that was not deleted."""
+    ranges = partition.stable.aborted_ranges(0, partition.log.end_offset)
+    aborted = AbortedTransactions(
+        [fact for each in ranges for fact in (each.producer_id, each.first_offset, each.last_offset)]
+    )
+    found: dict[bytes | None, bytes | None] = {}
+    try:
+        for header, batch in partition.log.scan(partition.log.start_offset):
+            if not header.is_control and not aborted.is_aborted(header):
+                found.update((record.key, record.value) for record in read_records(batch, header))
+    except (DiskFault, CorruptBatch):
+        return {}  # rotten: that is said elsewhere
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def producers(partition: Partition) -> list[tuple[tuple[int, ...], bytes]]:

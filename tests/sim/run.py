@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import inspect
 import logging
 import secrets
 from collections.abc import Callable, Iterator
@@ -82,7 +83,7 @@ class Report:
 @contextlib.contextmanager
 def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
     """Let `holder` have another attribute of that name for a while."""
-    original = getattr(holder, name)
+    original = inspect.getattr_static(holder, name)  # a static method stays one
     setattr(holder, name, value)
     try:
         yield
