@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 
-from log.batch import build_batch
+import pytest
+
+from log.batch import BatchHeader, build_batch
 from log.ids import TopicPartition
+from service.client.cluster import Cluster
 from service.web.gateway import Gateway
 from service.web.metrics import scraper_of
+from service.web.pages import tracing
 from service.web.pages.tracing import READ_BYTES, History, PartitionTrace, Past, history, traced
 from service.web.pages.views import kept_of
 from service.wire.messages import (
@@ -23,6 +28,8 @@ from tests.service.api.txn_stage import TxnStage, Writer, on_txn_stage
 
 ORDERS = TopicPartition("orders", 0)
 LONG_AGO_MS = 1_000_000_000_000
+WIDE, OTHERS = 1_000, 5_000
+"""The partitions of a large transaction, and the records of others before it in each of them."""
 
 
 class Looking:
@@ -167,6 +174,41 @@ def test_a_log_is_not_read_through_for_a_marker_that_is_far(tmp_path: Path) -> N
         assert [what for what, _ in lines(found)] == ["records", "commit marker"]
         assert found.skipped is not None
         assert found.skipped[1] <= 9
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_a_transaction_over_a_thousand_partitions_is_found_without_reading_logs_from_their_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    positions: list[tuple[TopicPartition, int]] = []
+    fetch = tracing.fetched
+
+    async def noted(
+        cluster: Cluster, wanted: Mapping[TopicPartition, int], size_bytes: int
+    ) -> dict[TopicPartition, list[tuple[BatchHeader, memoryview]]]:
+        positions.extend(wanted.items())
+        return await fetch(cluster, wanted, size_bytes)
+
+    monkeypatch.setattr(tracing, "fetched", noted)
+
+    async def scene(stage: TxnStage) -> None:
+        await stage.create("wide", WIDE)
+        long_since = build_batch([(None, b"x", (), LONG_AGO_MS)] * OTHERS)
+        for first in range(0, WIDE, 100):
+            data = [PartitionProduceData(index, long_since) for index in range(first, first + 100)]
+            await stage.ask(ProduceRequest(None, -1, 5_000, [TopicProduceData("wide", partition_data=data)]), 9)
+        writer = Writer(stage, "pay")
+        await writer.init()
+        for index in range(WIDE):
+            await writer.write("wide", "a", partition=index)
+        await writer.end(commit=True)
+        (past,) = (await ended(stage, "pay", count=1)).transactions
+        positions.clear()
+        found = await Looking(stage).trace(past)
+        assert {each.partition for each in found} == set(range(WIDE))
+        assert all(lines(each) == [("records", OTHERS), ("commit marker", OTHERS + 1)] for each in found.values())
+        assert min(offset for _, offset in positions) == OTHERS
 
     on_txn_stage(tmp_path, scene)
 
