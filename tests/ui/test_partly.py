@@ -157,7 +157,7 @@ def test_a_disk_that_is_full_is_named_by_who_is_asked_for_its_health(tmp_path: P
         (trouble,) = (await stage.ask(DescribeHealthRequest(), 0)).troubles
         assert (trouble.kind, trouble.about) == ("full", stage.broker.folders[0].name)
         page = await looked(stage, "overview", views.overview)
-        assert f"Broker 1: {trouble.says};" in page
+        assert f"Broker 1: {trouble.says}. See" in page
         assert "OncelogDiskFull.md" in page
         assert "full: producers are refused" in await looked(stage, "brokers", views.brokers)
 

@@ -322,7 +322,7 @@ def _severe(
             "This broker has no session with the metadata store, and leads nothing.", "OncelogSessionLost", severe=True
         )
     for node, replicas in sorted(placed.away.items()):
-        what = f"Broker {node} is away. It holds {replicas} replica{'s' if replicas > 1 else ''}."
+        what = f"Broker {node} is away. It holds {replicas} replica{'s' if replicas > 1 else ''}. See"
         yield _finding(what, "OncelogBrokerDown", ["brokers"], "/ui/{}", severe=True)
     if placed.leaderless:
         what = f"Partitions without a leader, which nobody can write to or read: {placed.leaderless.total()}, of"
@@ -332,7 +332,7 @@ def _severe(
         yield _finding(what, "OncelogUnderMinIsr", placed.refusing, "/ui/topics/{}", severe=True)
     for node, each in troubles:
         if each.kind in FOLDERS:
-            yield _finding(f"Broker {node}: {each.says};", FOLDERS[each.kind], ["brokers"], "/ui/{}", severe=True)
+            yield _finding(f"Broker {node}: {each.says}. See", FOLDERS[each.kind], ["brokers"], "/ui/{}", severe=True)
     if hanging:
         what = f"Transactions that nobody will end, and that readers wait for: {len(hanging)}, in"
         where = (f"{each.partition.topic}-{each.partition.partition}" for each in hanging)
