@@ -145,16 +145,6 @@ def partitions_left_out_before_an_upgrade_stay_so() -> Planting:
     return replaced(Migration, "_leaves_some_out", lambda *everything: False)
 
 
-def group_turned_classic_by_an_instance_does_not_rebalance() -> Planting:
-    original = Migration._downgrade_by
-
-    def downgrade_by(migration: Migration, group: ConsumerGroup, *rest: Any) -> ConsumerMember:
-        with replaced(ConsumerMember, "is_reconciled_to", lambda member, epoch: True):
-            return original(migration, group, *rest)
-
-    return replaced(Migration, "_downgrade_by", downgrade_by)
-
-
 def offsets_taken_up_otherwise_than_recorded() -> Planting:
     def put(first_key: bytes, records: int, group_id: str, offsets: OffsetsByTopic) -> OffsetsPut:
         earlier = {
@@ -196,7 +186,6 @@ MUTANTS: dict[str, Callable[[], Planting]] = {
         replaced_classic_process_goes_on,
         what_a_restarted_instance_was_to_let_go_of_forgotten,
         partitions_left_out_before_an_upgrade_stay_so,
-        group_turned_classic_by_an_instance_does_not_rebalance,
         offsets_taken_up_otherwise_than_recorded,
         partitions_still_read_at_an_upgrade_not_recorded,
     )

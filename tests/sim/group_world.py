@@ -49,6 +49,7 @@ ANSWER_WITHIN_MS = 1_500
 CUTS = 5  # up to which the log is compacted, of each run
 
 KINDS = ("classic", "static", "consumer", "static consumer")
+INSTANCES = ("static", "static", "static consumer", "classic")  # many restarts may take a group to the other protocol
 
 # What names the instance whose process has sent it.
 OF_PROCESSES = JoinGroup | SyncGroup | Heartbeat | ConsumerHeartbeat | CommitOffsets | CommitTransactionalOffsets
@@ -78,8 +79,8 @@ class Plan:
 
 
 def draw_plan(chance: random.Random) -> Plan:
-    kinds = chance.choice((KINDS, KINDS, KINDS[:2], KINDS[2:]))
-    converts = chance.choice((0.0, 0.0, 0.5)) if kinds == KINDS else 0.0
+    kinds = chance.choice((KINDS, KINDS, KINDS[:2], KINDS[2:], INSTANCES))
+    converts = 0.0 if len(kinds) < len(KINDS) else chance.choice((0.3, 0.7) if kinds is INSTANCES else (0.0, 0.0, 0.5))
     return Plan(
         policy=chance.choice(("bidirectional", "upgrade", "downgrade", "disabled")),
         cooperative=chance.random() < 0.5,
