@@ -55,7 +55,7 @@ class AbortedFacts(Protocol):
     def last_offset(self) -> int: ...
 
 
-class ProducerFacts(Protocol):
+class KnownProducer(Protocol):
     """By what a producer is known: the last offset of its last batch with a sequence; or no offset, and the epoch and
     time of a marker.
     """
@@ -79,7 +79,7 @@ class TransactionFacts(Protocol):
     def forget_aborted(self, marker_offsets: Sequence[int]) -> None:
         """These abort markers are about to leave the log. Nothing else of their transactions is left in it."""
 
-    def known_by(self) -> Iterator[ProducerFacts]:
+    def known_by(self) -> Iterator[KnownProducer]:
         """What each active producer is known by."""
 
 

@@ -74,8 +74,8 @@ from the handler at once, they do not: the handlers make long ones in turns.
 """
 
 
-class Way:
-    """The way of one API's requests through the door of one listener: what is known before a request comes."""
+class BoundRoute:
+    """A route with the parts of this broker, and all else that is known before a request comes."""
 
     __slots__ = ("handle", "highest", "is_counted", "lowest", "name", "refusal", "short_bytes")
 
@@ -95,7 +95,7 @@ class BrokerDoor:
     def __init__(self, broker: Broker, listener: Listener) -> None:
         self._ready = broker.ready
         self._offered = broker.offered
-        self._ways = {key: Way(key, route, broker) for key, route in ROUTES.items()}
+        self._routes = {key: BoundRoute(key, route, broker) for key, route in ROUTES.items()}
         self._listener = listener
         self._tally = broker.requests
         self._now_s = broker.env.clock.monotonic
@@ -115,8 +115,8 @@ class BrokerDoor:
     ) -> Reply | Awaitable[Reply] | Held[Reply]:
         if not self._ready.is_set():
             return Held(self._when_ready(session, header, bytearray(body)))
-        way = self._ways.get(header.api_key)
-        if way is None or not way.lowest <= header.api_version <= way.highest:
+        route = self._routes.get(header.api_key)
+        if route is None or not route.lowest <= header.api_version <= route.highest:
             if header.api_key == ApiKey.API_VERSIONS:
                 return encode_response(header.api_key, 0, api_versions.unsupported(self._offered))
             asked = session.host, session.port, header.api_key, header.api_version
@@ -124,22 +124,22 @@ class BrokerDoor:
             return CLOSE
         began_s = self._now_s()
         if len(body) > LONG_BYTES and header.api_key != ApiKey.PRODUCE:
-            return Held(self._read_in_turns(session, header, way, bytes(body), began_s))
+            return Held(self._read_in_turns(session, header, route, bytes(body), began_s))
         try:
             request = decode_request(header.api_key, header.api_version, body)
         except MalformedRequest as error:
-            return self._malformed(session, way, error)
-        return self._handle(session, header, way, request, began_s, len(body))
+            return self._malformed(session, route, error)
+        return self._handle(session, header, route, request, began_s, len(body))
 
     async def _read_in_turns(
-        self, session: Session, header: RequestHeader, way: Way, body: bytes, began_s: float
+        self, session: Session, header: RequestHeader, route: BoundRoute, body: bytes, began_s: float
     ) -> Reply | Awaitable[Reply]:
         try:
             request = await done_in_turns(decode_request_in_steps(header.api_key, header.api_version, body))
         except MalformedRequest as error:
-            return self._malformed(session, way, error)
+            return self._malformed(session, route, error)
         done_with = [request]
-        reply = self._handle(session, header, way, request, began_s, len(body))
+        reply = self._handle(session, header, route, request, began_s, len(body))
         del request
         if isinstance(reply, Held):
             reply = await reply.first
@@ -158,26 +158,26 @@ class BrokerDoor:
         self._tasks.spawn("free a long message", done_in_turns(freed(done_with)))
 
     def _handle(
-        self, session: Session, header: RequestHeader, way: Way, request: Any, began_s: float, size_bytes: int
+        self, session: Session, header: RequestHeader, route: BoundRoute, request: Any, began_s: float, size_bytes: int
     ) -> Reply | Awaitable[Reply] | Held[Reply]:
         """`size_bytes`: how long the request is."""
         try:
-            if way.refusal is not None and (refusal := way.refusal(session, request)) is not None:
-                return self._encoded(header, way, refusal, began_s, size_bytes)
-            answer = way.handle(session, header, request)
+            if route.refusal is not None and (refusal := route.refusal(session, request)) is not None:
+                return self._encoded(header, route, refusal, began_s, size_bytes)
+            answer = route.handle(session, header, request)
         except Exception:  # noqa: BLE001 - logged with its trace; whatever it is, only this connection ends
-            return self._failed(session, way)
+            return self._failed(session, route)
         # Most answers come at once. To look first whether an answer is awaitable would take longer.
         if isinstance(answer, Struct):
-            if way.is_counted or size_bytes <= way.short_bytes:
-                self._tally.answered(way.name, answer, self._now_s() - began_s)
+            if route.is_counted or size_bytes <= route.short_bytes:
+                self._tally.answered(route.name, answer, self._now_s() - began_s)
                 return encode_response(header.api_key, header.api_version, answer)
-            return self._encoded(header, way, answer, began_s, size_bytes)
+            return self._encoded(header, route, answer, began_s, size_bytes)
         if isinstance(answer, Held):
-            return Held(self._held(session, header, way, answer.first, began_s, size_bytes))
+            return Held(self._held(session, header, route, answer.first, began_s, size_bytes))
         if isinstance(answer, Signal):
-            return self._encoded(header, way, answer, began_s, size_bytes)
-        return self._later(session, header, way, answer, began_s, size_bytes)
+            return self._encoded(header, route, answer, began_s, size_bytes)
+        return self._later(session, header, route, answer, began_s, size_bytes)
 
     async def _when_ready(self, session: Session, header: RequestHeader, body: bytearray) -> Reply | Awaitable[Reply]:
         with session.waits():
@@ -189,7 +189,7 @@ class BrokerDoor:
         self,
         session: Session,
         header: RequestHeader,
-        way: Way,
+        route: BoundRoute,
         first: Awaitable[Any],
         began_s: float,
         size_bytes: int,
@@ -197,49 +197,49 @@ class BrokerDoor:
         try:
             answer = await first
         except Exception:  # noqa: BLE001 - logged with its trace; whatever it is, only this connection ends
-            return self._failed(session, way)
+            return self._failed(session, route)
         if isinstance(answer, Awaitable):
-            return self._later(session, header, way, answer, began_s, size_bytes)
-        return self._encoded(header, way, answer, began_s, size_bytes)
+            return self._later(session, header, route, answer, began_s, size_bytes)
+        return self._encoded(header, route, answer, began_s, size_bytes)
 
     async def _later(
         self,
         session: Session,
         header: RequestHeader,
-        way: Way,
+        route: BoundRoute,
         answer: Awaitable[Any],
         began_s: float,
         size_bytes: int,
     ) -> Reply:
         try:
-            reply = self._encoded(header, way, await answer, began_s, size_bytes)
+            reply = self._encoded(header, route, await answer, began_s, size_bytes)
             return reply if isinstance(reply, (list, Signal)) else await reply
         except Exception:  # noqa: BLE001 - logged with its trace; whatever it is, only this connection ends
-            return self._failed(session, way)
+            return self._failed(session, route)
         finally:
             if session.pinned:
                 # When this task has handed its answer over, the connection keeps what it needs.
                 asyncio.get_running_loop().call_soon(session.unpin)
 
     def _encoded(
-        self, header: RequestHeader, way: Way, answer: Any, began_s: float, size_bytes: int
+        self, header: RequestHeader, route: BoundRoute, answer: Any, began_s: float, size_bytes: int
     ) -> Reply | Awaitable[Reply]:
-        self._tally.answered(way.name, answer, self._now_s() - began_s)
+        self._tally.answered(route.name, answer, self._now_s() - began_s)
         if isinstance(answer, Signal):
             return answer
-        if size_bytes <= way.short_bytes or (way.is_counted and not _is_long(answer)):
+        if size_bytes <= route.short_bytes or (route.is_counted and not _is_long(answer)):
             return encode_response(header.api_key, header.api_version, answer)
         encoded = now_or_in_turns(encode_response_in_steps(header.api_key, header.api_version, answer))
         return self._then_freed(encoded, [answer]) if isinstance(encoded, Awaitable) else encoded
 
     @staticmethod
-    def _malformed(session: Session, way: Way, error: MalformedRequest) -> Reply:
-        logger.warning("%s:%d sent a malformed %s: %s", session.host, session.port, way.name, error)
+    def _malformed(session: Session, route: BoundRoute, error: MalformedRequest) -> Reply:
+        logger.warning("%s:%d sent a malformed %s: %s", session.host, session.port, route.name, error)
         return CLOSE
 
     @staticmethod
-    def _failed(session: Session, way: Way) -> Reply:
-        logger.exception("%s of %s:%d failed; its connection is closed", way.name, session.host, session.port)
+    def _failed(session: Session, route: BoundRoute) -> Reply:
+        logger.exception("%s of %s:%d failed; its connection is closed", route.name, session.host, session.port)
         return CLOSE
 
 

@@ -27,7 +27,7 @@ from service.cluster.controller import RemoveFromLeadership
 from service.cluster.image import Delta, Image, PartitionState, Topic
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.groups.commands import ForgetTopic
-from service.ports import Env
+from service.ports import Tasks
 from service.settings.broker import BrokerConfig
 from service.turns import Steps, Turn, done_at_once, done_in_turns
 
@@ -63,7 +63,7 @@ class Behind:
 class Holdings:
     def __init__(
         self,
-        env: Env,
+        tasks: Tasks,
         config: BrokerConfig,
         metadata: ClusterMetadata,
         partitions: PartitionTable,
@@ -71,7 +71,7 @@ class Holdings:
         coordination: Coordination,
         replication: Replication,
     ) -> None:
-        self._env = env
+        self._tasks = tasks
         self._config = config
         self._metadata = metadata
         self._partitions = partitions
@@ -198,7 +198,7 @@ class Holdings:
             return
         if self._is_even.is_set():
             self._is_even.clear()
-            self._env.tasks.spawn("follow the metadata", self._catch_up_in_turns())
+            self._tasks.spawn("follow the metadata", self._catch_up_in_turns())
 
     def _work(self, name: str, behind: Behind) -> int:
         topic, held = self._metadata.image.topics.get(name), len(self._partitions.topic(name) or ())
@@ -286,7 +286,7 @@ class Holdings:
 
     def _remove(self, partition: Partition) -> None:
         self._leave(partition)
-        self._env.tasks.spawn(f"delete {partition.topic_partition}", self._make_room(partition))
+        self._tasks.spawn(f"delete {partition.topic_partition}", self._make_room(partition))
 
     async def _make_room(self, partition: Partition) -> None:
         while True:

@@ -78,7 +78,7 @@ class Broker:
         self.moves = FolderMoves(env, self.metadata, self.partitions, self.folders, self.maker)
         self.compactor = Compactor(env, config, self.partitions, self.moves)
         self.holdings = Holdings(
-            env,
+            env.tasks,
             config,
             self.metadata,
             self.partitions,

@@ -358,9 +358,7 @@ class _StartReport:
 def _web_urls(web: Sequence[Endpoint]) -> list[str]:
     """The addresses for a browser. A broker that listens on all addresses is shown as localhost."""
     everywhere = ("", "0.0.0.0", "::")
-    return [
-        f"http://{each._replace(host='localhost' if each.host in everywhere else each.host).address}" for each in web
-    ]
+    return [each._replace(host="localhost" if each.host in everywhere else each.host).url for each in web]
 
 
 def _banner(broker: Broker, web: Sequence[Endpoint]) -> None:

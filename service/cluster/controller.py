@@ -25,9 +25,9 @@ from service.cluster.image import (
     FEATURES,
     NO_LEADER,
     PRODUCER_IDS,
-    Counter,
     Image,
     PartitionState,
+    StoredCounter,
     Topic,
     broker_key,
     encode_broker,
@@ -89,7 +89,7 @@ class ItemRefused(Exception):
         self.message = message
 
 
-def raised(key: str, counter: Counter, value: int) -> Op:
+def raised(key: str, counter: StoredCounter, value: int) -> Op:
     """Set a counter to `value`, unless it has changed since the image."""
     return Create(key, encode_counter(value)) if counter == ABSENT else Put(key, encode_counter(value), counter.version)
 

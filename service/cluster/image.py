@@ -112,7 +112,7 @@ class RegisteredBroker:
         return next((endpoint for endpoint in self.endpoints if endpoint.listener == listener), None)
 
 
-class Counter(NamedTuple):
+class StoredCounter(NamedTuple):
     """A number in the store, and the version that a change must name; `ABSENT` while the key does not exist."""
 
     value: int
@@ -129,7 +129,7 @@ class Features(NamedTuple):
     version: int
 
 
-ABSENT = Counter(0, -1)
+ABSENT = StoredCounter(0, -1)
 NO_CONFIG = StoredConfig(MappingProxyType({}), -1)
 NO_FEATURES = Features(MappingProxyType({}), -1)
 
@@ -143,11 +143,11 @@ class Image:
     controller_id: int = NO_BROKER
     controller_session: int = NO_SESSION
     controller_version: int = -1
-    controller_epoch: Counter = ABSENT
-    broker_epoch: Counter = ABSENT
-    broker_ids: Counter = ABSENT
-    producer_ids: Counter = ABSENT
-    dotted_names: Counter = ABSENT
+    controller_epoch: StoredCounter = ABSENT
+    broker_epoch: StoredCounter = ABSENT
+    broker_ids: StoredCounter = ABSENT
+    producer_ids: StoredCounter = ABSENT
+    dotted_names: StoredCounter = ABSENT
     features: Features = NO_FEATURES
     brokers: Mapping[int, RegisteredBroker] = field(default_factory=dict)
     topics: Mapping[str, Topic] = field(default_factory=dict)
@@ -456,7 +456,7 @@ class _ImageDraft:
         elif key == FEATURES:
             self._fields["features"] = Features(json.loads(entry.value), entry.version) if entry else NO_FEATURES
         elif key in (CONTROLLER_EPOCH, BROKER_EPOCH, BROKER_IDS, PRODUCER_IDS, DOTTED_NAMES):
-            self._fields[key] = Counter(int(entry.value), entry.version) if entry else ABSENT
+            self._fields[key] = StoredCounter(int(entry.value), entry.version) if entry else ABSENT
 
 
 def _store(configs: dict[str, StoredConfig], whose: str, entry: Entry | None) -> None:

@@ -61,6 +61,11 @@ class Endpoint(NamedTuple):
         """The address as it is written in a client's configuration."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host or '*'}:{self.port}"
 
+    @property
+    def url(self) -> str:
+        """The address of a listener of HTTP, for a browser and for other brokers."""
+        return f"http://{self.address}"
+
 
 WEB = "HTTP"
 """The name of the listener and of the protocol of the HTTP API, which Kafka does not have."""

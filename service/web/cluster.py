@@ -50,7 +50,7 @@ def _brokers(gateway: Gateway) -> list[BrokerOut]:
         listeners = [
             ListenerOut(each.listener, each.host, each.port) for each in broker.endpoints if each.listener != WEB
         ]
-        url = None if web_endpoint is None else f"http://{web_endpoint.address}"
+        url = None if web_endpoint is None else web_endpoint.url
         found.append(BrokerOut(broker.id, broker.rack, listeners, url, led.get(broker.id, 0)))
     return sorted(found, key=lambda each: each.id)
 

@@ -37,7 +37,7 @@ def url_of(gateway: Gateway, node: int, path: str) -> URL:
     endpoint = None if broker is None else broker.endpoint(WEB)
     if endpoint is None:
         raise Problem("not-now", f"broker {node} shall answer, which has no HTTP or is away")
-    return URL(f"http://{endpoint.address}{path}", encoded=True)
+    return URL(endpoint.url + path, encoded=True)
 
 
 async def forward(gateway: Gateway, node: int, request: web.Request, body: bytes) -> web.StreamResponse:

@@ -35,7 +35,7 @@ Answer = bytes | Awaitable[bytes] | None
 """None: the request must go the general way. An awaitable may raise a problem."""
 
 
-class Form(Protocol):
+class AnswerForm(Protocol):
     """How an answer is written."""
 
     def written(self, topic_name: str, index: int, appended: Appended, records: int, now_ms: int) -> bytes: ...
@@ -99,7 +99,7 @@ def write_bytes(gateway: Gateway, topic_name: str, body: bytes) -> Answer:
     return write(gateway, topic_name, [(None, body)], OWN)
 
 
-def write(gateway: Gateway, topic_name: str, records: Sequence[Plain], form: Form) -> Answer:
+def write(gateway: Gateway, topic_name: str, records: Sequence[Plain], form: AnswerForm) -> Answer:
     topic = gateway.image.topics.get(topic_name)
     partitions = gateway.partitions.topic(topic_name)
     if topic is None or partitions is None:
@@ -135,7 +135,9 @@ def _partition(gateway: Gateway, topic: Topic, records: Sequence[Plain]) -> int:
     return gateway.next_turn() % count if first is None else partition_for_key(first, count)
 
 
-async def _when_settled(topic_name: str, index: int, writing: Writing, records: int, now_ms: int, form: Form) -> bytes:
+async def _when_settled(
+    topic_name: str, index: int, writing: Writing, records: int, now_ms: int, form: AnswerForm
+) -> bytes:
     await writing.settle(Session(CLIENT_ID, 0))
     (write,) = writing.writes
     outcome = write.outcome

@@ -41,6 +41,7 @@ from service.web.producers import Producer
 from service.web.producing import (
     BatchIn,
     BatchOut,
+    OffsetIn,
     OffsetsIn,
     commit_offsets,
     in_runs,
@@ -106,18 +107,10 @@ class PartitionName(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class GroupOffsetsIn(msgspec.Struct, forbid_unknown_fields=True):
-    offsets: list[OffsetName]
+    offsets: list[OffsetIn]
     member_id: str = ""
     generation: int = -1
     group_instance_id: str | None = None
-
-
-class OffsetName(msgspec.Struct, forbid_unknown_fields=True):
-    topic: str
-    partition: int
-    offset: int
-    metadata: str | None = None
-    leader_epoch: int = -1
 
 
 class TransactionInList(msgspec.Struct):

@@ -36,8 +36,7 @@ from service.cluster.image import NO_LEADER, Image, PartitionState
 from service.settings.broker import WEB
 from service.turns import in_turns, slices_in_turns
 from service.web.gateway import Gateway
-from service.web.groups import LateGroups as LateHere
-from service.web.groups import Status, late_at, late_here, standing_first
+from service.web.groups import LateGroups, Status, late_at, late_here, standing_first
 from service.web.pages.near import TIMEOUT_S, NearCluster
 from service.web.pages.tracing import whole_batches
 from service.web.problems import Problem
@@ -527,7 +526,7 @@ async def groups(
 
 
 @dataclass(slots=True)
-class LateGroups:
+class AllLateGroups:
     """Which groups don't keep up, and how."""
 
     status: dict[str, Status]
@@ -543,9 +542,9 @@ class LateGroups:
         return self.status.get(group) or ("OK" if self.is_whole else None)
 
 
-async def late_groups(told: Told, gateway: Gateway) -> LateGroups:
+async def late_groups(told: Told, gateway: Gateway) -> AllLateGroups:
     brokers = gateway.image.brokers
-    asks: dict[int, Awaitable[LateHere]] = {gateway.node_id: late_here(gateway)}
+    asks: dict[int, Awaitable[LateGroups]] = {gateway.node_id: late_here(gateway)}
     for node, broker in brokers.items():
         if node not in asks and broker.endpoint(WEB) is not None:
             asks[node] = late_at(gateway, node)
@@ -553,7 +552,7 @@ async def late_groups(told: Told, gateway: Gateway) -> LateGroups:
     late = sorted((each for answer in answers.values() for each in answer.groups), key=standing_first)
     total = sum(answer.total for answer in answers.values())
     is_known = len(answers) >= len(brokers) and all(each.known for each in answers.values())
-    return LateGroups({each.name: each.status for each in late}, total, is_known, is_known and total == len(late))
+    return AllLateGroups({each.name: each.status for each in late}, total, is_known, is_known and total == len(late))
 
 
 async def lags(told: Told, gateway: Gateway, cluster: NearCluster, group: str) -> list[PartitionLag]:

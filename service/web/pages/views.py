@@ -98,7 +98,7 @@ class Kept:
     groups: list[ListedGroup] = field(default_factory=list)
     groups_s: float = -math.inf
     """When the groups were listed."""
-    late: facts.LateGroups | None = None
+    late: facts.AllLateGroups | None = None
     late_s: float = -math.inf
 
 
@@ -340,7 +340,7 @@ def _severe(
 
 
 def _mild(
-    placed: facts.Placement, late: facts.LateGroups, loading: list[str], troubles: list[Troubled]
+    placed: facts.Placement, late: facts.AllLateGroups, loading: list[str], troubles: list[Troubled]
 ) -> Iterator[Finding]:
     between = [f"Broker {node}: {each.says}." for node, each in troubles if each.kind in BETWEEN]
     for what in between[:NAMED]:
@@ -611,7 +611,7 @@ async def _listed_groups(look: PageView) -> list[ListedGroup]:
     return kept.groups
 
 
-async def _late_groups(look: PageView) -> facts.LateGroups:
+async def _late_groups(look: PageView) -> facts.AllLateGroups:
     """Kept for a while, because other brokers have to be asked."""
     kept, now_s = look.kept, asyncio.get_running_loop().time()
     if kept.late is None or now_s - kept.late_s > GROUPS_FRESH_S:
