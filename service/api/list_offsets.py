@@ -36,8 +36,7 @@ OFFSET_NOT_AVAILABLE_SINCE = 5
 READ_COMMITTED = 1
 CONSUMER = -1
 LOOKED_UP_A_TURN = 50
-"""How many lookups by time are made in one turn of the loop. Each takes some fifty microseconds, and
-waits for nothing.
+"""How many lookups by time are made in one turn of the loop. Each takes some fifty microseconds, and waits for nothing.
 """
 
 

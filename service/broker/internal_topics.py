@@ -1,6 +1,6 @@
 """The internal topics, one row each: its name, its layout, the settings that always hold, and the rule by which a key
-gets its partition. `InternalTopics` creates them when the first client looks for a coordinator, and knows
-which broker leads a key.
+gets its partition. `InternalTopics` creates them when the first client looks for a coordinator, and knows which broker
+leads a key.
 
 What always holds: the partition of a key depends on the number of partitions, so an internal topic keeps the number it
 was created with.

@@ -32,8 +32,7 @@ from service.web.routing import Route, header
 ASKING, ALLOWED = "WebHook-Request-Origin", "WebHook-Allowed-Origin"
 ASKING_RATE, ALLOWED_RATE = "WebHook-Request-Rate", "WebHook-Allowed-Rate"
 INERT = {"Content-Security-Policy": "sandbox; default-src 'none'", "X-Content-Type-Options": "nosniff"}
-"""An event may claim that its data is a page with a script. A browser must not run it as if it were one
-of our pages.
+"""An event may claim that its data is a page with a script. A browser must not run it as if it were one of our pages.
 """
 
 _encode = msgspec.json.Encoder().encode
