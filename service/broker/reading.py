@@ -301,8 +301,8 @@ class Reading:
     @staticmethod
     def _missed_deletions(partition: Partition, wanted: WantedPartition, copier: Copier) -> PartitionRead | None:
         """Tombstones or markers that the follower does not have may have left this log. With what is left it would keep
-        for good what they have deleted, and never end their transactions. So it must start over, unless it began with
-        nothing after they had left.
+        for good what they have deleted, and never end their transactions. So it must start over (R15), unless it began
+        with nothing after they had left.
 
         A replica that may lead next must not give up what it holds: it waits until it is not in sync any more.
         """

@@ -289,7 +289,7 @@ def test_a_key_that_was_deleted_while_a_follower_was_away_does_not_come_back_wit
         await stage.in_sync(1, 2, 3)
         back = stage.partition(3)
         assert last_values(back) == dict.fromkeys((b"b", b"c", b"d"), b"1")
-        assert back.log.forgotten_below >= 2, "whoever copies from here later lacks the same tombstone"
+        assert back.log.forgotten_below >= 2, "a follower that copies from here later lacks the same tombstone"
         assert stage.partition(2).log.forgotten_below == 0, "who was never away has forgotten nothing"
 
     on_cluster_stage(tmp_path, scene, given=NEVER_BY_ITSELF)
