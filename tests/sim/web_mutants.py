@@ -22,7 +22,6 @@ from service.web.members import HttpMember
 from service.web.problems import Problem
 from service.web.producers import Producer
 from service.web.sending import OutgoingBatch, send, send_one_each
-from service.web.sharing import Sharing
 from tests.sim.run import fresh_seed, replaced
 from tests.sim.web import run
 
@@ -170,20 +169,6 @@ def a_commit_that_takes_long_is_told_to_have_failed() -> Planting:
     return replaced(Producer, "end", end)
 
 
-def what_may_be_committed_is_written_again_alone() -> Planting:
-    """Nobody knows what became of the transaction that requests share, and each of them is written once more."""
-    original = Sharing._transact
-
-    async def transact(sharing: Sharing, wishes: Any) -> Any:
-        try:
-            return await original(sharing, wishes)
-        except Problem as problem:
-            problem.outcome = "none"
-            raise
-
-    return replaced(Sharing, "_transact", transact)
-
-
 def what_a_lost_answer_held_is_not_given_again() -> Planting:
     """The member's client says how far it has got, and the broker goes on from where it is itself."""
     return replaced(HttpMember, "go_back", lambda member, seen: None)
@@ -202,7 +187,6 @@ MUTANTS: dict[str, Callable[[], Planting]] = {
         offsets_are_committed_beside_the_transaction,
         each_topic_is_written_for_itself,
         a_commit_that_takes_long_is_told_to_have_failed,
-        what_may_be_committed_is_written_again_alone,
         what_a_lost_answer_held_is_not_given_again,
     )
 }
