@@ -96,6 +96,7 @@ def _remove(log: PartitionLog, segment: Segment) -> None:
 
 def _end_at(log: PartitionLog, end_offset: int) -> None:
     log.end_offset = end_offset
+    log.forgotten_below = min(log.forgotten_below, end_offset)
     log.durability.note_end(end_offset)
     log.epochs.truncate_from_end(end_offset)
     log.snapshots.forget_above(end_offset)

@@ -33,7 +33,7 @@ from log.config import LogConfig
 from log.disk import Disk, DiskFault, FileSlice
 from log.durability import LogDurability
 from log.epochs import LeaderEpochs
-from log.identity import write_topic_id
+from log.identity import sync_topic_id, write_topic_id
 from log.ids import TopicId
 from log.recovery import Damage, Recovered, RecoveryReport, recover
 from log.segment import Segment, SegmentFacts
@@ -96,8 +96,9 @@ class PartitionLog:
         self.gone = False  # discarded
         self.times_compacted = 0  # how often compaction has removed something, or a view has forgotten something for it
         self.forgotten_below = 0
-        """Tombstones and markers below this offset may have left the log, here or where it was copied from. So an older
-        copy that ends below it can't be continued from here: it may hold what one of them has deleted.
+        """Tombstones and markers below this offset may have left the log, here or where it was copied from. So a
+        follower that ends below it can't copy the rest from here: it may hold what one of them has deleted. While this
+        log itself is copied, it may end below that offset.
         """
         self.times_forgotten = 0
         """How often some have left the log in this process."""
@@ -156,7 +157,7 @@ class PartitionLog:
         self.epochs.changed = True  # the manifest knew them; their own file may be older
         self.start_offset = known.start_offset
         self.end_offset = self.durability.flushed_offset = known.end_offset
-        self.forgotten_below = known.forgotten_below
+        self.forgotten_below = min(known.forgotten_below, self.end_offset)
         restore(self.views, known.views)
 
     def _take_over(self, found: Recovered) -> None:
@@ -170,8 +171,8 @@ class PartitionLog:
         durability.plan_left = found.plan_left
         self.epochs = found.epochs
         self.start_offset, self.end_offset = found.start_offset, found.end_offset
+        self.forgotten_below = min(read_offset(self.disk, self.folder, FORGOTTEN_OFFSET) or 0, self.end_offset)
         self.durability.flushed_offset = max(min(found.report.trusted_offset, found.end_offset), found.start_offset)
-        self.forgotten_below = read_offset(self.disk, self.folder, FORGOTTEN_OFFSET) or 0
         self.recovery = found.report
         if found.report.scanned_bytes >= SNAPSHOT_WORTH_BYTES:
             self.take_snapshot()
@@ -272,11 +273,13 @@ class PartitionLog:
         return empty
 
     async def forget_below(self, offset: int) -> None:
-        """Tombstones or markers below this offset are about to leave the log, or it is about to be copied from one that
-        they may have left. The caller holds `alone`.
+        """Tombstones or markers below this offset are about to leave the log, or the log is about to be continued from
+        one that they may have left. The caller sees to it that the log keeps its folder meanwhile.
         """
         if offset > self.forgotten_below and not self.gone:
             self.make_folder()
+            if self.durability.folder_is_new:
+                await sync_topic_id(self.disk, self.folder)  # before any checkpoint: `was_never_flushed`
             await write_offset(self.disk, self.folder, FORGOTTEN_OFFSET, offset)
             self.forgotten_below = max(self.forgotten_below, offset)
 

@@ -33,8 +33,12 @@ class Follower:
     fetched_ms: int = 0
     leader_end_offset: int = NO_OFFSET
     """Where the leader's log ended at the last fetch."""
-    began_at: int = -1
-    """`times_forgotten` of the leader's log when the follower, with an empty log, began to copy it; -1: it has not."""
+    began: tuple[int, int] | None = None
+    """In which life the follower, with an empty log, began to copy the leader's, and that log's `times_forgotten` then.
+    None: it has not under this leader, or it held all of the log since.
+    """
+    advanced_ms: int = 0
+    """When the follower last showed to hold more than before."""
 
 
 Proposal = tuple[tuple[int, int], ...]
@@ -128,8 +132,11 @@ class ReplicaSet:
         """
         assert not self.is_former_life(member, broker_epoch), "what a former life held is not held any more"
         follower = self._followers[member]
+        if offset > follower.held_end_offset:
+            follower.advanced_ms = now_ms
         if offset >= log_end_offset:
             follower.caught_up_ms = now_ms
+            follower.began = None
         elif offset >= follower.leader_end_offset > NO_OFFSET:
             follower.caught_up_ms = max(follower.caught_up_ms, follower.fetched_ms)
         follower.held_end_offset, follower.start_offset = offset, start_offset
@@ -149,25 +156,27 @@ class ReplicaSet:
         if follower is not None and follower.broker_epoch < broker_epoch:
             self._followers[member] = Follower(broker_epoch=broker_epoch, caught_up_ms=now_ms)
 
-    def begins(self, member: int, times_forgotten: int) -> None:
-        """A follower with an empty log has asked for the leader's."""
-        self._followers[member].began_at = times_forgotten
+    def begins(self, member: int, broker_epoch: int, times_forgotten: int) -> None:
+        """A follower with an empty log asks for the leader's, from its start."""
+        self._followers[member].began = broker_epoch, times_forgotten
 
-    def may_continue(self, member: int, times_forgotten: int) -> bool:
-        """Whether no deletion has left the leader's log since this follower, with an empty log, began to copy it."""
-        return self._followers[member].began_at == times_forgotten
+    def may_continue(self, member: int, broker_epoch: int, times_forgotten: int) -> bool:
+        """Whether a follower lacks no deletion that has left the leader's log, though some stood above all that it
+        holds: it began with an empty log in this life, and none has left since. Or it is counted on to lead next: then
+        it holds all that is committed, and deletions that have left were.
+        """
+        may_lead = member in self.isr or member in self.pending_isr or member in self.eligible
+        return may_lead or self._followers[member].began == (broker_epoch, times_forgotten)
 
-    def may_lead(self, member: int) -> bool:
-        """Whether this replica may lead next, as far as this leader knows."""
-        return member in self.isr or member in self.pending_isr or member in self.eligible
-
-    def is_being_copied(self, now_ms: int, within_ms: int) -> bool:
-        """Whether a follower that is not in sync has fetched within this time."""
+    def is_being_copied(self, times_forgotten: int, now_ms: int, within_ms: int) -> bool:
+        """Whether a follower that began with an empty log is getting on. If a deletion left the leader's log now, it
+        would have to begin again.
+        """
         return any(
-            member not in self.isr
-            and follower.leader_end_offset > NO_OFFSET
-            and now_ms - follower.fetched_ms <= within_ms
-            for member, follower in self._followers.items()
+            follower.began is not None
+            and follower.began[1] == times_forgotten
+            and now_ms - follower.advanced_ms <= within_ms
+            for follower in self._followers.values()
         )
 
     def best_of(self, brokers: Container[int], offset: int) -> int:

@@ -46,6 +46,7 @@ from service.wire.messages import (
     FetchResponseNodeEndpoint,
     FetchResponsePartitionData,
     FetchTopic,
+    SnapshotId,
 )
 
 FOLLOWERS_SINCE = 11
@@ -343,4 +344,6 @@ def _partition_data(index: int, found: PartitionRead) -> FetchResponsePartitionD
         data.aborted_transactions = [AbortedTransaction(*each) for each in found.aborted]
     if found.diverging is not None:
         data.diverging_epoch = FetchResponseEpochEndOffset(*found.diverging)
+    if found.forgotten_below:
+        data.snapshot_id = SnapshotId(found.forgotten_below, epoch=0)
     return data

@@ -30,6 +30,10 @@ BACKOFF_MS_MIN = 10
 PARTITIONS_A_TURN = 64
 REST_S_MIN, REST_S_MAX = 60.0, 3_600.0
 """The shortest and the longest pause before a partition that could not be compacted is tried again."""
+COPIED_WITHIN_LAGS = 10
+"""After so many times `replica.lag.time.max.ms` in which it got no further, a follower that copies all of a log is not
+waited for any longer: deletions leave the log. A throttled follower has long pauses.
+"""
 PATIENCE_S = 300.0
 LEAST_BYTES_A_SECOND = 1 << 20
 """Work that takes longer than PATIENCE_S plus its bytes at this rate is taken to hang. Even the smallest batches are
@@ -144,9 +148,8 @@ class Compactor:
             memory_bytes=self._config.log_cleaner_dedupe_buffer_size,
             scratch_folder=partition.folder.name,
             leave_bytes=partition.folder.headroom.kept_for_producers,
-            # A follower that copies all of the log would have to begin anew.
             keeps_deletions=partition.is_being_copied(
-                int(self._env.clock.monotonic() * 1000), self._config.replica_lag_time_max_ms
+                int(self._env.clock.monotonic() * 1000), COPIED_WITHIN_LAGS * self._config.replica_lag_time_max_ms
             ),
         )
         if report.unreadable_batches:

@@ -85,10 +85,12 @@ class Coordinators(Generic[MachineT]):
 
     def _given_up(self, shard: Shard[MachineT]) -> None:
         index = shard.partition.topic_partition.partition
-        has_served = self._env.clock.monotonic() - shard.loaded_s >= SERVED_S
-        before_s = 0.0 if has_served else self._pauses_s.get(index, 0.0)
+        before_s = 0.0 if self._has_served(shard) else self._pauses_s.get(index, 0.0)
         self._pauses_s[index] = min(max(2 * before_s, REBUILD_S_MIN), REBUILD_S_MAX)
         self._env.tasks.spawn(f"rebuild {shard.partition.topic_partition}", self._rebuild(shard, index))
+
+    def _has_served(self, shard: Shard[MachineT]) -> bool:
+        return self._env.clock.monotonic() - shard.loaded_s >= SERVED_S
 
     async def _rebuild(self, shard: Shard[MachineT], index: int) -> None:
         await asyncio.sleep(self._pauses_s[index])
@@ -100,6 +102,8 @@ class Coordinators(Generic[MachineT]):
     def lost(self, index: int) -> None:
         shard = self._shards.pop(index, None)
         if shard is not None:
+            if not shard.dropped and self._has_served(shard):
+                self._pauses_s.pop(index, None)
             shard.drop()
 
     def at(self, index: int) -> Shard[MachineT] | None:

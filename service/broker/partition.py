@@ -220,8 +220,11 @@ class Partition:
 
     @property
     def must_flush(self) -> bool:
-        """Whether the log has data that must be flushed before it counts as held."""
-        return self._fsync and self.log.flushed_offset < self.log.end_offset
+        """Whether the log has data that must be flushed before it counts as held. Everywhere that is so of a copy with
+        gaps: a recovery that finds a gap in what was not flushed takes it for lost batches.
+        """
+        log = self.log
+        return log.flushed_offset < log.end_offset and bool(self._fsync or log.durability.gaps_left)
 
     @property
     def not_leading(self) -> RefusedBatch:
@@ -248,6 +251,7 @@ class Partition:
         if leader_epoch != self.leader_epoch:
             self.log.epochs.assign(leader_epoch, self.log.end_offset)
             self.leader_epoch, self.leads_from_offset = leader_epoch, self.log.end_offset
+        self.log.forgotten_below = min(self.log.forgotten_below, self.log.end_offset)  # what is above was not copied
         self._fsync = fsync
         self.is_replicated = len(replicas) > 1
         proposed_at, proposed = self._unanswered
@@ -347,8 +351,8 @@ class Partition:
             self._started()
 
     def is_being_copied(self, now_ms: int, within_ms: int) -> bool:
-        """Whether this broker leads, and a follower that is not in sync has fetched within this time."""
-        return self.is_leading and self.replicas.is_being_copied(now_ms, within_ms)
+        """Whether this broker leads, and a follower that began with an empty log has got on within this time."""
+        return self.is_leading and self.replicas.is_being_copied(self.log.times_forgotten, now_ms, within_ms)
 
     def held_all(self, member: int, *, broker_epoch: int, until_ms: int) -> None:
         """A follower held all that this log had at that time."""
@@ -455,7 +459,7 @@ class Partition:
         self._known_high_watermark = min(self._known_high_watermark, self.log.end_offset)
 
     def start_over(self, offset: int) -> None:
-        """Remove everything, and begin at `offset`, where the leader's log begins: it can't be continued from there."""
+        """Remove everything, and begin at `offset`, where the leader's log begins."""
         assert isinstance(self.role, Following), "only a follower starts over"
         restart_at(self.log, offset)
         self._known_high_watermark = offset
@@ -661,8 +665,9 @@ class Partition:
             folder.flusher.request(self)
 
     def _held(self) -> None:
-        replicas = self._replicas
-        if replicas is not None and replicas.holds(self.log.flushed_offset if self._fsync else self.log.end_offset):
+        replicas, log = self._replicas, self.log
+        held = log.flushed_offset if self._fsync or log.durability.gaps_left else log.end_offset
+        if replicas is not None and replicas.holds(held):
             self._committed(replicas.high_watermark)
 
     def _committed(self, high_watermark: int) -> None:

@@ -90,6 +90,8 @@ class PartitionRead:
     """
     nearer: int = -1
     """The nearer broker that the reader should ask instead; -1 if there is none."""
+    forgotten_below: int = 0
+    """For a follower that ends below the last deletion which has left this log: where that stood. Else 0."""
     is_quiet: bool = False
     """There is nothing more, until the partition says that it has moved."""
 
@@ -247,10 +249,16 @@ class Reading:
             begins = log.start_offset if self.copier is not None else -1
             return PartitionRead(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=begins)
         copier, place = self.copier, partition.topic_partition
-        if copier is not None and not self._is_counted and (error := self._count(partition, wanted, copier)):
-            return PartitionRead(error)
-        if copier is not None and (refused := self._missed_deletions(partition, wanted, copier)) is not None:
-            return refused
+        forgotten = 0
+        if copier is not None:
+            if not self._is_counted and (error := self._count(partition, wanted, copier)):
+                return PartitionRead(error)
+            if offset < log.forgotten_below:
+                forgotten = log.forgotten_below
+                if not self._may_continue(partition, wanted, copier):
+                    return PartitionRead(
+                        ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=log.start_offset, forgotten_below=forgotten
+                    )
         if self.session is not None:
             wanted.looked_at(partition, self.session, key)
         high_watermark, stable = partition.high_watermark, partition.last_stable_offset
@@ -262,7 +270,9 @@ class Reading:
         limit = readable_end_offset(
             isolation, log_end_offset=log.end_offset, high_watermark=high_watermark, last_stable_offset=stable
         )
-        found = PartitionRead(ErrorCode.NONE, high_watermark, stable, log.start_offset, aborted)
+        found = PartitionRead(
+            ErrorCode.NONE, high_watermark, stable, log.start_offset, aborted, forgotten_below=forgotten
+        )
         if offset >= limit:
             found.is_quiet = self._is_quiet(partition)
             return found
@@ -298,26 +308,17 @@ class Reading:
         found.counts = max(stored.size, most) if cut_short else stored.size
         return found
 
-    @staticmethod
-    def _missed_deletions(partition: Partition, wanted: WantedPartition, copier: Copier) -> PartitionRead | None:
-        """Tombstones or markers that the follower does not have may have left this log. With what is left it would keep
-        for good what they have deleted, and never end their transactions. So it must start over (R15), unless it began
-        with nothing after they had left.
-
-        A replica that may lead next must not give up what it holds: it waits until it is not in sync any more.
+    def _may_continue(self, partition: Partition, wanted: WantedPartition, copier: Copier) -> bool:
+        """Whether a follower that ends below the last deletion which has left this log may copy the rest. If it lacks
+        such a deletion, it would keep for good what that deleted, and a transaction without its marker would never end.
+        Then it must start over (R15).
         """
-        log = partition.log
-        if wanted.fetch_offset >= log.forgotten_below or not partition.is_leading:
-            return None
-        replicas = partition.replicas
-        if wanted.fetch_offset == wanted.log_start_offset:
-            replicas.begins(copier.broker_id, log.times_forgotten)
-        if replicas.may_continue(copier.broker_id, log.times_forgotten):
-            return None
-        if replicas.may_lead(copier.broker_id):
-            return PartitionRead(ErrorCode.OFFSET_NOT_AVAILABLE)
-        watermarks = partition.high_watermark, partition.last_stable_offset
-        return PartitionRead(ErrorCode.OFFSET_OUT_OF_RANGE, *watermarks, log.start_offset)
+        if not partition.is_leading or copier.broker_id not in partition.replicas.followers:
+            return True  # it is not a follower any more, and gets no part in what this leads
+        life = copier.broker_id, copier.broker_epoch, partition.log.times_forgotten
+        if wanted.fetch_offset == wanted.log_start_offset and not self._is_counted:
+            partition.replicas.begins(*life)
+        return partition.replicas.may_continue(*life)
 
     def _is_quiet(self, partition: Partition) -> bool:
         """Whether a partition that was read to its end will say when something about the answer changes. A follower

@@ -491,9 +491,10 @@ class Fetcher:
         partition, log = place.partition, place.partition.log
         # An empty log has nothing to lose, whether it stands below or above the leader's log.
         reach = log.end_offset if log.end_offset > log.start_offset else -1
-        # The leader has more, and yet this log can't be continued: deletions that it lacks have left the leader's.
-        has_missed = log.end_offset < data.high_watermark and data.log_start_offset >= 0
-        if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and (data.log_start_offset > reach or has_missed):
+        # Deletions that stood above this log's end, and below this offset, have left the leader's log.
+        forgotten = 0 if data.snapshot_id is None else data.snapshot_id.end_offset
+        out_of_range = data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+        if out_of_range and (data.log_start_offset > reach or (forgotten and not place.role.in_sync)):
             await self._start_over(place, data.log_start_offset)
         elif data.error_code:
             self._rest(place, f"it answers {error_name(data.error_code)}")
@@ -505,9 +506,8 @@ class Fetcher:
                 records = memoryview(data.records)
                 if (begins := _begins_inside(records, log)) is not None:
                     await self._start_over(place, begins)
-                if log.start_offset == log.end_offset < data.high_watermark and log.config.compacts:
-                    async with log.alone():  # deletions below may have left the leader's log, so they left this one
-                        await log.forget_below(data.high_watermark)
+                if forgotten:
+                    await self._forget(place, forgotten)
                 await self._append(place, records)
                 self._throttle.moved(partition.topic_partition, self._parts.metadata.broker_id, len(data.records))
                 if not place.holds:
@@ -564,12 +564,25 @@ class Fetcher:
             if place.holds and durable_after_cut(log, offset) >= durable:
                 partition.cut(offset)
 
+    async def _forget(self, place: FollowedPartition, forgotten_below: int) -> None:
+        """What is copied now lacks deletions. So it is noted that this log lacks them, and if it is empty, its views
+        forget what those deletions would have ended.
+        """
+        log = place.partition.log
+        if log.start_offset == log.end_offset:
+            await self._start_over(place, log.end_offset)
+        async with log.alone():
+            if place.holds:
+                await log.forget_below(forgotten_below)
+
     async def _start_over(self, place: FollowedPartition, offset: int) -> None:
         partition, log = place.partition, place.partition.log
-        logger.warning(
-            "%s starts over at offset %d, where the log of broker %d begins: it ended at %d and can't be continued",
-            *(partition.topic_partition, offset, self._leader, log.end_offset),
-        )
+        if log.start_offset < log.end_offset:
+            logger.warning(
+                "%s starts over at offset %d, where the log of broker %d begins: it ended at %d, and can't go on from"
+                " there",
+                *(partition.topic_partition, offset, self._leader, log.end_offset),
+            )
         async with self._parts.housekeeper.distrusting(partition, 0), log.alone():
             await distrust(log, 0)
             if place.holds:

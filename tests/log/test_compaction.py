@@ -19,6 +19,8 @@ from log.config import LogConfig
 from log.control import ControlType
 from log.cutting import restart_at, truncate_to
 from log.disk import Disk, DiskFault
+from log.identity import read_topic_id, was_never_flushed
+from log.ids import TopicId
 from log.partition_log import PartitionLog
 from log.removal import expired_segments, remove_oldest
 from log.swap import CLEANED, PLAN, SwapPlan, change_names
@@ -116,6 +118,18 @@ def test_below_which_offset_deletions_have_left_a_log_outlives_a_crash_and_a_sto
     state = asyncio.run(again.log.close())
     views = (again.stable, again.producers)
     assert PartitionLog.open(disk, "table-0", bench.config, views, known=state, now_ms=0).forgotten_below == 5
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_folder_with_that_offset_has_its_topics_id_whatever_a_power_cut_leaves(seed: int) -> None:
+    """Otherwise a topic of the same name, made anew, would take the folder for its own."""
+    disk, topic_id = MemoryDisk(), TopicId(bytes(range(16)))
+    log = PartitionLog.open(disk, "table-0", LogConfig(), (), known=None, now_ms=0, topic_id=topic_id)
+    asyncio.run(log.forget_below(5))
+    append(log, build_batch([(b"k", b"v", (), 1)]))
+    disk.cut_power(random.Random(seed))
+    if disk.exists("table-0"):
+        assert read_topic_id(disk, "table-0") == topic_id or was_never_flushed(disk, "table-0")
 
 
 def test_aborted_records_go_first_and_their_marker_only_when_it_tells_nobody_anything() -> None:

@@ -116,12 +116,12 @@ class ClusterStage:
         for replica in replicas:
             await until(lambda replica=replica: self.holds(replica, name))  # type: ignore[misc]
 
-    async def configure(self, kind: int, name: str, key: str, value: str) -> None:
+    async def configure(self, kind: int, name: str, key: str, value: str, *, asked: int = 1) -> None:
         """Without a value the setting is taken away."""
         operation = 0 if value else 1
         change = IncrementalAlterConfigsRequestAlterableConfig(key, operation, value or None)
         resource = IncrementalAlterConfigsRequestAlterConfigsResource(kind, name, [change])
-        answer = await self.wire(1).ask(IncrementalAlterConfigsRequest([resource]))
+        answer = await self.wire(asked).ask(IncrementalAlterConfigsRequest([resource]))
         assert answer.responses[0].error_code == 0, answer.responses[0].error_message
 
     def wire(self, node_id: int) -> TxnStage:

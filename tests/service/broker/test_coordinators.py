@@ -104,6 +104,25 @@ def test_a_shard_that_keeps_failing_is_replayed_ever_more_seldom_until_it_has_se
     on_txn_stage(tmp_path, scene)
 
 
+def test_a_leadership_that_served_leaves_no_pause_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: TxnStage) -> None:
+        coordinators, now_s = stage.broker.coordination.transactions, 100.0
+        monkeypatch.setattr(stage.broker.env.clock, "monotonic", lambda: now_s)
+        shard = shard_of(stage)
+        index = shard.partition.topic_partition.partition
+        coordinators._pauses_s[index] = 10.0
+        shard.loaded_s = now_s
+        now_s += 1
+        coordinators.lost(index)
+        coordinators.led(shard.partition)
+        again = coordinators.at(index)
+        assert again is not None
+        again._give_up()
+        assert coordinators._pauses_s[index] == service.broker.coordinators.REBUILD_S_MIN
+
+    on_txn_stage(tmp_path, scene)
+
+
 def test_a_key_is_answered_for_by_the_leader_of_its_partition_once_it_is_replayed(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
         coordinators = stage.broker.coordination.transactions

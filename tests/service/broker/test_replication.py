@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from log.batch import build_batch, read_header, restamp
-from log.cutting import restart_at, truncate_to
+from log.cutting import restart_at
 from log.disk import DiskFault
 from log.ids import TopicPartition
 from log.partition_log import PartitionLog
@@ -36,7 +36,6 @@ from service.wire.messages import (
     ReassignableTopic,
 )
 from tests.service.broker.cluster_stage import ALL, BROKERS, TOPIC, ClusterStage, on_cluster_stage, stored, until
-from tests.sim.replicas import last_values
 
 OS = {"log.durability": "os"}
 
@@ -236,107 +235,6 @@ def test_a_follower_that_holds_nothing_above_its_leaders_end_begins_where_that_b
         await stage.alike(1, 2)
 
     on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
-
-
-async def put(stage: ClusterStage, key: bytes, value: bytes | None) -> None:
-    leader = stage.leader()
-    assert leader is not None
-    batch = memoryview(bytearray(build_batch([(key, value, (), 1)])))
-    appended = leader.append_from_client(batch, acks=-1, now_ms=1)
-    assert isinstance(appended, Appended)
-    if (committed := leader.committed(appended.end_offset)) is not None:
-        await committed
-
-
-async def compacted(stage: ClusterStage, node_id: int) -> None:
-    log = stage.partition(node_id).log
-    log.roll(1)
-    await log.flush()
-    await stage.broker(node_id).compactor._round()
-
-
-async def forget(stage: ClusterStage) -> None:
-    """The tombstone at offset 1 leaves the leader's log."""
-    await put(stage, b"b", b"1")
-    await compacted(stage, 1)
-    await put(stage, b"c", b"1")
-    assert stage.partition(1).log.forgotten_below == 0
-    await compacted(stage, 1)
-    await put(stage, b"d", b"1")
-    await compacted(stage, 1)
-    assert stage.partition(1).log.forgotten_below == 2
-
-
-FORGETFUL = {
-    "cleanup_policy": "compact",
-    "delete_retention_ms": "0",
-    "min_cleanable_dirty_ratio": "0.0",
-    "min_insync_replicas": "1",
-}
-NEVER_BY_ITSELF = {**OS, "log.cleaner.backoff.ms": "3600000"}
-
-
-def test_a_key_that_was_deleted_while_a_follower_was_away_does_not_come_back_with_it(tmp_path: Path) -> None:
-    async def scene(stage: ClusterStage) -> None:
-        await stage.create(1, 2, 3, **FORGETFUL)
-        await put(stage, b"a", b"deleted later")
-        await stage.in_sync(1, 2, 3)
-        await until(lambda: stage.partition(3).log.end_offset == 1)
-        await stage.stop(3)
-        await put(stage, b"a", None)
-        await forget(stage)
-        await stage.start(3)
-        await stage.in_sync(1, 2, 3)
-        back = stage.partition(3)
-        assert last_values(back) == dict.fromkeys((b"b", b"c", b"d"), b"1")
-        assert back.log.forgotten_below >= 2, "a follower that copies from here later lacks the same tombstone"
-        assert stage.partition(2).log.forgotten_below == 0, "who was never away has forgotten nothing"
-
-    on_cluster_stage(tmp_path, scene, given=NEVER_BY_ITSELF)
-
-
-def test_a_follower_that_holds_all_that_was_forgotten_goes_on_where_it_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started_over: list[Partition] = []
-    monkeypatch.setattr(Partition, "start_over", lambda partition, offset: started_over.append(partition))
-
-    async def scene(stage: ClusterStage) -> None:
-        await stage.create(1, 2, **FORGETFUL)
-        await put(stage, b"a", b"deleted later")
-        await put(stage, b"a", None)
-        await stage.in_sync(1, 2)
-        await until(lambda: stage.partition(2).log.end_offset == 2)
-        await stage.stop(2)
-        await forget(stage)
-        await stage.start(2)
-        await stage.in_sync(1, 2)
-        assert last_values(stage.partition(2)) == last_values(stage.partition(1))
-        assert not started_over
-
-    on_cluster_stage(tmp_path, scene, 1, 2, given=NEVER_BY_ITSELF)
-
-
-def test_a_replica_that_may_lead_next_does_not_give_up_what_it_holds(tmp_path: Path) -> None:
-    """It has lost its tail. Should its leader die before it is out of the in-sync set, it has all the rest."""
-
-    async def scene(stage: ClusterStage) -> None:
-        await stage.create(1, 2, **FORGETFUL)
-        await put(stage, b"a", b"deleted later")
-        await put(stage, b"a", None)
-        await forget(stage)
-        await stage.in_sync(1, 2)
-        follower = stage.partition(2)
-        await until(lambda: follower.log.end_offset == stage.partition(1).log.end_offset)
-        stage.broker(2).replication.stop(follower)
-        truncate_to(follower.log, 1)
-        stage.broker(2).replication.follow(follower, stage.state(), fsync=False)
-        [place] = stage.broker(2).replication.places()
-        await until(lambda: "OFFSET_NOT_AVAILABLE" in place.trouble)
-        assert follower.log.end_offset == 1, "it keeps what it has"
-        assert stage.state().isr == (1, 2)
-
-    on_cluster_stage(tmp_path, scene, 1, 2, given=NEVER_BY_ITSELF | PATIENT)
 
 
 def test_what_is_deleted_does_not_come_back_with_the_next_leader(tmp_path: Path) -> None:
