@@ -614,11 +614,12 @@ class Partition:
                 logger.critical("%s is damaged and no longer served", self.topic_partition)
                 self.fail()
             return OFFLINE
-        if self._fsync:
+        durability = log.durability
+        if self._fsync or durability.gaps_left:
             self.folder.flusher.request(self)
         else:
             self._held()
-            if log.end_offset - log.durability.flushed_offset >= log.config.flush_messages:
+            if log.end_offset - durability.flushed_offset >= log.config.flush_messages:
                 self.folder.flusher.request(self)
         if self._tail_watchers:
             self._wake(self._tail_watchers)
