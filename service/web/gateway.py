@@ -227,6 +227,8 @@ class Gateway:
             answer = await answer.first
         if isinstance(answer, Awaitable):
             answer = await answer
+        if session.pinned:  # the caller takes what was read before it lets others have a turn
+            asyncio.get_running_loop().call_soon(session.unpin)
         return cast(R, answer)
 
     async def ask_coordinator(self, topic: InternalTopic, key: str, request: Request[R], *, wait_s: float = 0.0) -> R:
