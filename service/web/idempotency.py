@@ -43,7 +43,8 @@ KEYS_MAX = 1_000_000
 """How many keys are remembered for one partition of the topic, in 250 bytes of memory each. Beyond that new keys are
 refused; no remembered key is forgotten early.
 """
-BATCHES_AT_ONCE = 200
+RECORDS_AT_ONCE = 1_000
+"""How many keys are read in one turn of the loop: a few milliseconds."""
 OF_EVENTS = "ce-"
 """Request headers with this prefix become attributes of a CloudEvent."""
 _QUOTED = re.compile(r'"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"\Z')
@@ -164,7 +165,8 @@ class Keys:
                 memory = self._memories.get(index)
                 if memory is None or memory.partition is not partition or memory.epoch != partition.leader_epoch:
                     memory = self._memories[index] = Memory(where, partition)
-                if await memory.load(deadline):
+                # Who waited for its turn may have slept through that a write failed and another memory took its place.
+                if await memory.load(deadline) and self._memories.get(index) is memory:
                     return memory
             if asyncio.get_running_loop().time() > deadline:
                 raise Problem("not-now", "what was written with Idempotency-Keys before is not decided yet")
@@ -235,15 +237,20 @@ class Memory:
     async def _scan(self) -> None:
         partition, log = self.partition, self.partition.log
         aborted = AbortedBatches(partition.stable.aborted(log.start_offset, self._until))
-        for count, (header, batch) in enumerate(log.scan(log.start_offset, self._until)):
+        read = 0
+        for header, batch in log.scan(log.start_offset, self._until):
             if not aborted.covers(header, batch) and not header.is_control:
                 for record in read_records(batch, header):
                     self.note(_digest(record.key or b""), record.offset, record.timestamp)
-            if count % BATCHES_AT_ONCE == BATCHES_AT_ONCE - 1:
+            read += max(header.record_count, 1)
+            if read >= RECORDS_AT_ONCE:
+                read = 0
                 await asyncio.sleep(0)
 
     def note(self, digest: Digest, offset: int, written_ms: int) -> None:
-        self.offsets.pop(digest, None)  # a key that is used again after its time is the newest now
+        known = self.offsets.pop(digest, None)  # a key that is used again after its time is the newest now
+        if known is not None and known[0] > offset:  # it was used again while the log was read
+            offset, written_ms = known
         self.offsets[digest] = offset, written_ms
 
     async def recall(self, offset: int, key: str) -> Remembered | None:

@@ -273,7 +273,7 @@ async def write_together(
         if not 0 <= each.next_offset < 2**63:
             raise Problem("invalid-request", f"{each.next_offset} is no offset")
         wanted[partition] = each.next_offset
-    if seal is not None and offsets is None and not wanted and gateway.sharing.takes(placed):
+    if seal is not None and offsets is None and not wanted and gateway.sharing.takes(placed, seal):
         return await gateway.sharing.write(placed, seal)
     return await write_alone(gateway, placed, offsets, wanted, seal)
 

@@ -80,13 +80,16 @@ class Sharing:
         self._gateway = gateway
         self._queues: dict[frozenset[int], Queue] = {}
 
-    def takes(self, placed: PlacedRecords) -> bool:
+    def takes(self, placed: PlacedRecords, seal: Seal) -> bool:
         """Whether the request may share. It would hold up others if it is large, or has to wait for a leader or for
-        replicas.
+        replicas. If it is refused alone, because its records don't fit into a batch, it is refused in company, too.
         """
-        if len(placed.order) > RECORDS_MAX or not all(map(self._is_well, placed.by_partition)):
+        if len(placed.order) > RECORDS_MAX or not all(map(self._is_well, (*placed.by_partition, seal.where))):
             return False
-        return sum([bytes_of(each) for records in placed.by_partition.values() for each in records]) <= BYTES_MAX
+        sizes = {partition: sum(map(bytes_of, records)) for partition, records in placed.by_partition.items()}
+        return sum(sizes.values()) <= BYTES_MAX and all(
+            size <= self._batch_bytes(partition) for partition, size in sizes.items()
+        )
 
     def _is_well(self, partition: TopicPartition) -> bool:
         gateway = self._gateway

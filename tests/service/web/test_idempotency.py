@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from log.ids import TopicPartition
+from service.broker.internal_topics import HTTP_KEYS
+from service.web.idempotency import Keys, Memory
 from tests.service.web.kit import Answer, Http, Served, read_all
 
 BODY = {"records": [{"value": 1}, {"value": 2}]}
@@ -152,3 +157,28 @@ def test_headers_that_are_written_belong_to_the_request_of_a_key(
     assert (again.status, again.headers["Idempotency-Replayed"]) == (200, "true")
     other = http.post(path.format(topic), b"x", headers={**headers, changed: "2"})
     assert (other.status, other.json["type"]) == (422, "/problems/key-reused")
+
+
+def test_a_request_that_waited_for_a_memory_that_was_dropped_meanwhile_asks_the_next_one() -> None:
+    """A write that failed drops the memory of its keys' partition, also while requests wait for their turn to use it. A
+    repeat that went on with the dropped one would not know what was written since, and be written once more.
+    """
+    where = TopicPartition(HTTP_KEYS.name, 0)
+    log = SimpleNamespace(start_offset=0, end_offset=0, scan=lambda *_: iter(()))
+    stable = SimpleNamespace(aborted=lambda *_: [])
+    partition: Any = SimpleNamespace(is_leading=True, leader_epoch=1, last_stable_offset=0, log=log, stable=stable)
+    topic = SimpleNamespace(partitions=[partition])
+    gateway: Any = SimpleNamespace(topic=lambda _: topic, partitions={where: partition})
+
+    async def scene() -> None:
+        keys, dropped = Keys(gateway), Memory(where, partition)
+        keys._memories[0] = dropped
+        await dropped._loading.acquire()
+        waiting = asyncio.create_task(keys._memory("k"))
+        await asyncio.sleep(0)
+        dropped._is_loaded = True
+        keys._memories[0] = Memory(where, partition)
+        dropped._loading.release()
+        assert await waiting is keys._memories[0]
+
+    asyncio.run(scene())
