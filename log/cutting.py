@@ -26,6 +26,7 @@ async def distrust(log: PartitionLog, offset: int) -> None:
     for checkpoint in (CLEANED_OFFSET, GAPS_OFFSET):
         if (read_offset(log.disk, log.folder, checkpoint) or 0) > offset:
             await write_offset(log.disk, log.folder, checkpoint, offset)
+            log.durability.gaps_left = log.end_offset  # what is left may have gaps: the next flush notes them again
 
 
 def truncate_to(log: PartitionLog, offset: int) -> None:

@@ -170,9 +170,10 @@ class LogDurability:
                 await active.fsync()
             if sealed or log.snapshots.pending or self.plan_left:
                 await self._store_hints()
-            if 0 < self.gaps_left <= end_offset:
-                await write_offset(log.disk, log.folder, GAPS_OFFSET, self.gaps_left)
-                self.gaps_left = 0
+            if 0 < (gaps_left := self.gaps_left) <= end_offset:
+                await write_offset(log.disk, log.folder, GAPS_OFFSET, gaps_left)
+                if self.gaps_left == gaps_left:  # no further gap has come meanwhile
+                    self.gaps_left = 0
         except BaseException:
             # The flush failed, or was cancelled because the broker stops. What it had begun is noted as still to be
             # done, so that the last flush does it.

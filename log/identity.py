@@ -52,7 +52,7 @@ def was_never_flushed(disk: Disk, folder: str) -> bool:
     """
     names = disk.listdir(folder)
     if any(name != PARTITION_METADATA and not name.endswith(UNFLUSHED) for name in names):
-        return False  # there is a checkpoint, and and before the first one the topic id was synced
+        return False  # there is a checkpoint, and before the first one the topic id was synced
     try:
         return not disk.read(f"{folder}/{PARTITION_METADATA}").strip(b"\0")
     except FileNotFoundError:

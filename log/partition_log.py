@@ -98,7 +98,7 @@ class PartitionLog:
         self.forgotten_below = 0
         """Tombstones and markers below this offset may have left the log, here or where it was copied from. So a
         follower that ends below it can't copy the rest from here: it may hold what one of them has deleted. While this
-        log itself is copied, it may end below that offset.
+        log is filled from another, it may end below that offset.
         """
         self.times_forgotten = 0
         """How often some have left the log in this process."""

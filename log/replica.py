@@ -35,7 +35,7 @@ class Follower:
     """Where the leader's log ended at the last fetch."""
     began: tuple[int, int] | None = None
     """In which life the follower, with an empty log, began to copy the leader's, and that log's `times_forgotten` then.
-    None: it has not under this leader, or it held all of the log since.
+    None: it has not under this leader, or it has held all that is committed since.
     """
     advanced_ms: int = 0
     """When the follower last showed to hold more than before."""
@@ -134,9 +134,10 @@ class ReplicaSet:
         follower = self._followers[member]
         if offset > follower.held_end_offset:
             follower.advanced_ms = now_ms
+        if offset >= max(self.high_watermark, self._epoch_start_offset):
+            follower.began = None
         if offset >= log_end_offset:
             follower.caught_up_ms = now_ms
-            follower.began = None
         elif offset >= follower.leader_end_offset > NO_OFFSET:
             follower.caught_up_ms = max(follower.caught_up_ms, follower.fetched_ms)
         follower.held_end_offset, follower.start_offset = offset, start_offset
@@ -157,16 +158,16 @@ class ReplicaSet:
             self._followers[member] = Follower(broker_epoch=broker_epoch, caught_up_ms=now_ms)
 
     def begins(self, member: int, broker_epoch: int, times_forgotten: int) -> None:
-        """A follower with an empty log asks for the leader's, from its start."""
-        self._followers[member].began = broker_epoch, times_forgotten
-
-    def may_continue(self, member: int, broker_epoch: int, times_forgotten: int) -> bool:
-        """Whether a follower lacks no deletion that has left the leader's log, though some stood above all that it
-        holds: it began with an empty log in this life, and none has left since. Or it is counted on to lead next: then
-        it holds all that is committed, and deletions that have left were.
+        """A follower with an empty log asks for the leader's, from its start. If nothing is committed above that, it is
+        no copy that others have to mind.
         """
-        may_lead = member in self.isr or member in self.pending_isr or member in self.eligible
-        return may_lead or self._followers[member].began == (broker_epoch, times_forgotten)
+        follower = self._followers[member]
+        if follower.held_end_offset < max(self.high_watermark, self._epoch_start_offset):
+            follower.began = broker_epoch, times_forgotten
+
+    def has_begun(self, member: int, broker_epoch: int, times_forgotten: int) -> bool:
+        """Whether this life of a follower began with an empty log, and no deletion has left the leader's log since."""
+        return self._followers[member].began == (broker_epoch, times_forgotten)
 
     def is_being_copied(self, times_forgotten: int, now_ms: int, within_ms: int) -> bool:
         """Whether a follower that began with an empty log is getting on. If a deletion left the leader's log now, it

@@ -57,6 +57,16 @@ class InSyncSets:
         if partition.replicas.is_worth_asking(member):
             self.consider(partition)
 
+    def may_lead(self, partition: Partition, broker_id: int, broker_epoch: int) -> bool | None:
+        """Whether this life of a broker may lead the partition next. None: the registered life, as far as this broker
+        has heard, is another.
+        """
+        image = self._metadata.image
+        broker, state = image.brokers.get(broker_id), image.partition(partition.topic_partition)
+        if broker is None or broker.epoch != broker_epoch or state is None:
+            return None
+        return broker_id in state.isr or broker_id in state.eligible
+
     def consider(self, partition: Partition) -> None:
         """Propose the in-sync set that should hold, if it differs from the one that holds."""
         role = partition.role

@@ -220,11 +220,10 @@ class Partition:
 
     @property
     def must_flush(self) -> bool:
-        """Whether the log has data that must be flushed before it counts as held. Everywhere that is so of a copy with
-        gaps: a recovery that finds a gap in what was not flushed takes it for lost batches.
+        """Whether the log has something that must be flushed before it counts as held. That is so of gaps whatever the
+        durability is: a recovery that finds a gap which was not noted takes it for lost batches.
         """
-        log = self.log
-        return log.flushed_offset < log.end_offset and bool(self._fsync or log.durability.gaps_left)
+        return bool(self.log.durability.gaps_left) or (self._fsync and self.log.flushed_offset < self.log.end_offset)
 
     @property
     def not_leading(self) -> RefusedBatch:

@@ -91,7 +91,7 @@ class PartitionRead:
     nearer: int = -1
     """The nearer broker that the reader should ask instead; -1 if there is none."""
     forgotten_below: int = 0
-    """For a follower that ends below the last deletion which has left this log: where that stood. Else 0."""
+    """For a follower that ends below the last deletion which has left this log: the offset after it. Else 0."""
     is_quiet: bool = False
     """There is nothing more, until the partition says that it has moved."""
 
@@ -255,10 +255,8 @@ class Reading:
                 return PartitionRead(error)
             if offset < log.forgotten_below:
                 forgotten = log.forgotten_below
-                if not self._may_continue(partition, wanted, copier):
-                    return PartitionRead(
-                        ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=log.start_offset, forgotten_below=forgotten
-                    )
+                if error := self._lacks_deletions(partition, copier):
+                    return PartitionRead(error, log_start_offset=log.start_offset, forgotten_below=forgotten)
         if self.session is not None:
             wanted.looked_at(partition, self.session, key)
         high_watermark, stable = partition.high_watermark, partition.last_stable_offset
@@ -308,17 +306,25 @@ class Reading:
         found.counts = max(stored.size, most) if cut_short else stored.size
         return found
 
-    def _may_continue(self, partition: Partition, wanted: WantedPartition, copier: Copier) -> bool:
-        """Whether a follower that ends below the last deletion which has left this log may copy the rest. If it lacks
-        such a deletion, it would keep for good what that deleted, and a transaction without its marker would never end.
-        Then it must start over (R15).
+    @staticmethod
+    def _lacks_deletions(partition: Partition, copier: Copier) -> ErrorCode:
+        """The error for a follower that ends below the last deletion which has left this log, and may lack it. With the
+        rest of the log it would keep for good what that deleted, and a transaction without its marker would never end.
+        So it must start over (R15).
+
+        It lacks none if it began with an empty log after they had left. Nor if it may lead next: then it holds all that
+        is committed, and deletions that left were. That is so of the life of its broker that is registered, so a later
+        life waits until its registration is seen here.
         """
         if not partition.is_leading or copier.broker_id not in partition.replicas.followers:
-            return True  # it is not a follower any more, and gets no part in what this leads
-        life = copier.broker_id, copier.broker_epoch, partition.log.times_forgotten
-        if wanted.fetch_offset == wanted.log_start_offset and not self._is_counted:
-            partition.replicas.begins(*life)
-        return partition.replicas.may_continue(*life)
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        life = copier.broker_id, copier.broker_epoch
+        if partition.replicas.has_begun(*life, partition.log.times_forgotten):
+            return ErrorCode.NONE
+        may_lead = copier.in_sync.may_lead(partition, *life)
+        if may_lead is None:
+            return ErrorCode.OFFSET_NOT_AVAILABLE
+        return ErrorCode.NONE if may_lead else ErrorCode.OFFSET_OUT_OF_RANGE
 
     def _is_quiet(self, partition: Partition) -> bool:
         """Whether a partition that was read to its end will say when something about the answer changes. A follower
@@ -352,6 +358,8 @@ class Reading:
             start_offset=wanted.log_start_offset,
             broker_epoch=copier.broker_epoch,
         )
+        if wanted.fetch_offset == wanted.log_start_offset:  # its log is empty
+            partition.replicas.begins(copier.broker_id, copier.broker_epoch, partition.log.times_forgotten)
         return ErrorCode.NONE
 
     async def wait(self) -> None:

@@ -506,7 +506,7 @@ class Fetcher:
                 records = memoryview(data.records)
                 if (begins := _begins_inside(records, log)) is not None:
                     await self._start_over(place, begins)
-                if forgotten:
+                if forgotten > log.forgotten_below or (forgotten and log.start_offset == log.end_offset):
                     await self._forget(place, forgotten)
                 await self._append(place, records)
                 self._throttle.moved(partition.topic_partition, self._parts.metadata.broker_id, len(data.records))
@@ -574,6 +574,8 @@ class Fetcher:
         async with log.alone():
             if place.holds:
                 await log.forget_below(forgotten_below)
+            if not place.holds:  # another role has begun meanwhile, without what would have been copied
+                log.forgotten_below = min(log.forgotten_below, log.end_offset)
 
     async def _start_over(self, place: FollowedPartition, offset: int) -> None:
         partition, log = place.partition, place.partition.log

@@ -259,31 +259,22 @@ def test_a_follower_that_held_all_until_now_does_not_lag_at_the_first_append_aft
 
 
 def test_a_copy_from_an_empty_log_goes_on_while_no_deletion_leaves_and_its_broker_lives() -> None:
-    replicas = three((1, 2))
+    replicas = three((1, 2), epoch_start_offset=4)
     fetch(replicas, 3, 0)
-    assert not replicas.may_continue(3, LIVES[3], 1), "nobody knows what it lacks"
+    assert not replicas.has_begun(3, LIVES[3], 1), "nobody knows what it lacks"
     replicas.begins(3, LIVES[3], 1)
     fetch(replicas, 3, 2)
-    assert replicas.may_continue(3, LIVES[3], 1)
-    assert not replicas.may_continue(3, LIVES[3], 2), "a deletion has left since"
+    assert replicas.has_begun(3, LIVES[3], 1)
+    assert not replicas.has_begun(3, LIVES[3], 2), "a deletion has left since"
     fetch(replicas, 3, 2, life=14)
-    assert not replicas.may_continue(3, 14, 1), "in this life it did not begin with nothing"
-    fetch(replicas, 3, 5, life=14)
+    assert not replicas.has_begun(3, 14, 1), "in this life it did not begin with nothing"
     replicas.begins(3, 14, 1)
-    fetch(replicas, 3, 5, life=14)
-    assert not replicas.may_continue(3, 14, 1), "it held everything since: what it lacks came later"
-
-
-def test_a_replica_that_is_counted_on_to_lead_next_goes_on_whatever_it_lacks() -> None:
-    replicas = three((1, 2))
-    assert replicas.may_continue(2, LIVES[2], 7)
-    assert not replicas.may_continue(3, LIVES[3], 7)
-    replicas.decided((1,), 1, (3,))
-    assert replicas.may_continue(3, LIVES[3], 7)
+    fetch(replicas, 3, 4, life=14)
+    assert not replicas.has_begun(3, 14, 1), "it held all that is committed: what it lacks came later"
 
 
 def test_a_leader_keeps_deletions_for_a_copy_that_gets_on_and_for_no_other() -> None:
-    replicas = three((1, 2))
+    replicas = three((1, 2), epoch_start_offset=4)
     fetch(replicas, 3, 0, at=0)
     assert not replicas.is_being_copied(1, 0, 10), "it only fetches"
     replicas.begins(3, LIVES[3], 1)
@@ -292,5 +283,5 @@ def test_a_leader_keeps_deletions_for_a_copy_that_gets_on_and_for_no_other() -> 
     assert replicas.is_being_copied(1, 30, 10)
     assert not replicas.is_being_copied(1, 31, 10), "it asks, and gets no further"
     assert not replicas.is_being_copied(2, 30, 10), "it must begin anew anyway"
-    fetch(replicas, 3, 5, at=40)
-    assert not replicas.is_being_copied(1, 40, 10), "it holds everything"
+    fetch(replicas, 3, 4, at=40, end=9)
+    assert not replicas.is_being_copied(1, 40, 10), "it is as far as it must be, though a busy leader is ahead"

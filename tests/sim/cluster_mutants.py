@@ -420,7 +420,7 @@ def elections_that_may_lose() -> Planting:
 
 def deletions_that_a_follower_missed_are_not_asked_about() -> Planting:
     """A follower that was away goes on with a log that tombstones have left meanwhile. Deleted keys come back."""
-    return replaced(Reading, "_may_continue", lambda *_: True)
+    return replaced(Reading, "_lacks_deletions", staticmethod(lambda *_: ErrorCode.NONE))
 
 
 @contextlib.contextmanager

@@ -1,8 +1,10 @@
 """R15: what compaction has deleted stays deleted, whichever replica was away meanwhile and whichever led."""
 
+import asyncio
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -259,3 +261,36 @@ def test_a_leader_that_has_lost_its_tail_does_not_ask_others_for_more_than_it_ha
         await put(stage, b"new", b"1")
 
     on_cluster_stage(tmp_path, scene, 1, 2, given=NEVER_BY_ITSELF)
+
+
+def test_a_broker_that_lost_its_tail_waits_until_its_leader_has_heard_of_its_new_life(tmp_path: Path) -> None:
+    """Until then its leader takes it for the former life, which was in sync and had all deletions."""
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, **FORGETFUL)
+        await put(stage, b"a", b"deleted later")
+        await put(stage, b"a", None)
+        await stage.in_sync(1, 2)
+        await forget(stage)
+        await until(lambda: stage.partition(2).log.end_offset == 5)
+        metadata, heard = stage.broker(1).metadata, asyncio.Event()
+        take = metadata._take
+
+        async def late(change: Any) -> None:
+            await heard.wait()
+            await take(change)
+
+        metadata._take = late  # type: ignore[method-assign]
+        path = tmp_path / "2" / stage.partition(2).log.folder / segment_name(0, LOG_SUFFIX)
+        await stage.kill(2)
+        os.truncate(path, read_header(path.read_bytes()).size_bytes)
+        await stage.start(2)
+        await until(
+            lambda: any("OFFSET_NOT_AVAILABLE" in each.trouble for each in stage.broker(2).replication.places())
+        )
+        assert stage.partition(2).log.end_offset == 1
+        heard.set()
+        await stage.in_sync(1, 2)
+        assert b"a" not in last_values(stage.partition(2))
+
+    on_cluster_stage(tmp_path, scene, given=NEVER_BY_ITSELF)
