@@ -74,6 +74,7 @@ def restart_at(log: PartitionLog, offset: int) -> None:
         _remove(log, segment)
     kept.cut(0, offset, log.config.index_interval_bytes)
     log.segments.put([kept])
+    log.times_compacted += 1  # a copy of what was there is no part of this log any more
     log.epochs.clear()
     _end_at(log, offset)
     log.snapshots.forget_above(-1)

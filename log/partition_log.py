@@ -94,7 +94,8 @@ class PartitionLog:
         self.start_offset = self.end_offset = 0
         self.recovery: RecoveryReport | None = None
         self.gone = False  # discarded
-        self.times_compacted = 0  # how often compaction has removed something, or a view has forgotten something for it
+        self.times_compacted = 0
+        """How often compaction removed something, a view forgot something for it, or the log was restarted."""
         self.forgotten_below = 0
         """Tombstones and markers below this offset may have left the log, here or where it was copied from. So a
         follower that ends below it can't copy the rest from here: it may hold what one of them has deleted. While this

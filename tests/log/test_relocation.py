@@ -7,6 +7,7 @@ import pytest
 
 from log.compaction import find_work
 from log.control import ControlType
+from log.cutting import restart_at
 from log.disk import DiskFault
 from log.ids import TopicId
 from log.relocation import FORMER, Relocation
@@ -177,6 +178,24 @@ def test_what_was_aborted_stays_aborted_although_compaction_has_forgotten_it_mea
         known = table(committed_records(bench.log, bench.stable))
         assert b"a" not in known
         assert known[b"b"] == b"committed"
+
+    asyncio.run(run())
+
+
+def test_what_was_copied_before_the_log_started_over_is_not_kept() -> None:
+    """A follower starts over because it lacks deletions, and fills its log from its leader beyond what was copied."""
+
+    async def run() -> None:
+        bench = Moving()
+        bench.put((b"a", b"deleted while this follower was away"))
+        await bench.log.flush()
+        relocation = bench.begin()
+        restart_at(bench.log, 0)
+        bench.put((b"b", b"1"))
+        bench.put((b"c", b"1"))
+        await bench.log.flush()
+        assert await bench.finish(relocation)
+        assert table(committed_records(bench.log, bench.stable)) == {b"b": b"1", b"c": b"1"}
 
     asyncio.run(run())
 
