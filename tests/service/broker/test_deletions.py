@@ -18,11 +18,11 @@ from tests.service.broker.cluster_stage import TOPIC, TOPICS, ClusterStage, on_c
 from tests.sim.replicas import last_values
 
 
-async def put(stage: ClusterStage, key: bytes, value: bytes | None) -> None:
+async def put(stage: ClusterStage, key: bytes, value: bytes | None, **of: Any) -> None:
     leader = stage.leader()
     assert leader is not None
-    batch = memoryview(bytearray(build_batch([(key, value, (), 1)])))
-    appended = leader.append_from_client(batch, acks=-1, now_ms=1)
+    batch = memoryview(bytearray(build_batch([(key, value, (), 1)], **of)))
+    appended = leader.append_from_client(batch, acks=-1, now_ms=1, needs_guard=False)
     assert isinstance(appended, Appended)
     if (committed := leader.committed(appended.end_offset)) is not None:
         await committed
@@ -56,15 +56,30 @@ FORGETFUL = {
 NEVER_BY_ITSELF = {"log.durability": "os", "log.cleaner.backoff.ms": "3600000"}
 
 
+async def deleted_on_all(stage: ClusterStage, *replicas: int) -> None:
+    """A topic with a key that was deleted. All have the tombstone, which is at offset 1."""
+    await stage.create(*replicas, **FORGETFUL)
+    await put(stage, b"a", b"deleted later")
+    await put(stage, b"a", None)
+    await stage.in_sync(*replicas)
+    for replica in replicas:
+        await until(lambda replica=replica: stage.partition(replica).log.end_offset == 2)  # type: ignore[misc]
+
+
+async def away_while_deleted(stage: ClusterStage) -> None:
+    """Broker 3 has a key whose deletion broker 2 has, and broker 1 has forgotten."""
+    await stage.create(1, 2, 3, **FORGETFUL)
+    await put(stage, b"a", b"deleted later")
+    await stage.in_sync(1, 2, 3)
+    await until(lambda: stage.partition(3).log.end_offset == 1)
+    await stage.stop(3)
+    await put(stage, b"a", None)
+    await forget(stage)
+
+
 def test_a_key_that_was_deleted_while_a_follower_was_away_does_not_come_back_with_it(tmp_path: Path) -> None:
     async def scene(stage: ClusterStage) -> None:
-        await stage.create(1, 2, 3, **FORGETFUL)
-        await put(stage, b"a", b"deleted later")
-        await stage.in_sync(1, 2, 3)
-        await until(lambda: stage.partition(3).log.end_offset == 1)
-        await stage.stop(3)
-        await put(stage, b"a", None)
-        await forget(stage)
+        await away_while_deleted(stage)
         await stage.start(3)
         await stage.in_sync(1, 2, 3)
         back = stage.partition(3)
@@ -82,11 +97,7 @@ def test_a_follower_that_holds_all_that_was_forgotten_goes_on_where_it_stands(
     monkeypatch.setattr(Partition, "start_over", lambda partition, offset: started_over.append(partition))
 
     async def scene(stage: ClusterStage) -> None:
-        await stage.create(1, 2, **FORGETFUL)
-        await put(stage, b"a", b"deleted later")
-        await put(stage, b"a", None)
-        await stage.in_sync(1, 2)
-        await until(lambda: stage.partition(2).log.end_offset == 2)
+        await deleted_on_all(stage, 1, 2)
         await stage.stop(2)
         await forget(stage)
         await stage.start(2)
@@ -101,11 +112,8 @@ def test_a_replica_that_is_counted_on_to_lead_next_keeps_what_it_holds(tmp_path:
     """It has lost its tail. Should its leader die before it is out of the in-sync set, it has all the rest."""
 
     async def scene(stage: ClusterStage) -> None:
-        await stage.create(1, 2, **FORGETFUL)
-        await put(stage, b"a", b"deleted later")
-        await put(stage, b"a", None)
+        await deleted_on_all(stage, 1, 2)
         await forget(stage)
-        await stage.in_sync(1, 2)
         follower = stage.partition(2)
         await until(lambda: follower.log.end_offset == stage.partition(1).log.end_offset)
         stage.broker(2).replication.stop(follower)
@@ -128,14 +136,8 @@ async def one_away_and_one_anew(stage: ClusterStage, tmp_path: Path) -> None:
     """Broker 3 is away with a key that was deleted meanwhile. Broker 2 has copied what is left of the log, and alone is
     in sync: broker 1 has stopped.
     """
-    await stage.create(1, 2, 3, **FORGETFUL)
-    await put(stage, b"a", b"deleted later")
-    await stage.in_sync(1, 2, 3)
-    await until(lambda: stage.partition(3).log.end_offset == 1)
-    await stage.stop(3)
+    await away_while_deleted(stage)
     await stage.stop(2)
-    await put(stage, b"a", None)
-    await forget(stage)
     await new_disk(stage, tmp_path, 2, 1, 2)
     await until(lambda: stage.partition(2).log.end_offset == 5)
     await stage.stop(1)
@@ -173,14 +175,8 @@ def test_a_leader_that_knows_little_of_what_was_committed_knows_what_it_lacks(tm
 
 def test_what_was_copied_while_the_topic_was_not_compacted_lacks_deletions_too(tmp_path: Path) -> None:
     async def scene(stage: ClusterStage) -> None:
-        await stage.create(1, 2, 3, **FORGETFUL)
-        await put(stage, b"a", b"deleted later")
-        await stage.in_sync(1, 2, 3)
-        await until(lambda: stage.partition(3).log.end_offset == 1)
-        await stage.stop(3)
+        await away_while_deleted(stage)
         await stage.stop(2)
-        await put(stage, b"a", None)
-        await forget(stage)
         await stage.configure(TOPICS, TOPIC, "cleanup.policy", "delete")
         await new_disk(stage, tmp_path, 2, 1, 2)
         await stage.configure(TOPICS, TOPIC, "cleanup.policy", "compact")
@@ -198,12 +194,9 @@ def test_a_transaction_whose_marker_has_left_is_not_open_where_its_records_were_
 
     async def scene(stage: ClusterStage) -> None:
         await stage.create(1, 2, **FORGETFUL | {"cleanup_policy": "compact,delete"})
-        batch = build_batch([(b"a", b"1", (), 1)], producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
         leader = stage.partition(1)
         await until(lambda: leader.is_leading)
-        assert isinstance(
-            leader.append_from_client(memoryview(bytearray(batch)), acks=-1, now_ms=1, needs_guard=False), Appended
-        )
+        await put(stage, b"a", b"1", producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
         follower = stage.partition(2)
         await until(lambda: follower.log.end_offset == 1 and leader.high_watermark == 1)
         await raise_start_offset(leader.log, 1)
@@ -234,10 +227,7 @@ def test_a_transaction_whose_marker_has_left_is_not_open_where_its_records_were_
 
 def test_a_leader_that_has_lost_its_tail_does_not_ask_others_for_more_than_it_has(tmp_path: Path) -> None:
     async def scene(stage: ClusterStage) -> None:
-        await stage.create(1, 2, **FORGETFUL)
-        await put(stage, b"a", b"1")
-        await put(stage, b"a", None)
-        await stage.in_sync(1, 2)
+        await deleted_on_all(stage, 1, 2)
         await stage.stop(2)
         await forget(stage)
         await new_disk(stage, tmp_path, 2, 1, 2)
@@ -267,10 +257,7 @@ def test_a_broker_that_lost_its_tail_waits_until_its_leader_has_heard_of_its_new
     """Until then its leader takes it for the former life, which was in sync and had all deletions."""
 
     async def scene(stage: ClusterStage) -> None:
-        await stage.create(1, 2, **FORGETFUL)
-        await put(stage, b"a", b"deleted later")
-        await put(stage, b"a", None)
-        await stage.in_sync(1, 2)
+        await deleted_on_all(stage, 1, 2)
         await forget(stage)
         await until(lambda: stage.partition(2).log.end_offset == 5)
         metadata, heard = stage.broker(1).metadata, asyncio.Event()
