@@ -235,9 +235,11 @@ class ReplicaSet:
         """The in-sync set to propose now; None if nothing should change. `lives`: the epochs of the registered brokers.
 
         A replica leaves the set if it has not caught up for `lag_ms`, or if its broker is gone. A replica joins the set
-        if, in its present life, it has shown to hold everything that may have been committed, and nothing that was
-        deleted. Everything that may have been committed: up to the high watermark, and up to the offset where this
-        leader's epoch began, because earlier leaders may have committed up to there without this one knowing.
+        if it would not have to leave at once and, in its present life, has shown to hold everything that may have been
+        committed, and nothing that was deleted. Everything that may have been committed: up to the high watermark, and
+        up to the offset where this leader's epoch began, because earlier leaders may have committed up to there without
+        this one knowing. While too few are in sync the high watermark stands far below the log's end: who holds no more
+        than that would join and leave by turns, and each time writes are taken and then refused.
 
         While the answer to an earlier proposal is missing, the present set is proposed again, even unchanged: once it
         is accepted the earlier proposal can't be, and its members need not be counted any more. The same is done while
@@ -251,8 +253,7 @@ class ReplicaSet:
             if member == self.leader
             or (
                 not self._lags(member, log_end_offset, now_ms, lag_ms)
-                if member in self.isr
-                else self._has_caught_up(member, lives, log_start_offset)
+                and (member in self.isr or self._has_caught_up(member, lives, log_start_offset))
             )
         )
         members = tuple(member for member in members if member in lives)

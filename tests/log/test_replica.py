@@ -154,6 +154,16 @@ def test_a_follower_joins_at_the_high_watermark(held: int, *, joins: bool) -> No
     assert (proposal(replicas, end=9) is not None) is joins
 
 
+def test_who_would_have_to_leave_at_once_does_not_join() -> None:
+    """Too few are in sync, so the high watermark stands still while the log grows."""
+    replicas = three(isr=(1,), min_in_sync=2)
+    replicas.holds(9)
+    fetch(replicas, 2, 4, end=9, at=2 * LAG_MS)
+    assert proposal(replicas, end=9, at=2 * LAG_MS) is None, "it holds what is committed, and lags"
+    fetch(replicas, 2, 9, end=9, at=3 * LAG_MS)
+    assert proposal(replicas, end=9, at=3 * LAG_MS) == ((1, LIVES[1]), (2, LIVES[2]))
+
+
 @pytest.mark.parametrize(("held", "joins"), [(6, False), (7, True)])
 def test_a_follower_joins_no_earlier_than_where_the_epoch_began(held: int, *, joins: bool) -> None:
     """Below that an earlier leader may have committed more than this one knows."""

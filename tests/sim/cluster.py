@@ -59,7 +59,7 @@ from tests.sim.world import Host, Stalled, World, come_true
 
 CAUGHT_UP_WITHIN = 45.0
 """Virtual seconds after everything healed in which every partition is led and each of its replicas has been in sync,
-though clients go on with their work. Disks stall for longer than a replica may lag, so not all are at the same time.
+though clients go on with their work. That makes some lag now and then, so not all are at the same time.
 """
 LOOKED_AT_EVERY = 2
 """Only in every second leader epoch a new leader's folds are compared with its log, because that takes time."""
