@@ -2,11 +2,13 @@
 this broker coordinates.
 """
 
+import asyncio
+
 from service.api.wire_codes import Transactions
 from service.broker.session import Session
-from service.groups.regex import InvalidRegex, TopicRegex
+from service.groups.regex import MATCHED_AT_ONCE, BoundedRegex, InvalidRegex
 from service.ports import Env
-from service.turns import NAMED_A_TURN, in_turns
+from service.turns import NAMED_A_TURN, Turn, in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -18,6 +20,7 @@ from txn.states import State, Txn
 
 STATES = {state.label: state for state in State}
 LOOKED_AT_ONCE = 1_000
+STEPS_OF_A_LOOK = MATCHED_AT_ONCE // LOOKED_AT_ONCE
 
 
 async def handle(
@@ -27,7 +30,8 @@ async def handle(
     if not all(shard.loaded for shard in shards):
         return ListTransactionsResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
     try:
-        pattern = TopicRegex(request.transactional_id_pattern) if request.transactional_id_pattern else None
+        text = request.transactional_id_pattern
+        pattern = BoundedRegex(text, of_topics=False) if text else None
     except InvalidRegex:
         return ListTransactionsResponse(error_code=ErrorCode.INVALID_REGULAR_EXPRESSION)
     labels = request.state_filters
@@ -49,8 +53,11 @@ async def handle(
         )
 
     found: list[ListTransactionsResponseTransactionState] = []
+    turn = Turn(MATCHED_AT_ONCE)
     for shard in shards:
-        async for txn in in_turns(list(shard.machine.all()), LOOKED_AT_ONCE):
+        for txn in list(shard.machine.all()):
+            if turn.is_over(STEPS_OF_A_LOOK if pattern is None else pattern.steps(txn.transactional_id)):
+                await asyncio.sleep(0)
             if is_wanted(txn, env.clock.wall_ms()):
                 state = ListTransactionsResponseTransactionState(txn.transactional_id, txn.producer_id, txn.state.label)
                 found.append(state)

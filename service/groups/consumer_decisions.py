@@ -47,7 +47,7 @@ from service.groups.records import (
     target_epoch_record,
     target_record,
 )
-from service.groups.regex import MATCHED_AT_ONCE, InvalidRegex, RegexRound, TopicMatches, TopicRegex
+from service.groups.regex import MATCHED_AT_ONCE, BoundedRegex, InvalidRegex, RegexRound, TopicMatches
 from service.groups.resuming import Resuming
 from service.groups.settings import ConsumerTimes, GroupSettings
 from service.groups.states import MemberState
@@ -230,7 +230,7 @@ class ConsumerDecisions:
                 change = RegexChange(True, is_resolved=after in group.resolved)
             else:
                 try:
-                    TopicRegex(after)
+                    BoundedRegex(after)
                 except InvalidRegex as error:
                     return GroupRefusal(Fault.INVALID_REGULAR_EXPRESSION, f"{after}: {error}")
                 is_new = True
@@ -285,15 +285,16 @@ class ConsumerDecisions:
         """The topics of as many expressions as fit into one turn, and whether these were the last expressions."""
         matched: dict[str, frozenset[str]] = {}
         steps = MATCHED_AT_ONCE
-        while ahead.regexes and steps > 0:
+        while ahead.regexes:
             regex = ahead.regexes[-1]
             if regex in group.tallies.using:
                 known = group.regex_matches.get(regex)
                 if known is None:
                     known = group.regex_matches[regex] = TopicMatches(regex)
-                steps = known.look(ahead.names, steps)
-                if not known.is_done:
+                left = known.look(ahead.names, steps)
+                if left is None:
                     break
+                steps = left
                 matched[regex] = known.topics
             ahead.regexes.pop()
         return matched, not ahead.regexes
