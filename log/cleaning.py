@@ -476,7 +476,7 @@ class _Keeper:
         self._unreadable = census.unreadable
         self._transactions = census.transactions
         self._flags = memoryview(census.flags)  # type: ignore[arg-type] # numpy's stub does not say that arrays are buffers
-        self._producers = LastBatches(job.last_batches, job.last_markers)
+        self._producers = LastBatches(job.last_batches, job.last_markers, job.segments[-1].end_offset)
         self._job = job
         self._horizon_ms = job.now_ms + job.delete_retention_ms
         self._cleaned = cleaned

@@ -96,13 +96,18 @@ class AbortedTransactions:
 
 
 class LastBatches:
-    """Which batches and markers producers are known by. They stay in the log, even without records."""
+    """Which batches and markers stay in the log, even without records: what producers are known by, and the end of what
+    is cleaned.
+    """
 
-    def __init__(self, batches: Sequence[int], markers: Sequence[int]) -> None:
+    def __init__(self, batches: Sequence[int], markers: Sequence[int], end_offset: int) -> None:
+        self._end_offset = end_offset
         self._offsets = dict(zip(batches[::2], batches[1::2], strict=True))
         self._markers = dict(zip(markers[::3], zip(markers[1::3], markers[2::3], strict=True), strict=True))
 
     def is_last(self, header: BatchHeader) -> bool:
+        if header.next_offset == self._end_offset:
+            return True
         if header.is_control:
             return self._markers.get(header.producer_id) == (header.producer_epoch, header.max_timestamp)
         return self._offsets.get(header.producer_id) == header.last_offset

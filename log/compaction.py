@@ -8,7 +8,8 @@ What always holds:
   which nothing else is left. The cleaner writes the end of this time (the delete horizon) into the batch, in place of
   the base timestamp (KIP-534).
 * The last batch of every active producer stays, even without records, because it tells the producer's sequence and
-  epoch.
+  epoch. So does the last batch that a pass reads: what is copied ends where the last batch does, and no follower would
+  come to the end of a log that ends in a gap.
 * Whatever happens, the folder holds the old segments or the new ones (`log.swap`).
 
 A pass reads all segments from the first up to the limit, and writes new ones in their place. `log.cleaning` does that

@@ -594,7 +594,7 @@ def is_last(partition: Partition, header: BatchHeader) -> bool:
     known = list(partition.producers.known_by())
     batches = [number for each in known if each.last_offset >= 0 for number in each[:2]]
     markers = [number for each in known if each.last_offset < 0 for number in (each[0], *each[2:])]
-    return LastBatches(batches, markers).is_last(header)
+    return LastBatches(batches, markers, end_offset=-1).is_last(header)
 
 
 def test_the_cleaner_keeps_a_producers_last_batch_and_then_the_marker_that_alone_tells_its_epoch() -> None:

@@ -27,7 +27,7 @@ class PlainCleaner:
         self.job = job
         self.cleaned = Cleaned()
         self.transactions = AbortedTransactions(job.aborted)
-        self.last = LastBatches(job.last_batches, job.last_markers)
+        self.last = LastBatches(job.last_batches, job.last_markers, job.segments[-1].end_offset)
         self.with_data: set[int] = set()
         self.latest: dict[bytes, tuple[int, int]] = {}
 

@@ -199,6 +199,18 @@ def test_the_last_batch_of_an_active_producer_stays_without_its_records() -> Non
     assert again.producers.last == {7: 1}
 
 
+def test_the_last_batch_stays_so_that_whoever_copies_the_log_comes_to_its_end() -> None:
+    bench = Bench(MemoryDisk())
+    bench.put((b"a", b"1"))
+    bench.put((None, b"has no place"))
+    cleaned(bench)
+    assert [(header.next_offset, header.record_count) for header, _ in bench.log.scan(0)] == [(1, 1), (2, 0)]
+    assert bench.log.end_offset == 2
+    bench.put((b"a", None))
+    cleaned(bench)
+    assert offsets(bench) == [2], "another batch is the last one now"
+
+
 def test_nothing_undecided_active_or_undurable_is_touched() -> None:
     async def run() -> None:
         disk = MemoryDisk()
