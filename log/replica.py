@@ -108,6 +108,12 @@ class ReplicaSet:
         """What each follower has shown. Not to be changed."""
         return self._followers
 
+    def goes_on(self, earlier: "ReplicaSet") -> None:
+        """The same leadership had `earlier` until now, with other replicas. What followers have shown holds still."""
+        assert self.leader_epoch == earlier.leader_epoch, "in another leadership followers may hold something else"
+        for member in self._followers:
+            self._followers[member] = earlier._followers.get(member, self._followers[member])
+
     # -- the high watermark
 
     def holds(self, own_end_offset: int) -> bool:
@@ -230,16 +236,26 @@ class ReplicaSet:
     # -- the in-sync set
 
     def proposal(
-        self, lives: Mapping[int, int], *, log_start_offset: int, log_end_offset: int, now_ms: int, lag_ms: int
+        self,
+        lives: Mapping[int, int],
+        *,
+        joiner: int | None,
+        log_start_offset: int,
+        log_end_offset: int,
+        now_ms: int,
+        lag_ms: int,
     ) -> Proposal | None:
         """The in-sync set to propose now; None if nothing should change. `lives`: the epochs of the registered brokers.
 
-        A replica leaves the set if it has not caught up for `lag_ms`, or if its broker is gone. A replica joins the set
-        if it would not have to leave at once and, in its present life, has shown to hold everything that may have been
-        committed, and nothing that was deleted. Everything that may have been committed: up to the high watermark, and
-        up to the offset where this leader's epoch began, because earlier leaders may have committed up to there without
-        this one knowing. While too few are in sync the high watermark stands far below the log's end: who holds no more
-        than that would join and leave by turns, and each time writes are taken and then refused.
+        A replica leaves the set if it has not caught up for `lag_ms`, or if its broker is gone. `joiner`, which has
+        just fetched, joins the set if it would not have to leave at once and, in its present life, has shown to hold
+        everything that may have been committed, and nothing that was deleted. Everything that may have been committed:
+        up to the high watermark, and up to the offset where this leader's epoch began, because earlier leaders may have
+        committed up to there without this one knowing.
+
+        A replica that hangs, or whose disk has failed, does not fetch. And while too few are in sync, the high
+        watermark may stand far below the log's end. If those who hold no more than that joined, they would join and
+        leave by turns, and each time writes would be taken and then refused.
 
         While the answer to an earlier proposal is missing, the present set is proposed again, even unchanged: once it
         is accepted the earlier proposal can't be, and its members need not be counted any more. The same is done while
@@ -253,7 +269,7 @@ class ReplicaSet:
             if member == self.leader
             or (
                 not self._lags(member, log_end_offset, now_ms, lag_ms)
-                and (member in self.isr or self._has_caught_up(member, lives, log_start_offset))
+                and (member in self.isr or (member == joiner and self._has_caught_up(member, lives, log_start_offset)))
             )
         )
         members = tuple(member for member in members if member in lives)

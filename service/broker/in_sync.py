@@ -55,7 +55,7 @@ class InSyncSets:
         """A follower has shown that it holds everything from `start_offset` up to `offset` (exclusive)."""
         partition.fetched(member, offset, start_offset=start_offset, broker_epoch=broker_epoch, now_ms=self.now_ms())
         if partition.replicas.is_worth_asking(member):
-            self.consider(partition)
+            self.consider(partition, joiner=member)
 
     def may_lead(self, partition: Partition, broker_id: int, broker_epoch: int) -> bool | None:
         """Whether this life of a broker may lead the partition next. None: the registered life, as far as this broker
@@ -67,8 +67,8 @@ class InSyncSets:
             return None
         return broker_id in state.isr or broker_id in state.eligible
 
-    def consider(self, partition: Partition) -> None:
-        """Propose the in-sync set that should hold, if it differs from the one that holds."""
+    def consider(self, partition: Partition, *, joiner: int | None = None) -> None:
+        """Propose the in-sync set that should hold, if another one holds. `joiner` has just fetched."""
         role = partition.role
         if not isinstance(role, Leading):
             return
@@ -76,6 +76,7 @@ class InSyncSets:
         lives = {broker.id: broker.epoch for broker in self._metadata.image.brokers.values()}
         proposal = role.replicas.proposal(
             lives,
+            joiner=joiner,
             log_start_offset=partition.log.start_offset,
             log_end_offset=partition.log.end_offset,
             now_ms=self.now_ms(),

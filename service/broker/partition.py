@@ -267,6 +267,8 @@ class Partition:
             doubtful=proposed if proposed_at == partition_epoch else (),
             now_ms=now_ms,
         )
+        if isinstance(self.role, Leading) and self.role.replicas.leader_epoch == leader_epoch:
+            replica_set.goes_on(self.role.replicas)
         self._become(Leading(replica_set))
         if self.must_flush:
             self.folder.flusher.request(self)

@@ -26,8 +26,10 @@ def fetch(
     return replicas.fetched(member, offset, start_offset=0, log_end_offset=end, broker_epoch=epoch, now_ms=at)
 
 
-def proposal(replicas: ReplicaSet, *, end: int = 5, at: int = 0, lives: dict[int, int] = LIVES) -> Proposal | None:
-    return replicas.proposal(lives, log_start_offset=0, log_end_offset=end, now_ms=at, lag_ms=LAG_MS)
+def proposal(
+    replicas: ReplicaSet, *, joiner: int | None = None, end: int = 5, at: int = 0, lives: dict[int, int] = LIVES
+) -> Proposal | None:
+    return replicas.proposal(lives, joiner=joiner, log_start_offset=0, log_end_offset=end, now_ms=at, lag_ms=LAG_MS)
 
 
 def test_a_set_of_one_commits_what_it_holds() -> None:
@@ -141,9 +143,10 @@ def test_a_follower_that_caught_up_is_proposed_in_the_life_it_did_that_in() -> N
     replicas = three(isr=(1,))
     replicas.holds(5)
     fetch(replicas, 2, 5)
-    assert proposal(replicas) == ((1, 11), (2, 12))
-    assert proposal(replicas, lives=LIVES | {2: 22}) is None
-    assert proposal(replicas, lives={1: 11}) is None
+    assert proposal(replicas, joiner=2) == ((1, 11), (2, 12))
+    assert proposal(replicas, joiner=2, lives=LIVES | {2: 22}) is None
+    assert proposal(replicas, joiner=2, lives={1: 11}) is None
+    assert proposal(replicas) is None, "it may hang since, or its disk may have failed: its next fetch will show"
 
 
 @pytest.mark.parametrize(("held", "joins"), [(4, False), (5, True)])
@@ -151,7 +154,7 @@ def test_a_follower_joins_at_the_high_watermark(held: int, *, joins: bool) -> No
     replicas = three(isr=(1,))
     replicas.holds(5)
     fetch(replicas, 2, held, end=9)
-    assert (proposal(replicas, end=9) is not None) is joins
+    assert (proposal(replicas, joiner=2, end=9) is not None) is joins
 
 
 def test_who_would_have_to_leave_at_once_does_not_join() -> None:
@@ -159,9 +162,9 @@ def test_who_would_have_to_leave_at_once_does_not_join() -> None:
     replicas = three(isr=(1,), min_in_sync=2)
     replicas.holds(9)
     fetch(replicas, 2, 4, end=9, at=2 * LAG_MS)
-    assert proposal(replicas, end=9, at=2 * LAG_MS) is None, "it holds what is committed, and lags"
+    assert proposal(replicas, joiner=2, end=9, at=2 * LAG_MS) is None, "it holds what is committed, and lags"
     fetch(replicas, 2, 9, end=9, at=3 * LAG_MS)
-    assert proposal(replicas, end=9, at=3 * LAG_MS) == ((1, LIVES[1]), (2, LIVES[2]))
+    assert proposal(replicas, joiner=2, end=9, at=3 * LAG_MS) == ((1, LIVES[1]), (2, LIVES[2]))
 
 
 @pytest.mark.parametrize(("held", "joins"), [(6, False), (7, True)])
@@ -169,7 +172,7 @@ def test_a_follower_joins_no_earlier_than_where_the_epoch_began(held: int, *, jo
     """Below that an earlier leader may have committed more than this one knows."""
     replicas = three(isr=(1,), epoch_start_offset=7)
     fetch(replicas, 2, held, end=9)
-    assert (proposal(replicas, end=9) is not None) is joins
+    assert (proposal(replicas, joiner=2, end=9) is not None) is joins
 
 
 def test_who_has_not_caught_up_for_too_long_falls_out() -> None:
@@ -188,10 +191,20 @@ def test_who_keeps_pace_with_a_busy_leader_does_not_fall_out() -> None:
     assert proposal(replicas, end=500, at=1_000) is None
 
 
+def test_with_other_replicas_under_the_same_leadership_what_followers_hold_is_known_still() -> None:
+    replicas = three()
+    for member in (2, 3):
+        fetch(replicas, member, 5)
+    more = ReplicaSet(1, 0, (1, 2, 3, 4), (1, 2, 3), high_watermark=0)
+    more.goes_on(replicas)
+    assert more.holds(5), "a follower that has nothing new to fetch need not show it again"
+    assert more.is_former_life(2, LIVES[2] - 1)
+
+
 def test_who_is_gone_is_not_proposed_and_one_proposal_is_made_at_a_time() -> None:
     replicas = three(isr=(1, 2))
     fetch(replicas, 3, 5)
-    wanted = proposal(replicas, lives={1: 11, 3: 13})
+    wanted = proposal(replicas, joiner=3, lives={1: 11, 3: 13})
     assert wanted == ((1, 11), (3, 13))
     replicas.proposed(wanted)
     assert proposal(replicas, lives={1: 11}) is None

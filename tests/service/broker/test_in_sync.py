@@ -1,10 +1,13 @@
 """Who watches over in-sync sets goes on, whatever one partition does."""
 
+import asyncio
+import errno
 from pathlib import Path
 
 import pytest
 
 from log.batch import build_batch
+from log.disk import DiskFault
 from service.broker.in_sync import InSyncSets
 from service.broker.partition import Appended, Leading, Partition
 from service.cluster.controller import RaiseLeaderEpoch, Refusal
@@ -23,7 +26,7 @@ def test_one_partition_that_can_not_be_looked_at_keeps_no_other_from_it(
         await stage.create(1, 2, name="later")
         looked_at: list[str] = []
 
-        def consider(sets: InSyncSets, partition: Partition) -> None:
+        def consider(sets: InSyncSets, partition: Partition, *, joiner: int | None = None) -> None:
             looked_at.append(partition.topic_partition.topic)
             if looked_at[-1] != "later":
                 raise AssertionError("this broker's own mistake")
@@ -108,3 +111,19 @@ def test_a_proposal_that_fails_is_not_the_last_one(tmp_path: Path, monkeypatch: 
             await stage.broker.replication.in_sync._propose(partition, partition.role, ((1, 0),))
 
     on_stage(tmp_path, scene, OS)
+
+
+def test_a_follower_whose_disk_failed_leaves_and_does_not_come_back(tmp_path: Path) -> None:
+    """Its leader has nothing new for it, and takes it for one that holds everything."""
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2)
+        await stage.write("a")
+        await stage.in_sync(1, 2)
+        stage.broker(2).folders[0].fail(DiskFault(errno.EIO, "broken"))
+        await stage.in_sync(1)
+        changed = stage.state().partition_epoch
+        await asyncio.sleep(1.5)  # five looks
+        assert stage.state().partition_epoch == changed
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given={"log.durability": "os", "replica.lag.time.max.ms": "600"})
