@@ -4,7 +4,8 @@ high watermarks of the partitions that other brokers hold, too.
 What always holds:
 * The manifest is the last thing that a clean stop writes. The next start removes it, durably, before it changes
   anything. So either the manifest is true of the files, or it is not there. It has one line of text for the whole, with
-  a checksum, and one for each partition, so that 15,000 partitions open without touching one of their files.
+  a checksum, and one for each partition, so that 15,000 partitions open without touching one of their files. A line
+  says whose folder it is: while this broker is away, a topic may be deleted and another one be made with its name.
 * The recovery points may lag: what is below a partition's point was durable when the points were written. The high
   watermarks may lag, too: what is below was committed. Both are in Kafka's text format, but the high watermarks are
   under the ids of the topics: a topic of the same name, made after a deletion, has nothing to do with them.
@@ -18,7 +19,7 @@ from typing import Any, Final, TypeVar
 
 from log.batch import crc32c
 from log.disk import Disk
-from log.ids import TopicId, TopicPartition
+from log.ids import TopicId, TopicPartition, format_topic_id, parse_topic_id
 from log.partition_log import CleanState
 from log.segment import IndexFacts, SegmentFacts
 
@@ -150,6 +151,7 @@ def _encode_state(state: CleanState) -> bytes:
         "epochs": state.epochs,
         "snapshots": state.snapshots,
         "forgotten": state.forgotten_below,
+        "topic": None if state.topic_id is None else format_topic_id(state.topic_id),
         "views": {name: base64.b64encode(data).decode("ascii") for name, data in state.views.items()},
     }
     return json.dumps(fields, separators=(",", ":")).encode("utf-8")
@@ -165,7 +167,9 @@ def _decode_state(line: bytes) -> CleanState:
         tuple((epoch, start) for epoch, start in fields["epochs"]),
         tuple(fields["snapshots"]),
         {name: base64.b64decode(data) for name, data in fields["views"].items()},
-        fields.get("forgotten", 0),  # an earlier release did not know it
+        # An earlier release did not know these two.
+        fields.get("forgotten", 0),
+        parse_topic_id(topic) if (topic := fields.get("topic")) is not None else None,
     )
 
 

@@ -57,6 +57,7 @@ class CleanState:
     snapshots: tuple[int, ...]
     views: dict[str, bytes]
     forgotten_below: int = 0
+    topic_id: TopicId | None = None
 
 
 class PartitionLog:
@@ -371,6 +372,7 @@ class PartitionLog:
             tuple(self.snapshots.stored),
             {view.name: whole(view.snapshot()) for view in self.views},
             self.forgotten_below,
+            self._topic_id,
         )
         for segment in self.segments:
             segment.close()

@@ -2,8 +2,8 @@
 last stop was clean and by recovery if not. Partitions that never existed are created, and those that are held no longer
 are removed.
 
-What always holds: a partition's folder belongs to the topic with its id. A folder that a deleted topic of the same name
-left is removed. A damaged log is opened and reported, but not served.
+What always holds: a partition's folder belongs to the topic with its id, whatever the last stop was like. A folder that
+a deleted topic of the same name left is removed. A damaged log is opened and reported, but not served.
 """
 
 import asyncio
@@ -185,16 +185,20 @@ class PartitionMaker:
     ) -> None:
         topic_partition = TopicPartition(topic.name, index)
         name = folder_of(topic_partition)
+        listed = {folder: manifests[folder.name].get(name) for folder in self._folders}
         homes = found = [folder for folder in self._folders if name in present[folder.name]]
-        if len(homes) > 1 or any(name not in manifests[folder.name] for folder in homes):
-            homes = [folder for folder in homes if await self._is_of(topic, index, folder, points[folder.name])]
+        if len(homes) > 1 or any((known := listed[folder]) is None or known.topic_id != topic.id for folder in homes):
+            homes = [
+                folder
+                for folder in homes
+                if await self._is_of(topic, index, folder, listed[folder], points[folder.name])
+            ]
         if len(homes) > 1:
             raise StartError(
                 f"{name} is in {homes[0].name} and in {homes[1].name}: move that one away which is not to be used"
             )
         for folder in homes:
-            known = manifests[folder.name].get(name)
-            if known is not None:
+            if (known := listed[folder]) is not None:
                 self.add(topic, index, folder, config, known, 0)
                 return
             point = points[folder.name].get(topic_partition, 0)
@@ -203,8 +207,10 @@ class PartitionMaker:
             return
 
         def listed_end(folder: LogFolder) -> int:
-            known = manifests[folder.name].get(name)
-            return known.end_offset if known is not None else points[folder.name].get(topic_partition, 0)
+            known = listed[folder]
+            if known is None:
+                return points[folder.name].get(topic_partition, 0)
+            return known.end_offset if known.topic_id in (None, topic.id) else 0
 
         folder = max(self._folders, key=listed_end)  # one that it moved out of may list it, too
         ended = 0 if found else listed_end(folder)
@@ -217,17 +223,28 @@ class PartitionMaker:
         elif ended:
             await self._start_over(topic, index, config, folder, ended)
             return
+        # The partition begins anew, perhaps in a folder that it, or its predecessor, had moved out of.
+        if any(topic_partition in points[folder.name] for folder in self._folders):
+            await self._housekeeper.forget_points(topic_partition)
         self.add(topic, index, self.emptiest_folder(), config, None, 0)
 
-    async def _is_of(self, topic: Topic, index: int, folder: LogFolder, points: Mapping[TopicPartition, int]) -> bool:
+    async def _is_of(
+        self,
+        topic: Topic,
+        index: int,
+        folder: LogFolder,
+        known: CleanState | None,
+        points: Mapping[TopicPartition, int],
+    ) -> bool:
         """Whether the folder of the partition's name belongs to this topic. If not, the folder is removed."""
         topic_partition = TopicPartition(topic.name, index)
         name = folder_of(topic_partition)
-        owner = read_topic_id(folder.disk, name)
+        owner = known.topic_id if known is not None else None
+        owner = owner or read_topic_id(folder.disk, name)
         if owner == topic.id:
             return True
         if owner is None:
-            if points.get(topic_partition) or not was_never_flushed(folder.disk, name):
+            if known is not None or points.get(topic_partition) or not was_never_flushed(folder.disk, name):
                 return True
             # The folder may be left from a deleted topic of that name. Nothing in it had been flushed, so nothing is
             # lost that a power cut could not have taken.
@@ -236,8 +253,8 @@ class PartitionMaker:
                 " thrown away",
                 *(folder.name, name),
             )
-        # The topic of this folder was deleted, and a crash came before the folder was removed. The recovery point is
-        # removed first, while the folder still says whose it was.
+        # The topic of this folder was deleted while the broker was away, or a crash came before the folder was removed.
+        # The recovery point is removed first, while the folder still says whose it was.
         await self._housekeeper.forget_point(folder, topic_partition)
         folder.disk.discard(name)
         return False

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from log.batch import BatchHeader, Buffer, build_batch, plain_payload, read_header, restamp
 from log.config import LogConfig
 from log.disk import Disk
+from log.ids import TopicId
 from log.partition_log import CleanState, PartitionLog
 
 FOLDER = "events-0"
@@ -70,10 +71,18 @@ def open_log(
     known: CleanState | None = None,
     recovery_point: int = 0,
     folder: str = FOLDER,
+    topic_id: TopicId | None = None,
 ) -> tuple[PartitionLog, SeenBatches]:
     view = SeenBatches()
     log = PartitionLog.open(
-        disk, folder, config or LogConfig(), [view], known=known, now_ms=0, recovery_point=recovery_point
+        disk,
+        folder,
+        config or LogConfig(),
+        [view],
+        known=known,
+        now_ms=0,
+        recovery_point=recovery_point,
+        topic_id=topic_id,
     )
     return log, view
 

@@ -4,7 +4,7 @@ import pytest
 
 from log.config import LogConfig
 from log.disk import Disk
-from log.ids import TopicPartition
+from log.ids import TopicId, TopicPartition
 from log.manifest import (
     MANIFEST,
     RECOVERY_POINTS,
@@ -25,7 +25,7 @@ async def stopped(disk: Disk) -> list[CleanState]:
     """Three logs, one of them never written to, closed."""
     states = []
     for folder, count in (("a-0", 0), ("b-0", 1), ("c-0", 30)):
-        log, _ = open_log(disk, config=SMALL, folder=folder)
+        log, _ = open_log(disk, config=SMALL, folder=folder, topic_id=TopicId(folder.encode().rjust(16)))
         fill(log, count, leader_epoch=2)
         state = await log.close()
         assert state is not None

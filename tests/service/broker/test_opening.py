@@ -6,12 +6,13 @@ not served.
 """
 
 import errno
+import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from log.batch import build_batch
+from log.batch import build_batch, crc32c
 from log.disk import DiskFault, RealDisk
 from log.identity import PARTITION_METADATA
 from log.ids import TopicPartition, format_topic_id
@@ -53,6 +54,75 @@ def test_what_a_deleted_topic_left_before_a_crash_is_not_taken_for_the_new_ones(
     assert identity.read_text().splitlines()[0] == "version: 0"
     identity.write_text(f"version: 0\ntopic_id: {format_topic_id(bytes(15) + b'1')}\n")
     on_stage(tmp_path, second, FSYNC, metadata=metadata)
+
+
+@pytest.mark.parametrize("says_whose", [True, False], ids=["", "by an earlier release"])
+def test_what_a_topic_left_that_was_deleted_while_its_broker_was_away_is_not_taken_for_the_new_ones(
+    tmp_path: Path, says_whose: bool
+) -> None:
+    """The broker had stopped in order, and was not told: its manifest lists a log of that name. With several replicas
+    the new topic's log on this broker began with the old topic's records, and counted as in sync.
+    """
+    metadata = MemoryServer(RealClock())
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    here.mkdir()
+    elsewhere.mkdir()
+
+    async def first(stage: Stage) -> None:
+        await stage.create("orders")
+        await write(await stage.served("orders"), b"1", b"2")
+        await stage.broker.housekeeper.write_points(stage.broker.folders[0])
+
+    async def meanwhile(stage: Stage) -> None:
+        await delete(stage)
+        await stage.create("orders")
+
+    async def second(stage: Stage) -> None:
+        partition = await stage.served("orders")
+        assert (partition.log.start_offset, partition.log.end_offset) == (0, 0)
+        assert (here / RECOVERY_POINTS).read_text() == "0\n0\n"
+        await write(partition, b"new")
+
+    on_stage(here, first, FSYNC, metadata=metadata)
+    manifest = (here / MANIFEST).read_bytes()
+    on_stage(elsewhere, meanwhile, FSYNC, metadata=metadata)
+    if not says_whose:
+        (here / MANIFEST).write_bytes(without_ids(manifest))
+    on_stage(here, second, FSYNC, metadata=metadata)
+
+
+def without_ids(manifest: bytes) -> bytes:
+    """As an earlier release wrote it."""
+    _, *lines = manifest.splitlines()
+    fields = [json.loads(line) for line in lines]
+    for each in fields:
+        del each["topic"]
+    body = b"".join(json.dumps(each, separators=(",", ":")).encode() + b"\n" for each in fields)
+    return json.dumps({"version": 1, "crc32c": crc32c(body)}).encode() + b"\n" + body
+
+
+def test_a_point_in_a_folder_that_the_predecessor_had_moved_out_of_does_not_judge_a_new_topic(tmp_path: Path) -> None:
+    """The point is forgotten before the new topic's log begins in that very folder."""
+    metadata = MemoryServer(RealClock())
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+
+    async def first(stage: Stage) -> None:
+        await stage.create("orders")
+
+    async def second(stage: Stage) -> None:
+        partition = await stage.served("orders")
+        assert (partition.folder.name, partition.log.end_offset) == (str(one), 0)
+        assert (one / RECOVERY_POINTS).read_text() == "0\n0\n"
+
+    on_stage(one, first, FSYNC, metadata=metadata, more_folders=[two])
+    (one / MANIFEST).unlink()
+    (two / MANIFEST).unlink()
+    predecessor = f"version: 0\ntopic_id: {format_topic_id(bytes(15) + b'1')}\n".encode()
+    fill(two / "orders-0", {PARTITION_METADATA: predecessor})
+    (one / RECOVERY_POINTS).write_text("0\n1\norders 0 9\n")
+    on_stage(one, second, FSYNC, metadata=metadata, more_folders=[two])
 
 
 FIRST_LOG = f"{0:020}.log"
