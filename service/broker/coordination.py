@@ -65,11 +65,11 @@ class Coordination:
         self.marker_courier = MarkerCourier(self.transactions, self.marker_writer, metadata, self._marker_peers, env)
         self.transaction_gate = TransactionGate(self.transactions, self._gate_peers, env)
 
-    def led(self, partition: Partition) -> None:
-        """This broker leads `partition` from now on, in a new epoch."""
+    def led(self, partition: Partition, *, is_first: bool) -> None:
+        """This broker leads `partition` from now on. `is_first`: nobody has led it in this leader epoch before."""
         coordinators = self.by_topic.get(partition.topic_partition.topic)
         if coordinators is not None:
-            coordinators.led(partition)
+            coordinators.led(partition, is_first=is_first)
 
     def lose(self, partition: Partition) -> None:
         coordinators = self.by_topic.get(partition.topic_partition.topic)

@@ -62,8 +62,10 @@ class Coordinators(Generic[MachineT]):
         """The shards on this broker, in the order of their partitions; some may still be loading."""
         return [self._shards[index] for index in sorted(self._shards)]
 
-    def led(self, partition: Partition) -> None:
-        """This broker leads a partition of the internal topic from now on: replay it, then answer."""
+    def led(self, partition: Partition, *, is_first: bool = False) -> None:
+        """This broker leads a partition of the internal topic from now on: replay it, then answer. `is_first`: nobody
+        has led it in this leader epoch before.
+        """
         index = partition.topic_partition.partition
         self.lost(index)
         shard: Shard[MachineT] = Shard(
@@ -74,6 +76,7 @@ class Coordinators(Generic[MachineT]):
             self.mishaps,
             self._given_up,
             self._due,
+            is_first=is_first,
         )
         self._shards[index] = shard
         self._env.tasks.spawn(f"load {partition.topic_partition}", self._load(shard))
@@ -97,7 +100,7 @@ class Coordinators(Generic[MachineT]):
         if self._shards.get(index) is shard and shard.partition.is_leading:
             self.mishaps.rebuilt += 1
             logger.warning("%s is replayed again", shard.partition.topic_partition)
-            self.led(shard.partition)
+            self.led(shard.partition, is_first=shard.is_first and not shard.loaded)
 
     def lost(self, index: int) -> None:
         shard = self._shards.pop(index, None)

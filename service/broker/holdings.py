@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from log.config import LogConfig
-from log.ids import TopicPartition
+from log.ids import NO_EPOCH, TopicPartition
 from service.broker.coordination import Coordination
 from service.broker.internal_topics import log_config_of
 from service.broker.log_folder import LogFolder
@@ -303,7 +303,7 @@ class Holdings:
         """Give the partition the role that the metadata says."""
         if not self._in_session:
             return
-        state = self._metadata.image.partition(partition.topic_partition)
+        state, former_epoch = self._metadata.image.partition(partition.topic_partition), partition.leader_epoch
         if partition.offline or partition.folder.failed is not None:
             self._replication.fail(partition)
         elif state is None:
@@ -312,7 +312,13 @@ class Holdings:
             self._coordination.lose(partition)
             self._replication.follow(partition, state, fsync=self._must_fsync(partition.log.config, state))
         elif self._replication.lead(partition, state, fsync=self._must_fsync(partition.log.config, state)):
-            self._coordination.led(partition)
+            self._coordination.led(partition, is_first=self._is_new(state.leader_epoch, former_epoch))
+
+    def _is_new(self, epoch: int, former_epoch: int) -> bool:
+        """Whether nobody has led in this epoch before. This process knows it if the partition had an earlier epoch here
+        (`former_epoch`), or if the process before it did not stop in order (R4).
+        """
+        return epoch > former_epoch and (former_epoch != NO_EPOCH or not self._maker.was_clean)
 
     def _leave(self, partition: Partition) -> None:
         self._coordination.lose(partition)

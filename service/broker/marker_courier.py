@@ -11,7 +11,9 @@ What always holds:
 
 A marker whose answer was lost may still arrive later. From transaction version 2 on its epoch names the transaction, so
 a late marker ends no other transaction. With older clients the next transaction has the same epoch. So before such a
-marker is sent again, the coordinator takes a new epoch, and the partition then refuses the earlier copy.
+marker is sent again, the coordinator takes a new epoch, and the partition then refuses the earlier copy. What a shard
+has sent is not known to the shard that is loaded after it. If both have the same epoch, the new one takes a new epoch
+before it sends such markers.
 
 A partition is known by topic name and index, as its transaction names it. If the topic was deleted and created again
 meanwhile, the marker goes to the new topic. There it ends only what the same transaction wrote; nobody can know whether
@@ -196,7 +198,22 @@ class MarkerCourier:
     def resume(self, shard: Shard[TxnCoordinator]) -> None:
         """Send all markers that a shard owes after it was loaded."""
         owed = self._owed(shard, shard.partition, shard.machine.owed_markers())
-        self._env.tasks.spawn(f"markers of {shard.partition.topic_partition}", self._write_in_turns(owed))
+        self._env.tasks.spawn(f"markers of {shard.partition.topic_partition}", self._resume(shard, owed))
+
+    async def _resume(self, shard: Shard[TxnCoordinator], owed: Iterator[Owed]) -> None:
+        if shard.is_first or (doubtful := await self._sent_by_a_former_shard(shard)) is None:
+            await self._write_in_turns(owed)
+        elif self._is_current(doubtful):
+            await self._outdate(doubtful)
+
+    async def _sent_by_a_former_shard(self, shard: Shard[TxnCoordinator]) -> Owed | None:
+        """A marker of an older client that a former shard may have sent in this epoch."""
+        owed = self._owed(shard, shard.partition, shard.machine.owed_markers())
+        async for each in in_turns(owed, REFUSED_A_TURN):
+            if each.markers.transaction_version < EPOCH_NAMES_TRANSACTION:
+                each.may_come_late = True
+                return each
+        return None
 
     @staticmethod
     def _owed(
@@ -306,11 +323,15 @@ class MarkerCourier:
             await self._catch_up(owed)
         await asyncio.sleep(owed.delay_s)
         if owed.may_come_late and self._is_current(owed):
-            await self._raise_epoch(owed, owed.epoch + 1)
-            if self._is_current(owed):
-                self._later(owed)
+            await self._outdate(owed)
         else:
             self._due.add(owed)
+
+    async def _outdate(self, owed: Owed) -> None:
+        """Lead in a later epoch, so that a copy of the marker that is under way is refused."""
+        await self._raise_epoch(owed, owed.epoch + 1)
+        if self._is_current(owed):
+            self._later(owed)
 
     async def _catch_up(self, owed: Owed) -> None:
         """If a partition has heard of a later coordinator epoch, lead in that epoch. A marker that an operator sent by

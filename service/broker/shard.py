@@ -135,8 +135,14 @@ class Shard(Generic[MachineT]):
         mishaps: Mishaps,
         on_given_up: Callable[["Shard[MachineT]"], None],
         due: OneATurn,
+        *,
+        is_first: bool = False,
     ) -> None:
         self.partition = partition
+        self.is_first = is_first
+        """Whether no shard of this partition was loaded before in this leader epoch, by any process. Otherwise what a
+        former shard has sent in the same epoch may still be under way.
+        """
         self.machine = machine
         asked: object = machine  # once, because asking takes longer than applying a record
         self._taking_transactions = asked if isinstance(asked, TakesTransactions) else None

@@ -63,6 +63,11 @@ class Stage:
     def post(self, *every: SendMarkers) -> None:
         self.courier.post(self.coordinator, every or (MARKERS,))
 
+    def loaded(self, *owed: SendMarkers, is_first: bool) -> None:
+        self.shard.partition, self.shard.is_first = self.coordinator, is_first
+        self.shard.machine = SimpleNamespace(owed_markers=lambda: iter(owed))
+        self.courier.resume(self.shard)
+
     def run(self) -> None:
         """Everything that was begun, one after the other, and what that begins."""
 
@@ -265,6 +270,42 @@ def test_while_the_epoch_can_not_be_raised_a_marker_that_may_come_late_is_not_se
     assert stage.raised_to == [4] * 4
     assert len(stage.asked) == 1
     assert stage.told == []
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+@pytest.mark.parametrize("is_first", [False, True], ids=["after another shard", "first in its epoch"])
+def test_a_marker_that_a_former_shard_may_have_sent_is_outdated_before_it_is_sent(
+    monkeypatch: pytest.MonkeyPatch, version: int, is_first: bool
+) -> None:
+    stage = Stage(monkeypatch)
+    stage.loaded(dataclasses.replace(MARKERS, transaction_version=version), is_first=is_first)
+    stage.run()
+    if not is_first and version < 2:
+        assert stage.raised_to == [4]
+        assert stage.written == [], "the coordinator of the next epoch sends it"
+    else:
+        assert stage.raised_to == []
+        assert stage.written == [ORDERS, PAYMENTS]
+
+
+def test_while_the_epoch_can_not_be_raised_nothing_is_sent_that_a_former_shard_may_have_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage(monkeypatch)
+    stage.refused_raises = 3
+    stage.loaded(OTHERS, dataclasses.replace(MARKERS, transaction_version=0), is_first=False)
+    stage.run()
+    assert stage.raised_to == [4] * 4
+    assert stage.delays == [RETRY_S, 2 * RETRY_S, 4 * RETRY_S]
+    assert stage.written == []
+
+
+def test_a_shard_that_is_dropped_after_its_replay_raises_no_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(monkeypatch)
+    stage.loaded(dataclasses.replace(MARKERS, transaction_version=0), is_first=False)
+    stage.shard.dropped = True
+    stage.run()
+    assert stage.raised_to == []
 
 
 MANY = dataclasses.replace(MARKERS, partitions=tuple(TopicPartition("wide", index) for index in range(40)))
