@@ -21,7 +21,7 @@ from log.ids import NO_EPOCH, TopicPartition
 from service.broker.internal_topics import InternalTopic
 from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
-from service.broker.shard import CoordinatorLoading, MachineT, Mishaps, NotCoordinator, OneATurn, Shard
+from service.broker.shard import CoordinatorLoading, FewAnswersATurn, MachineT, Mishaps, NotCoordinator, OneATurn, Shard
 from service.cluster.image import NO_LEADER, Image
 from service.ports import Env
 
@@ -57,6 +57,7 @@ class Coordinators(Generic[MachineT]):
         self._pauses_s: dict[int, float] = {}
         self.mishaps = Mishaps()
         self._due = OneATurn()
+        self._answers = FewAnswersATurn()
 
     def shards(self) -> Iterable[Shard[MachineT]]:
         """The shards on this broker, in the order of their partitions; some may still be loading."""
@@ -76,6 +77,7 @@ class Coordinators(Generic[MachineT]):
             self.mishaps,
             self._given_up,
             self._due,
+            self._answers,
             is_first=is_first,
         )
         self._shards[index] = shard

@@ -20,7 +20,7 @@ from log.ids import NO_EPOCH
 from service.broker.coordinators import Coordinators
 from service.broker.node import Broker
 from service.broker.partition import Partition
-from service.broker.shard import Mishaps, OneATurn, Shard
+from service.broker.shard import FewAnswersATurn, Mishaps, OneATurn, Shard
 
 
 def difference(held: list[Partition]) -> str:
@@ -161,7 +161,9 @@ def unlike_its_log(coordinators: Coordinators[Any], facts: Callable[[Any], objec
             continue
         partition = shard.partition
         machine = coordinators._new_machine(partition)
-        anew = Shard(partition, machine, shard._env, lambda _: None, Mishaps(), lambda _: None, OneATurn())
+        anew = Shard(
+            partition, machine, shard._env, lambda _: None, Mishaps(), lambda _: None, OneATurn(), FewAnswersATurn()
+        )
         try:
             for header, batch in partition.log.scan(partition.log.start_offset):
                 list(anew._replay(header, batch))  # its turns mean nothing here

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,14 @@ import service.broker.coordinators
 import service.broker.shard
 from log.batch import BatchHeader, Record, build_batch
 from log.ids import TopicPartition
-from service.broker.shard import RECORDS_A_TURN, Mishaps, Shard
+from service.broker.partition import Partition
+from service.broker.shard import ANSWERS_A_TURN, RECORDS_A_TURN, Mishaps, Shard
+from service.groups.commands import CommitOffsets, OffsetToCommit
 from service.ports import RealClock
 from service.stores.memory import MemoryServer
 from service.wire.error_codes import ErrorCode
 from tests.service.api.admin_stage import Stage, on_stage
+from tests.service.api.test_transactions import commit_offset, committed_offset
 from tests.service.api.txn_stage import FEW, TxnStage, Writer, find_coordinator, on_txn_stage, until, values
 
 NONE = ErrorCode.NONE
@@ -251,3 +256,84 @@ def test_others_have_turns_while_one_large_batch_is_replayed(tmp_path: Path, mon
     on_stage(tmp_path, first, FEW, metadata=store)
     monkeypatch.setattr(Shard, "_replay_record", counted)
     on_stage(tmp_path, second, FEW, metadata=store)
+
+
+# What waits for a commit
+
+
+@asynccontextmanager
+async def slow_disk(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """Nothing more becomes durable meanwhile."""
+    over, flush = asyncio.Event(), Partition.flush
+
+    async def later(partition: Partition) -> None:
+        await over.wait()
+        await flush(partition)
+
+    monkeypatch.setattr(Partition, "flush", later)
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def test_offsets_of_a_transaction_are_told_when_its_marker_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the marker were lost, the offsets would go back until it is written again."""
+
+    async def scene(stage: TxnStage) -> None:
+        writer = Writer(stage, "pay")
+        await writer.init()
+        assert (await stage.ask(commit_offset(writer, 7))).topics[0].partitions[0].error_code == NONE
+        here = stage.broker.coordination.groups.shard("group").partition.topic_partition
+        async with slow_disk(monkeypatch):
+            written = stage.broker.coordination.marker_writer.write(
+                here,
+                producer_id=writer.producer_id,
+                producer_epoch=writer.epoch + 1,
+                commit=True,
+                coordinator_epoch=0,
+                transaction_version=2,
+            )
+            assert isinstance(written, tuple)
+            told = asyncio.ensure_future(committed_offset(stage))
+            await asyncio.sleep(0.05)
+            assert not told.done()
+        assert await told == (7, NONE)
+
+    on_txn_stage(tmp_path, scene, log_durability="fsync")
+
+
+def test_a_slow_disk_commits_much_at_once_and_others_have_turns_while_it_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many, a_turn, most = 5 * ANSWERS_A_TURN, 0, 0
+
+    async def scene(stage: TxnStage) -> None:
+        nonlocal a_turn, most
+        shard = stage.broker.coordination.groups.shard("group")
+        orders = stage.broker.metadata.image.topics["orders"]
+        numbers: list[int] = []
+
+        def answered(number: int, _: object) -> None:
+            nonlocal a_turn
+            numbers.append(number)
+            a_turn += 1
+
+        async with slow_disk(monkeypatch):
+            for number in range(many):
+                offsets = (OffsetToCommit("orders", orders.id, 0, number, -1, ""),)
+                decided = shard.handle(CommitOffsets("group", "", None, -1, offsets, -1, False))
+                decided.add_done_callback(partial(answered, number))
+            await asyncio.sleep(0)
+            assert not numbers
+        while len(numbers) < many:
+            await asyncio.sleep(0)
+            most, a_turn = max(most, a_turn), 0
+        assert most == ANSWERS_A_TURN
+        assert numbers == list(range(many))
+        assert not shard._undelivered
+        assert await committed_offset(stage) == (many - 1, NONE)
+
+    on_txn_stage(tmp_path, scene, log_durability="fsync")
