@@ -35,7 +35,7 @@ EMPTY, PREPARING, COMPLETING, STABLE = (
 
 
 # How many parked requests are answered in one turn of the loop: each answer wakes a task that sends it.
-ANSWERED_AT_ONCE = 100
+ANSWERED_AT_ONCE = 50
 
 
 class ClassicDecisions:

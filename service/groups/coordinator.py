@@ -57,7 +57,7 @@ WAKING: DeadlineName = ("wake", "", "")
 
 # One call of `expire` must not block the loop for long. So it ends at most this many sessions of members, or does one
 # piece of a long work, and is due again at once.
-DUE_AT_ONCE = 100
+DUE_AT_ONCE = 50
 WOKEN_AT_ONCE = 1_000  # groups, and members of groups
 
 

@@ -58,6 +58,7 @@ CONNECTIONS: Final = 32
 BEAT_SECONDS: Final = (
     0.5  # five thousand real members send fewer heartbeats than this, a tenth of a second would send 50,000
 )
+TARGET_STANDS_SECONDS: Final = 1.1  # both brokers keep a target assignment for one second at least
 AT_ONCE: Final = 200  # connections that are made, or groups that are committed for
 OFFSETS: Final = 10  # of one commit
 STEADY_SECONDS: Final = 10.0
@@ -234,6 +235,7 @@ async def consumer(clients: Sequence[Client]) -> Outcome:
     group = f"consumer-{len(clients)}"
     members = [ConsumerMember(client, group, number) for number, client in enumerate(clients)]
     formed = await seconds_of(until_stable(members))
+    await asyncio.sleep(TARGET_STANDS_SECONDS)  # otherwise what is left of this time would be measured
     await members.pop().beat(epoch=-1)
     return {"formed_s": formed, "mended_s": await seconds_of(until_stable(members))}
 
