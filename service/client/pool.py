@@ -1,9 +1,10 @@
 """Connections to brokers by their addresses, made when first needed: `ask(address, request)`.
 
-What always holds: there is one connection for each address, however many requests are made at once. A broker answers a
-connection's requests in their order, so a request that it lets wait on purpose has a connection for itself: it holds up
-no other. Nothing waits longer than the timeout, by the loop's clock. A connection that failed or was ended is dropped,
-and the next request makes a new one. A failure is a `ClientFailure` that names the address.
+What always holds: there is one connection for each address and lane, however many requests are made at once. A broker
+answers a connection's requests in their order. So a request that it lets wait on purpose has a connection for itself,
+and requests that may wait for something else than others do have a lane: they hold up no other. Nothing waits longer
+than the timeout, by the loop's clock. A connection that failed or was ended is dropped, and the next request makes a
+new one. A failure is a `ClientFailure` that names the address.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import os
 import re
 import socket
+from collections.abc import Hashable
 from typing import NamedTuple, TypeVar
 
 from service.client.connection import Client, ClientError
@@ -51,7 +53,7 @@ class Pool:
     def __init__(self, *, client_id: str, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self._client_id = client_id
-        self._clients: dict[Address, Client] = {}
+        self._clients: dict[tuple[Address, Hashable], Client] = {}
         self._connecting: dict[Address, asyncio.Lock] = {}
         self._waited: dict[Address, list[Client]] = {}
         """Connections on which requests have waited and nothing is asked now."""
@@ -59,7 +61,7 @@ class Pool:
     @property
     def connected(self) -> list[Address]:
         """The addresses with a connection, oldest first."""
-        return list(self._clients)
+        return [address for address, _ in self._clients]
 
     async def close(self) -> None:
         clients = [*self._clients.values(), *(each for idle in self._waited.values() for each in idle)]
@@ -67,17 +69,25 @@ class Pool:
         for client in clients:
             await client.close()
 
-    async def ask(self, address: Address, request: Request[R], *, wait_s: float = 0.0, version: int | None = None) -> R:
+    async def ask(
+        self,
+        address: Address,
+        request: Request[R],
+        *,
+        wait_s: float = 0.0,
+        version: int | None = None,
+        lane: Hashable = None,
+    ) -> R:
         """The answer of the broker at `address`. `wait_s`: how long the broker may wait on purpose before it answers.
-        `version`: None is the newest that both sides know.
+        `version`: None is the newest that both sides know. `lane`: requests with the same one share a connection.
         """
         if wait_s > 0:
             return await self._ask_apart(address, request, wait_s, version)
-        client = await self.client(address)
+        client = await self.client(address, lane)
         try:
             return await self._answer(client, address, request, self.timeout_s, version)
         except ClientFailure:
-            await self._forget(address, client)
+            await self._forget(address, lane, client)
             raise
 
     async def _ask_apart(self, address: Address, request: Request[R], wait_s: float, version: int | None) -> R:
@@ -110,12 +120,18 @@ class Pool:
             message = f"{address}: the connection broke: {reason(error)}"
         raise ClientFailure(message, FailureKind.UNREACHABLE)
 
-    async def client(self, address: Address) -> Client:
+    async def client(self, address: Address, lane: Hashable = None) -> Client:
         """The connection to `address`, made if there is none."""
+        known = self._clients.get((address, lane))
+        if known is not None and known.is_open:
+            return known
         async with self._connecting.setdefault(address, asyncio.Lock()):
-            client = self._clients.get(address)
+            client = self._clients.get((address, lane))
             if client is None or not client.is_open:
-                client = self._clients[address] = await self._connect(address)
+                client = await self._connect(address)
+                for lost in [place for place, each in self._clients.items() if not each.is_open]:
+                    del self._clients[lost]  # of lanes that are not used any more
+                self._clients[address, lane] = client
             return client
 
     async def _connect(self, address: Address) -> Client:
@@ -131,10 +147,10 @@ class Pool:
             return client
         raise ClientFailure(message, FailureKind.UNREACHABLE)
 
-    async def _forget(self, address: Address, client: Client) -> None:
+    async def _forget(self, address: Address, lane: Hashable, client: Client) -> None:
         """Drop the connection that failed, and no other: another caller may have made a new one meanwhile."""
-        if self._clients.get(address) is client:
-            del self._clients[address]
+        if self._clients.get((address, lane)) is client:
+            del self._clients[address, lane]
         await client.close()
 
 

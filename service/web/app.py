@@ -103,10 +103,11 @@ class TooMany(asyncio.Protocol):
 
 
 class WebServer:
-    """The HTTP listeners of one broker."""
+    """The HTTP listeners of one broker. A third of their connections may be to other brokers."""
 
     def __init__(self, broker: Broker, connections_max: int, listener: Listener = LISTENER) -> None:
-        self._connections_max = connections_max
+        outgoing_max = connections_max // 3
+        self._connections_max = connections_max - outgoing_max
         self._listener = listener
         self._servers: list[asyncio.Server] = []
         self._silent: dict[object, asyncio.TimerHandle] = {}
@@ -116,7 +117,7 @@ class WebServer:
             lambda wanted: metrics.offsets_elsewhere(self.gateway, wanted),
             lambda producer_ids: metrics.holders_elsewhere(self.gateway, producer_ids),
         )
-        self.gateway = Gateway(broker, scraper)
+        self.gateway = Gateway(broker, scraper, outgoing_max)
         self.gateway.routes = [route for table in TABLES for route in table]
         self.gateway.numbers = Numbers(self.gateway)
         self.gateway.producers = ProducerPool(self.gateway)

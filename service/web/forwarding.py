@@ -50,8 +50,10 @@ async def forward(gateway: Gateway, node: int, request: web.Request, body: bytes
     headers[FORWARDED] = str(gateway.node_id)
 
     async def ask() -> web.Response:
-        async with gateway.http().request(request.method, url, data=body, headers=headers) as answer:
-            return web.Response(body=await answer.read(), status=answer.status, headers=_for_the_next(answer.headers))
+        with gateway.outgoing.to(node):
+            async with gateway.http().request(request.method, url, data=body, headers=headers) as answer:
+                head = _for_the_next(answer.headers)
+                return web.Response(body=await answer.read(), status=answer.status, headers=head)
 
     try:
         return await (_while_there(request, ask()) if request.method == "GET" else ask())

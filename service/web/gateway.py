@@ -11,7 +11,9 @@ which also tells whether anything was done.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator, Sequence
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -70,12 +72,33 @@ class Here:
     scraper: Scraper
 
 
+class Outgoing:
+    """The requests that have a connection to another broker for themselves. They must not use up the descriptors that
+    logs need.
+    """
+
+    def __init__(self, most: int = sys.maxsize) -> None:
+        self._most = most
+        self._by_node: Counter[int] = Counter()
+
+    @contextmanager
+    def to(self, node: int, most: int = sys.maxsize) -> Iterator[None]:
+        """`most`: how many there may be to this broker."""
+        if self._by_node.total() >= self._most or self._by_node[node] >= most:
+            raise Problem("not-now", f"too many requests wait for broker {node} or others already")
+        self._by_node[node] += 1
+        try:
+            yield
+        finally:
+            self._by_node[node] -= 1
+
+
 class Gateway:
     """The ways to ask this broker and others, and the two parts that are used without asking: the partitions to read
     from, and what writing to them takes.
     """
 
-    def __init__(self, broker: Broker, scraper: Scraper) -> None:
+    def __init__(self, broker: Broker, scraper: Scraper, outgoing_max: int = sys.maxsize) -> None:
         self.env = broker.env
         self.config = broker.config
         self.partitions = broker.partitions
@@ -103,6 +126,7 @@ class Gateway:
         self._turn = 0
         self._waiting: set[asyncio.Task[Any]] = set()
         self._http: ClientSession | None = None
+        self.outgoing = Outgoing(outgoing_max)
         self._handlers = {key: route.bound(broker) for key, route in ROUTES.items()}
         self._pool = Pool(client_id=CLIENT_ID, timeout_s=TIMEOUT_S)
         self._listener = broker.config.endpoints[0].listener
@@ -191,6 +215,18 @@ class Gateway:
             raise Problem("not-now", where, error=ErrorCode.LEADER_NOT_AVAILABLE)
         return leader
 
+    def needed_by(self, partitions: Iterable[TopicPartition]) -> frozenset[int]:
+        """The brokers without which nothing is promised that is written to these partitions: their leaders, and all
+        that are in sync. Writes with the same may wait for each other, and no others.
+        """
+        states = filter(None, map(self.image.partition, partitions))
+        return frozenset([node for state in states for node in (state.leader, *state.isr)])
+
+    def home(self, topic: InternalTopic, key: str) -> TopicPartition:
+        """The partition whose leader coordinates the key."""
+        made = self.image.topics.get(topic.name)
+        return TopicPartition(topic.name, 0 if made is None else topic.partition_of(key, len(made.partitions)))
+
     async def coordinator(self, topic: InternalTopic, key: str) -> int:
         """The coordinator of the key. If its internal topic is just being created, that is waited for."""
         deadline = asyncio.get_running_loop().time() + TIMEOUT_S
@@ -204,11 +240,20 @@ class Gateway:
 
     # Asking
 
-    async def ask(self, node: int, request: Request[R], *, session: Session | None = None, wait_s: float = 0.0) -> R:
+    async def ask(
+        self,
+        node: int,
+        request: Request[R],
+        *,
+        session: Session | None = None,
+        wait_s: float = 0.0,
+        needs: frozenset[int] | None = None,
+    ) -> R:
         """The answer of a broker. Raises ClientFailure if there is none.
 
         Without a session, the rules are checked here for the client that is being served, because the other broker sees
-        only this broker.
+        only this broker. `needs`: the brokers that the other one may have to wait for before it answers. Its answers
+        come in the order of the requests, so a slow broker must not hold up what does not need it.
         """
         key = api_key_of(type(request))
         session = session or ASKING.get(self.own_session)
@@ -220,7 +265,12 @@ class Gateway:
             endpoint = None if broker is None else broker.endpoint(self._listener) or broker.endpoints[0]
             if endpoint is None:
                 raise ClientFailure(f"broker {node} is away", FailureKind.UNREACHABLE)
-            return await self._pool.ask(Address(endpoint.host, endpoint.port), request, wait_s=wait_s)
+            address = Address(endpoint.host, endpoint.port)
+            if wait_s <= 0:
+                return await self._pool.ask(address, request, lane=needs)
+            # The other broker counts the connections of this one's address, those by which it is copied, too.
+            with self.outgoing.to(node, max(self.config.max_connections_per_ip // 2, 1)):
+                return await self._pool.ask(address, request, wait_s=wait_s)
         header = RequestHeader(key, NEWEST[key], 0, CLIENT_ID)
         answer: Any = self._handlers[key](session, header, request)
         if isinstance(answer, Held):
@@ -235,7 +285,8 @@ class Gateway:
         """Ask the coordinator. Ask again while the answer's first error code says that it is moving or loading."""
         deadline = asyncio.get_running_loop().time() + TIMEOUT_S
         while True:
-            answer = await self.ask(await self.coordinator(topic, key), request, wait_s=wait_s)
+            node = await self.coordinator(topic, key)
+            answer = await self.ask(node, request, wait_s=wait_s, needs=self.needed_by([self.home(topic, key)]))
             code = first_error(answer)
             if code not in MOVED or asyncio.get_running_loop().time() > deadline:
                 return answer

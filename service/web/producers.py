@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from weakref import WeakValueDictionary
 
 from log.batch import NewRecord, build_batch
 from log.ids import TopicPartition
@@ -34,6 +36,8 @@ logger = logging.getLogger("oncelog.http")
 
 TXN_TIMEOUT_MS = 30_000
 PRODUCERS_MAX = 64
+"""How many transactions that need the same brokers there are at a time. Those that need others have others."""
+SILENT_S = 10.0
 VISIBLE_WITHIN_S = 2.0
 AGAIN = MOVED | {ErrorCode.CONCURRENT_TRANSACTIONS}
 
@@ -117,7 +121,8 @@ class Producer:
         while True:
             try:
                 node = await self._gateway.coordinator(TRANSACTIONS, self.transactional_id)
-                answer = await self._gateway.ask(node, request)
+                home = self._gateway.home(TRANSACTIONS, self.transactional_id)
+                answer = await self._gateway.ask(node, request, needs=self._gateway.needed_by([home]))
             except Problem as nobody:
                 if in_doubt:
                     raise Problem("outcome-unknown", nobody.detail, error=nobody.error, outcome="unknown") from None
@@ -158,13 +163,17 @@ class Producer:
 
 
 class ProducerPool:
-    """The transactional ids of one broker. While all are in use, a request waits."""
+    """The transactional ids of one broker. While there are as many transactions as may be of those that need the same
+    brokers, a request waits.
+    """
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._idle: list[Producer] = []
+        self._silent: deque[Producer] = deque()
+        """Those whose coordinator was asked in vain for long. While it hangs, others are taken."""
         self._made = 0
-        self._room = asyncio.Semaphore(PRODUCERS_MAX)
+        self._rooms: WeakValueDictionary[frozenset[int], asyncio.Semaphore] = WeakValueDictionary()
         self._recovered = asyncio.Event()
 
     @property
@@ -190,11 +199,14 @@ class ProducerPool:
         self._recovered.set()
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Producer]:
-        """A transaction that is committed at the end, and aborted on any problem."""
+    async def transaction(self, needs: frozenset[int]) -> AsyncIterator[Producer]:
+        """A transaction that is committed at the end, and aborted on any problem. `needs` are the brokers without which
+        it can't be written.
+        """
         await self._recovered.wait()
-        async with self._room:
-            producer = self._idle.pop() if self._idle else self._new()
+        loop = asyncio.get_running_loop()
+        async with self._share_of(needs):
+            producer, began_s = self._take(), loop.time()
             try:
                 if producer.producer_id < 0:
                     await producer.own()
@@ -212,7 +224,21 @@ class ProducerPool:
                     raise
                 await producer.until_visible()
             finally:
-                self._idle.append(producer)
+                is_silent = producer.producer_id < 0 and loop.time() - began_s > SILENT_S
+                (self._silent if is_silent else self._idle).append(producer)
+
+    @asynccontextmanager
+    async def _share_of(self, needs: frozenset[int]) -> AsyncIterator[None]:
+        room = self._rooms.setdefault(needs, asyncio.Semaphore(PRODUCERS_MAX))
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                await room.acquire()
+        except TimeoutError:
+            raise Problem("not-now", f"{PRODUCERS_MAX} transactions wait for the same brokers") from None
+        try:
+            yield
+        finally:
+            room.release()
 
     async def _abort(self, producer: Producer) -> bool:
         """Whether it is certain that nothing of the transaction will ever be visible."""
@@ -224,6 +250,10 @@ class ProducerPool:
             return False
         return True
 
-    def _new(self) -> Producer:
+    def _take(self) -> Producer:
+        if self._idle:
+            return self._idle.pop()
+        if len(self._silent) >= PRODUCERS_MAX:
+            return self._silent.popleft()
         number, self._made = self._made, self._made + 1
         return Producer(self._gateway, f"{self._prefix}{number}")

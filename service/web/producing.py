@@ -20,6 +20,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from log.batch import NewRecord, build_batch, build_plain_batch
 from log.ids import TopicPartition
+from service.broker.internal_topics import GROUPS
 from service.client.partitioner import partition_for_key
 from service.cluster.image import Topic
 from service.web.answers import as_json, query_int, read_json
@@ -294,7 +295,12 @@ async def write_alone(
         if batches[0].error:
             raise batches[0].problem()
         return BatchOut("applied", await results_of(placed, offsets_of(batches)))
-    async with gateway.producers.transaction() as producer:
+    where = list(placed.by_partition)
+    if seal is not None:
+        where.append(seal.where)
+    if offsets is not None:
+        where.append(gateway.home(GROUPS, offsets.group))
+    async with gateway.producers.transaction(gateway.needed_by(where)) as producer:
         batches = []
         first: set[TopicPartition] = set()
         for partition, run in runs:

@@ -164,7 +164,7 @@ async def send_one_each(
             if elsewhere and not waiting[0].numbered and (lent := await _number(gateway, waiting)) is not None:
                 here, elsewhere = _by_leader(gateway, waiting)
             if elsewhere and waiting[0].numbered:
-                remote = [_send_there(gateway, node, each, transactional_id) for node, each in elsewhere.items()]
+                remote = [_send_there(gateway, way, each, transactional_id) for way, each in elsewhere.items()]
                 await asyncio.gather(_send_here(gateway, here, transactional_id, internal), *remote)
             else:
                 await _send_here(gateway, here, transactional_id, internal)
@@ -201,14 +201,18 @@ def _settle(gateway: Gateway, lent: Lent, batches: Sequence[OutgoingBatch]) -> N
     gateway.numbers.give_back(lent)
 
 
+Way = tuple[int, frozenset[int]]
+"""The leader, and the brokers that it waits for. What waits for other brokers must not be held up with it."""
+
+
 def _by_leader(
     gateway: Gateway, batches: Sequence[OutgoingBatch]
-) -> tuple[list[OutgoingBatch], dict[int, list[OutgoingBatch]]]:
-    """The batches that this broker leads, and the others by their leader's id. A batch whose partition has no leader
-    gets that as its outcome.
+) -> tuple[list[OutgoingBatch], dict[Way, list[OutgoingBatch]]]:
+    """The batches that this broker leads, and the others by their way. A batch whose partition has no leader gets that
+    as its outcome.
     """
     here: list[OutgoingBatch] = []
-    elsewhere: dict[int, list[OutgoingBatch]] = {}
+    elsewhere: dict[Way, list[OutgoingBatch]] = {}
     own, image = gateway.node_id, gateway.image
     for each in batches:
         state = image.partition(each.partition)
@@ -219,7 +223,7 @@ def _by_leader(
         elif state.leader == NO_LEADER:
             each.refused(ErrorCode.LEADER_NOT_AVAILABLE, "it has no leader now")
         else:
-            elsewhere.setdefault(state.leader, []).append(each)
+            elsewhere.setdefault((state.leader, frozenset(state.isr)), []).append(each)
     return here, elsewhere
 
 
@@ -259,14 +263,15 @@ async def _send_here(
 
 
 async def _send_there(
-    gateway: Gateway, node: int, batches: Sequence[OutgoingBatch], transactional_id: str | None
+    gateway: Gateway, way: Way, batches: Sequence[OutgoingBatch], transactional_id: str | None
 ) -> None:
     request = ConditionalProduceRequest(transactional_id, int(TIMEOUT_S * 1000))
     for each in batches:
         expected = -1 if each.expected_offset is None else each.expected_offset
         request.batches.append(ConditionalBatch(*each.partition, expected, bytes(each.batch)))
     try:
-        answer = await gateway.ask(node, request, session=gateway.own_session)
+        node, needs = way
+        answer = await gateway.ask(node, request, session=gateway.own_session, needs=needs)
     except ClientFailure as failure:
         for each in batches:
             each.refused(ErrorCode.REQUEST_TIMED_OUT, failure.message)

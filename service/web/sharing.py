@@ -5,21 +5,24 @@ that come while others are being written, are written in one transaction, each w
 
 What always holds: a shared transaction is all of its requests or nothing. If one of them is refused, nothing of the
 others is there either, and each is written alone. While it is not known what became of the transaction, nothing of it
-is written again. What was handed over is seen through, also if its client is gone. Only requests whose records go to
-the same brokers share, so that a broker that is slow or away holds up those alone that need it.
+is written again. What was handed over is seen through, also if its client is gone. Only requests that need the same
+brokers share, and there are so many such transactions at most: a broker that is slow or away holds up those alone that
+need it. What is shared is done in nobody's name but this broker's; what is written alone, in its client's.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from log.batch import NewRecord
 from log.ids import TopicPartition
+from service.broker.session import Session
 from service.client.failures import ClientFailure
 from service.cluster.image import NO_LEADER
-from service.web.gateway import Gateway
+from service.web.gateway import ASKING, TIMEOUT_S, Gateway
 from service.web.problems import Problem
 from service.web.producing import (
     BATCH_BYTES,
@@ -37,8 +40,12 @@ from service.web.producing import (
 
 RECORDS_MAX, BYTES_MAX = 20, 8 << 10
 """Larger requests are written alone: they would hold up others more than they spare them."""
-MOST = 60
-"""How many requests share a transaction at most: with their answers, 7 ms of a turn of the loop."""
+MOST, GROUP_BYTES = 60, 64 << 10
+"""How many requests share a transaction at most, and of how many bytes (`bytes_of` counts records and headers, too):
+with their answers, 7 ms of a turn of the loop.
+"""
+GROUPS_MAX = 8
+"""How many transactions of the same brokers are under way at most. If these brokers hang, the rest waits here."""
 GATHERED_S = 0.01
 """How long requests wait at most for the transaction before theirs."""
 HEADER_BYTES = 100
@@ -52,6 +59,12 @@ class Wish:
     placed: PlacedRecords
     seal: Seal
     answer: asyncio.Future[BatchOut]
+    size_bytes: int
+    came_s: float
+    asker: Session
+
+    def is_old(self, now_s: float) -> bool:
+        return self.came_s < now_s - TIMEOUT_S
 
     def refuse(self, why: BaseException) -> None:
         self.seal.over(why)
@@ -67,12 +80,27 @@ class Wish:
 
 @dataclass(slots=True)
 class Queue:
-    """The requests whose records go to the same brokers."""
+    """The requests that need the same brokers."""
 
-    wishes: list[Wish] = field(default_factory=list)
+    wishes: deque[Wish] = field(default_factory=deque)
     start: asyncio.Handle | None = None
     """When those that wait are begun with at the latest."""
     under_way: int = 0
+
+    def take(self, now_s: float) -> list[Wish]:
+        """The next ones that share a transaction. Who has waited for too long is told so."""
+        taken: list[Wish] = []
+        size_bytes = 0
+        while self.wishes and len(taken) < MOST:
+            wish = self.wishes[0]
+            if wish.is_old(now_s):
+                self.wishes.popleft().refuse(Problem("not-now", "requests before it wait for the same brokers"))
+                continue
+            size_bytes += wish.size_bytes
+            if taken and size_bytes > GROUP_BYTES:
+                break
+            taken.append(self.wishes.popleft())
+        return taken
 
 
 class Sharing:
@@ -102,46 +130,55 @@ class Sharing:
 
     async def write(self, placed: PlacedRecords, seal: Seal) -> BatchOut:
         """Write all of it, or raise a problem and write nothing. From here on the seal is told what becomes of it."""
-        leaders = frozenset([self._gateway.state(each).leader for each in placed.by_partition])
-        loop = asyncio.get_running_loop()
-        wish = Wish(placed, seal, loop.create_future())
-        queue = self._queues.setdefault(leaders, Queue())
+        gateway, loop = self._gateway, asyncio.get_running_loop()
+        needs = gateway.needed_by([*placed.by_partition, seal.where])
+        size_bytes = sum(bytes_of(record) for records in placed.by_partition.values() for record in records)
+        asker = ASKING.get(gateway.own_session)
+        wish = Wish(placed, seal, loop.create_future(), size_bytes, loop.time(), asker)
+        queue = self._queues.setdefault(needs, Queue())
         queue.wishes.append(wish)
         seal.is_shared = True
         if queue.start is None:
             if queue.under_way:
-                queue.start = loop.call_later(GATHERED_S, self._begin, leaders)
+                queue.start = loop.call_later(GATHERED_S, self._begin, needs)
             else:
-                queue.start = loop.call_soon(self._begin, leaders)
+                queue.start = loop.call_soon(self._begin, needs)
         return await asyncio.shield(wish.answer)
 
-    def _begin(self, leaders: frozenset[int]) -> None:
-        queue = self._queues[leaders]
+    def _begin(self, needs: frozenset[int]) -> None:
+        loop, queue = asyncio.get_running_loop(), self._queues[needs]
         if queue.start is not None:
             queue.start.cancel()
             queue.start = None
-        wishes, queue.wishes = queue.wishes[:MOST], queue.wishes[MOST:]
-        queue.under_way += 1
-        self._gateway.env.tasks.spawn("share a transaction", self._see_through(leaders, wishes))
+        if queue.under_way >= GROUPS_MAX:
+            return  # the next one that ends begins with those that wait
+        if wishes := queue.take(loop.time()):
+            queue.under_way += 1
+            self._gateway.env.tasks.spawn("share a transaction", self._see_through(needs, wishes))
         if queue.wishes:  # more than one turn of the loop takes
-            queue.start = asyncio.get_running_loop().call_soon(self._begin, leaders)
+            queue.start = loop.call_soon(self._begin, needs)
+        elif not queue.under_way:
+            del self._queues[needs]
 
-    async def _see_through(self, leaders: frozenset[int], wishes: Sequence[Wish]) -> None:
-        queue = self._queues[leaders]
+    async def _see_through(self, needs: frozenset[int], wishes: Sequence[Wish]) -> None:
+        queue = self._queues[needs]
+        ASKING.set(self._gateway.own_session)
         try:
             if len(wishes) == 1:
                 await self._write_alone(wishes[0])
-            elif not await self._write_together(wishes):
+            elif (refusal := await self._write_together(needs, wishes)) is not None:
+                now_s = asyncio.get_running_loop().time()
                 for wish in wishes:
-                    self._gateway.env.tasks.spawn("write a request alone", self._write_alone(wish))
+                    if wish.is_old(now_s):
+                        wish.refuse(refusal)
+                    else:
+                        self._gateway.env.tasks.spawn("write a request alone", self._write_alone(wish))
         finally:
             queue.under_way -= 1
-            if queue.wishes:
-                self._begin(leaders)
-            elif not queue.under_way:
-                del self._queues[leaders]
+            self._begin(needs)
 
     async def _write_alone(self, wish: Wish) -> None:
+        ASKING.set(wish.asker)
         try:
             answer = await write_alone(self._gateway, wish.placed, seal=wish.seal)
         except BaseException as failure:
@@ -151,29 +188,28 @@ class Sharing:
         else:
             wish.grant(answer)
 
-    async def _write_together(self, wishes: Sequence[Wish]) -> bool:
-        """Whether all have their answers. If not, it is certain that nothing was written."""
+    async def _write_together(self, needs: frozenset[int], wishes: Sequence[Wish]) -> Problem | ClientFailure | None:
+        """None: all have their answers. Otherwise it is certain that nothing was written, and this is why."""
         try:
-            answers = await self._transact(wishes)
+            answers = await self._transact(needs, wishes)
         except BaseException as failure:
-            is_told = isinstance(failure, Problem | ClientFailure)
-            if is_told and (not isinstance(failure, Problem) or failure.outcome == "none"):
-                return False
+            if isinstance(failure, ClientFailure) or (isinstance(failure, Problem) and failure.outcome == "none"):
+                return failure
             for wish in wishes:
                 wish.refuse(failure)
-            if not is_told:
+            if not isinstance(failure, Problem):
                 raise
         else:
             for wish, answer in zip(wishes, answers, strict=True):
                 wish.grant(answer)
-        return True
+        return None
 
-    async def _transact(self, wishes: Sequence[Wish]) -> list[BatchOut]:
+    async def _transact(self, needs: frozenset[int], wishes: Sequence[Wish]) -> list[BatchOut]:
         records: dict[TopicPartition, list[NewRecord]] = {}
         for wish in wishes:
             for partition, some in wish.placed.by_partition.items():
                 records.setdefault(partition, []).extend(some)
-        async with self._gateway.producers.transaction() as producer:
+        async with self._gateway.producers.transaction(needs) as producer:
             batches = [
                 producer.build(partition, run)
                 for partition, some in records.items()

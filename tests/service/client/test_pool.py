@@ -39,6 +39,26 @@ def test_a_request_that_waits_on_purpose_holds_up_no_other() -> None:
     run("uvloop", main)
 
 
+def test_a_request_of_another_lane_is_not_held_up() -> None:
+    async def main() -> None:
+        broker = SmallBroker()
+        broker.hold = asyncio.Event()
+        pool = Pool(client_id="test", timeout_s=5.0)
+        async with serving(broker) as server:
+            place = Address("127.0.0.1", server.port)
+            held = asyncio.ensure_future(pool.ask(place, topic("t"), lane="slow"))
+            await until(lambda: (3, 13) in broker.seen)
+            behind = asyncio.ensure_future(pool.ask(place, InitProducerIdRequest(), lane="slow"))
+            assert (await pool.ask(place, InitProducerIdRequest(), lane="other")).producer_id == 5
+            assert not behind.done()
+            broker.hold.set()
+            await asyncio.gather(held, behind)
+            assert pool.connected == [place, place]
+        await pool.close()
+
+    run("uvloop", main)
+
+
 @pytest.mark.parametrize("wait_s", [0.0, 1.0])
 def test_a_connection_that_the_broker_has_ended_is_not_used_again(wait_s: float) -> None:
     async def main() -> None:
@@ -48,7 +68,7 @@ def test_a_connection_that_the_broker_has_ended_is_not_used_again(wait_s: float)
             for _ in range(2):
                 answer: MetadataResponse = await pool.ask(place, topic("t"), wait_s=wait_s)
                 assert answer.topics[0].name == "t"
-                client: Client = pool._waited[place][0] if wait_s else pool._clients[place]
+                client: Client = pool._waited[place][0] if wait_s else pool._clients[place, None]
                 client.abort()  # as if the broker had
                 while client.is_open:  # noqa: ASYNC110  the client does not tell
                     await asyncio.sleep(0.002)

@@ -19,7 +19,7 @@ from service.settings.broker import Endpoint
 from service.web.app import WebServer
 from service.web.fetching import Lens, Piece, opened
 from service.web.forwarding import forward
-from service.web.gateway import Gateway
+from service.web.gateway import Gateway, Outgoing
 from service.web.idempotency import KeyRecord, Keys, Memory
 from service.web.problems import Problem
 from service.web.producers import Producer, ProducerPool
@@ -49,7 +49,13 @@ class Coordinated:
             raise NOBODY
         return 1
 
-    async def ask(self, node: int, request: object) -> object:
+    def home(self, key_type: int, key: str) -> None:
+        """Nobody looks where it is."""
+
+    def needed_by(self, partitions: object) -> frozenset[int]:
+        return frozenset()
+
+    async def ask(self, node: int, request: object, needs: object = None) -> object:
         if isinstance(request, InitProducerIdRequest):
             return InitProducerIdResponse(producer_id=1, producer_epoch=0)
         if not isinstance(request, EndTxnRequest):
@@ -67,7 +73,7 @@ def test_what_is_committed_is_applied_though_its_coordinator_is_gone_afterwards(
     async def scenario() -> None:
         producers = ProducerPool(cast(Gateway, Coordinated(EndTxnResponse(producer_id=1, producer_epoch=1))))
         await producers.recover()
-        async with producers.transaction():
+        async with producers.transaction(frozenset()):
             pass
 
     asyncio.run(scenario())
@@ -97,13 +103,25 @@ def test_what_no_broker_took_was_not_done() -> None:
         endpoint = Endpoint("HTTP", "127.0.0.1", port, "HTTP")
         image = SimpleNamespace(brokers={2: SimpleNamespace(endpoint=lambda _: endpoint)})
         async with ClientSession() as session:
-            gateway = cast(Gateway, SimpleNamespace(node_id=1, image=image, http=lambda: session))
+            gateway = cast(Gateway, SimpleNamespace(node_id=1, image=image, http=lambda: session, outgoing=Outgoing()))
             request = cast(Any, SimpleNamespace(headers={}, method="POST", path_qs="/v1/records"))
             with pytest.raises(Problem) as raised:
                 await forward(gateway, 2, request, b"")
         assert (raised.value.slug, raised.value.outcome) == ("not-now", "none")
 
     asyncio.run(scenario())
+
+
+def test_requests_for_other_brokers_have_a_share_of_the_descriptors() -> None:
+    outgoing = Outgoing(3)
+    with outgoing.to(2), outgoing.to(2, 2):
+        with pytest.raises(Problem) as refused, outgoing.to(2, 2):
+            pass
+        assert (refused.value.slug, refused.value.outcome) == ("not-now", "none")
+        with outgoing.to(3), pytest.raises(Problem), outgoing.to(4):
+            pass
+        with outgoing.to(3):
+            pass
 
 
 def test_a_request_under_way_at_a_stop_is_still_asked_of_another_broker(tmp_path: Path) -> None:

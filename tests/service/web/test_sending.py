@@ -46,9 +46,10 @@ class Elsewhere:
         self.numbers = Numbers(cast(Gateway, self))
 
     def state(self, partition: TopicPartition) -> Any:
-        return SimpleNamespace(leader=self.leaders[partition.partition])
+        leader = self.leaders[partition.partition]
+        return SimpleNamespace(leader=leader, isr=(leader,))
 
-    async def ask(self, node: int, request: object, session: object = None) -> object:
+    async def ask(self, node: int, request: object, session: object = None, needs: object = None) -> object:
         if isinstance(request, InitProducerIdRequest):
             self.given += 1
             return InitProducerIdResponse(producer_id=self.given, producer_epoch=0)

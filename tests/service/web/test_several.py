@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import signal
 import socket
 import threading
 import time
@@ -113,6 +115,32 @@ def test_a_page_that_waits_holds_up_no_writer_of_the_same_leader(several: Severa
             assert client.post("/v1/topics/waited-for/records", {"records": [{"partition": first}]}).status == 200
             waiting.join(10)
             assert not waiting.is_alive()
+
+
+def test_a_slow_follower_holds_up_no_writer_that_does_not_need_it(several: Several) -> None:
+    """All that one broker wrote at another went over one connection, where answers come in their order."""
+    for name, replicas in ("followed", [2, 3]), ("unfollowed", [2]):
+        made = several.clients[0].post("/v1/topics", {"name": name, "assignments": [replicas]})
+        assert made.status == 201, made
+    process_id = several.facts["brokers"][2]["process_id"]
+    answers: list[int] = []
+
+    def write() -> None:
+        answers.append(Http(several.clients[0].url).post("/v1/topics/followed/records", {"records": [{}]}).status)
+
+    os.kill(process_id, signal.SIGSTOP)
+    try:
+        held = threading.Thread(target=write)
+        held.start()
+        time.sleep(0.5)
+        began_s = time.monotonic()
+        assert several.clients[0].post("/v1/topics/unfollowed/records", {"records": [{}]}).status == 200
+        assert time.monotonic() - began_s < 4
+        assert held.is_alive(), "it was not held up"
+    finally:
+        os.kill(process_id, signal.SIGCONT)
+    held.join(PATIENCE_S)
+    assert answers == [200]
 
 
 def test_a_key_is_known_at_every_broker(several: Several) -> None:
