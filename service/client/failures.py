@@ -23,10 +23,12 @@ class FailureKind(Enum):
 class ClientFailure(Exception):
     """What was asked for was not done, or it is unknown whether it was."""
 
-    def __init__(self, message: str, kind: FailureKind = FailureKind.REFUSED) -> None:
+    def __init__(self, message: str, kind: FailureKind = FailureKind.REFUSED, *, may_come_late: bool = False) -> None:
         super().__init__(message)
         self.message = message
         self.kind = kind
+        self.may_come_late = may_come_late
+        """The request was sent, and no answer came: it may be carried out at any time."""
 
 
 _NOT_FOUND = frozenset(

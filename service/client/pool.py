@@ -118,7 +118,7 @@ class Pool:
             message = f"{address}: {error}"
         except OSError as error:
             message = f"{address}: the connection broke: {reason(error)}"
-        raise ClientFailure(message, FailureKind.UNREACHABLE)
+        raise ClientFailure(message, FailureKind.UNREACHABLE, may_come_late=True)
 
     async def client(self, address: Address, lane: Hashable = None) -> Client:
         """The connection to `address`, made if there is none."""

@@ -491,7 +491,8 @@ class BrokerSettings:
     max_connections_per_ip = integer(
         "max.connections.per.ip",
         MAX_INT,
-        "Open connections from one address, over all listeners. Further ones are closed.",
+        "Open connections from one address, over all listeners. Further ones are closed. Those of other brokers count,"
+        " too: each takes at most half of it for HTTP clients that wait for records of this one.",
         at_least=0,
         mode=ANYWHERE,
     )

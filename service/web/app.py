@@ -141,7 +141,7 @@ class WebServer:
     def _bound(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         gateway, handle, authorize, waits = self.gateway, route.handle, route.authorize, route.tag != "health"
         reads = route.body is not None or bool(route.body_media)
-        ready = gateway.ready
+        ready, changes = gateway.ready, route.changes
 
         async def answered(request: web.Request) -> web.StreamResponse:
             if waits and not ready.is_set():
@@ -158,7 +158,10 @@ class WebServer:
                         await request.read()
                 except TimeoutError:
                     raise Problem("too-slow", f"the body did not come within {BODY_S:g} s") from None
-            return await handle(gateway, request)
+            try:
+                return await handle(gateway, request)
+            except ClientFailure as failure:
+                raise of_failure(failure, changes=changes) from None
 
         if route.refuse is None:
             return answered
@@ -167,8 +170,7 @@ class WebServer:
         async def bound(request: web.Request) -> web.StreamResponse:
             try:
                 return await answered(request)
-            except (Problem, ClientFailure) as failure:
-                problem = of_failure(failure) if isinstance(failure, ClientFailure) else failure
+            except Problem as problem:
                 request[PROBLEM] = problem.slug
                 return refuse(problem)
 
@@ -344,8 +346,6 @@ async def _answered(
     except Problem as problem:
         request[PROBLEM] = problem.slug
         return problem.response(request)
-    except ClientFailure as failure:
-        return of_failure(failure).response(request)
     except web.HTTPException as exception:
         slug = _STATUS_SLUGS.get(exception.status)
         if slug is None:

@@ -15,7 +15,7 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from service.broker.internal_topics import TRANSACTIONS
-from service.client.failures import ClientFailure, FailureKind
+from service.client.cluster import MOVED
 from service.web.answers import as_json, read_json
 from service.web.gateway import Gateway
 from service.web.problems import Outcome, Problem, of_error
@@ -97,12 +97,9 @@ async def decide(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     question = EndBranchesRequest(
         *(root, token, wanted.commit, named, wanted.producer_id, wanted.epoch), decided_by=wanted.decided_by
     )
-    try:
-        answer = await gateway.ask_coordinator(TRANSACTIONS, root, question)
-    except ClientFailure as failure:
-        is_unknown = failure.kind is FailureKind.OUTCOME_UNKNOWN
-        slug = "outcome-unknown" if is_unknown else "not-now"
-        raise Problem(slug, failure.message, outcome="unknown" if is_unknown else "none") from None
+    answer = await gateway.ask_coordinator(TRANSACTIONS, root, question)
+    if answer.error_code in MOVED:  # a coordinator that stops leading may have written the decision before
+        raise Problem("outcome-unknown", answer.error_message, error=answer.error_code, outcome="unknown")
     if answer.error_code:
         raise of_error(answer.error_code, answer.error_message or f"branches of {root!r}", writing=True)
     if answer.decided_now:

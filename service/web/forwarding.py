@@ -60,6 +60,8 @@ async def forward(gateway: Gateway, node: int, request: web.Request, body: bytes
     except ClientConnectorError as error:
         raise Problem("not-now", f"broker {node} shall answer, and can't be reached: {error.strerror}") from None
     except (ClientError, TimeoutError, OSError) as error:
+        if request.method == "GET":
+            raise Problem("not-now", f"broker {node}: {error}") from None
         raise Problem("outcome-unknown", f"broker {node}: {error}", outcome="unknown") from None
 
 

@@ -173,7 +173,7 @@ async def delete(gateway: Gateway, request: web.Request) -> web.Response:
     group = request.match_info["group"]
     answer = await gateway.ask_coordinator(GROUPS, group, DeleteGroupsRequest([group]))
     if code := answer.results[0].error_code:
-        raise of_error(code, f"group {group!r}")
+        raise of_error(code, f"group {group!r}", writing=True)
     return web.Response(status=204)
 
 
@@ -258,7 +258,7 @@ ROUTES = (
           "groups", answer=LateGroups),
     Route("GET", _GROUP, describe, "A group and its members.", "groups", answer=GroupOut, problems=(404, 503)),
     Route("DELETE", _GROUP, delete, "Delete a group that has no members.", "groups", status=204,
-          problems=(404, 409, 422, 503)),
+          problems=(404, 409, 422, 503, 504)),
     Route("GET", _GROUP + "/offsets", offsets, "The group's committed offsets.", "groups", answer=GroupOffsets,
           problems=(503,)),
     Route("PUT", _GROUP + "/offsets", reset, "Let the group go on elsewhere; it must have no members.", "groups",

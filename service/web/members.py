@@ -528,7 +528,7 @@ _MEMBERS = "/v1/groups/{group}/members"
 _ONE = _MEMBERS + "/{member}"
 ROUTES = (
     Route("POST", _MEMBERS, join, "Join a group; the broker beats for the member while its client asks now and then.",
-          "groups", body=Join, answer=MemberJoined, status=201, problems=(400, 409, 422, 429, 503)),
+          "groups", body=Join, answer=MemberJoined, status=201, problems=(400, 409, 422, 429, 503, 504)),
     Route("GET", _ONE, describe, "What a member reads.", "groups", answer=MemberJoined, problems=(410, 503)),
     Route("GET", _ONE + "/records", poll, "Records of the member's partitions.", "groups", answer=Polled,
           more_media=(BATCHED,), problems=(400, 406, 409, 410, 503), parameters=(
@@ -540,5 +540,5 @@ ROUTES = (
     Route("POST", _ONE + "/offsets", commit, "Commit what was read.", "groups", body=Commit, status=204,
           problems=(400, 404, 409, 410, 422, 503, 504)),
     Route("DELETE", _ONE, leave, "Leave the group: others take over at once.", "groups", status=204,
-          problems=(409, 410, 503)),
+          problems=(409, 410, 503, 504)),
 )  # fmt: skip

@@ -215,9 +215,11 @@ def of_error(code: int, detail: str | None = None, *, writing: bool = False, **m
     return Problem(slug, detail, error=code, outcome=outcome, **more)
 
 
-def of_failure(failure: ClientFailure) -> Problem:
-    """The problem for a question to another broker that was not answered."""
+def of_failure(failure: ClientFailure, *, changes: bool) -> Problem:
+    """The problem for what another broker was asked and did not answer. `changes`: it was to change something."""
     slug, outcome = "not-now", "none"
+    if changes and failure.may_come_late:
+        slug, outcome = "outcome-unknown", "unknown"
     match failure.kind:
         case FailureKind.NOT_FOUND:
             slug = "not-found"

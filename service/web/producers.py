@@ -216,6 +216,8 @@ class ProducerPool:
                     is_aborted = await asyncio.shield(self._abort(producer))
                     if is_aborted and isinstance(failure, Problem) and failure.outcome == "unknown":
                         raise Problem("not-now", failure.detail, error=failure.error) from None
+                    if isinstance(failure, ClientFailure):  # it will never be committed
+                        raise Problem("not-now", failure.message) from None
                     raise
                 try:
                     await asyncio.shield(producer.end(commit=True))

@@ -59,8 +59,14 @@ class Route:
     """The media type and the type of the answers of `refuse`."""
     parameters: Sequence[Parameter] = ()
     documented: bool = True
+    only_asks: bool = False
+    """It changes nothing, although it is no GET."""
     authorize: Rule = anybody
     """Who may use the operation: decided by the session and by the names in the path."""
+
+    @property
+    def changes(self) -> bool:
+        return self.method != "GET" and not self.only_asks
 
 
 def integer(name: str, about: str, *, least: int = 0, most: int = 2**63 - 1) -> Parameter:

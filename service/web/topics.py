@@ -162,7 +162,7 @@ async def create(gateway: Gateway, request: web.Request) -> web.Response:
     answer = await gateway.ask_controller(CreateTopicsRequest([topic], PATIENCE_MS, is_dry(request)))
     (result,) = answer.topics
     if result.error_code:
-        raise of_error(result.error_code, result.error_message)
+        raise of_error(result.error_code, result.error_message, writing=True)
     if is_dry(request):
         return as_json(TopicOut(new.name, format_topic_id(result.topic_id), False, [], {}))
     deadline = asyncio.get_running_loop().time() + TIMEOUT_S
@@ -182,7 +182,7 @@ async def delete(gateway: Gateway, request: web.Request) -> web.Response:
     answer = await gateway.ask_controller(DeleteTopicsRequest([DeleteTopicState(name)], [name], PATIENCE_MS))
     (result,) = answer.responses
     if result.error_code:
-        raise of_error(result.error_code, result.error_message)
+        raise of_error(result.error_code, result.error_message, writing=True)
     return web.Response(status=204)
 
 
@@ -242,7 +242,7 @@ async def alter(gateway: Gateway, request: web.Request) -> web.Response:
     answer = await gateway.ask_controller(IncrementalAlterConfigsRequest([resource], is_dry(request)))
     (result,) = answer.responses
     if result.error_code:
-        raise of_error(result.error_code, result.error_message)
+        raise of_error(result.error_code, result.error_message, writing=True)
     return web.Response(status=204)
 
 
@@ -255,7 +255,7 @@ async def widen(gateway: Gateway, request: web.Request) -> web.Response:
     answer = await gateway.ask_controller(CreatePartitionsRequest([asked], PATIENCE_MS, is_dry(request)))
     (result,) = answer.results
     if result.error_code:
-        raise of_error(result.error_code, result.error_message)
+        raise of_error(result.error_code, result.error_message, writing=True)
     return as_json(shown(gateway.topic(topic.name)))
 
 
@@ -269,7 +269,7 @@ async def truncate(gateway: Gateway, request: web.Request) -> web.Response:
     answer = await gateway.ask(gateway.leader(partition), DeleteRecordsRequest([asked], PATIENCE_MS))
     data = answer.topics[0].partitions[0]
     if data.error_code:
-        raise of_error(data.error_code, f"{partition.topic} partition {partition.partition}")
+        raise of_error(data.error_code, f"{partition.topic} partition {partition.partition}", writing=True)
     return as_json(Truncated(data.low_watermark))
 
 
@@ -298,20 +298,20 @@ ROUTES = (
     Route("GET", "/v1/topics", list_topics, "The names of all topics.", "topics", answer=Topics,
           parameters=(flag("internal", "Those of the coordinators too."),)),
     Route("POST", "/v1/topics", create, "Make a topic.", "topics", body=TopicToCreate, answer=TopicOut, status=201,
-          also=(200,), problems=(400, 409, 422, 503), parameters=_DRY),
+          also=(200,), problems=(400, 409, 422, 503, 504), parameters=_DRY),
     Route("GET", _TOPIC, describe, "A topic, its partitions and settings.", "topics", answer=TopicOut, problems=(404,)),
     Route("DELETE", _TOPIC, delete, "Delete a topic with all its records.", "topics", status=204,
-          problems=(404, 422, 503)),
+          problems=(404, 422, 503, 504)),
     Route("GET", _TOPIC + "/offsets", offsets, "Where each partition begins, is decided, and is committed.", "topics",
           answer=TopicOffsets, problems=(404, 503)),
     Route("GET", _TOPIC + "/configs", configs, "All settings of a topic; the ETag is their version.", "topics",
           answer=Configs, problems=(404,), parameters=(flag("documentation", "With what each means."),)),
     Route("PATCH", _TOPIC + "/configs", alter, "Change settings; null brings the default back.", "topics", body=Patch,
-          status=204, problems=(400, 404, 409, 422, 503), parameters=_DRY),
+          status=204, problems=(400, 404, 409, 422, 503, 504), parameters=_DRY),
     Route("POST", _TOPIC + "/partitions", widen, "More partitions.", "topics", body=Widen, answer=TopicOut,
-          problems=(400, 404, 409, 422, 503), parameters=_DRY),
+          problems=(400, 404, 409, 422, 503, 504), parameters=_DRY),
     Route("DELETE", _PARTITION + "/records", truncate, "Delete the records before an offset.", "topics",
-          answer=Truncated, problems=(400, 404, 416, 422, 503),
+          answer=Truncated, problems=(400, 404, 416, 422, 503, 504),
           parameters=(integer("before", "The first offset to keep; -1: none.", least=-1),)),
     Route("GET", _PARTITION + "/producers", producers, "The partition's producers, as its leader knows them.", "topics",
           answer=ProducersOut, problems=(400, 404, 503)),

@@ -565,7 +565,7 @@ _ALL = "/v1/transactions"
 _ONE = _ALL + "/{txn:[^/:]+}"
 ROUTES = (
     Route("POST", _ALL, begin, "Begin a transaction; what the id's former owner left open is aborted.", "transactions",
-          body=Begin, answer=Begun, status=201, problems=(400, 403, 409, 422, 503)),
+          body=Begin, answer=Begun, status=201, problems=(400, 403, 409, 422, 503, 504)),
     Route("GET", _ALL, list_all, "Transactional ids and what they do.", "transactions", answer=TransactionList,
           problems=(400, 503), parameters=(
               text("state", "Those in this state.", "Empty", "Ongoing", "PrepareCommit", "PrepareAbort",
@@ -573,7 +573,7 @@ ROUTES = (
               integer("min_age_ms", "Only transactions that are open for longer."),
               integer("producer_id", "Those of this producer."))),
     Route("GET", _ONE, describe, "What became of a transaction.", "transactions", answer=TransactionStatus,
-          problems=(404, 503, 504)),
+          problems=(404, 503)),
     Route("PUT", _ONE + "/batches/{number}", put_batch,
           "Write a batch: 0, then 1, and so on. The same number again is answered again, and written once.",
           "transactions", body=BatchIn, answer=BatchOut, problems=(400, 404, 409, 410, 413, 422, 503, 504)),
@@ -586,7 +586,7 @@ ROUTES = (
     Route("POST", _ONE + ":abort", abort, "Let nothing become visible. May be repeated.", "transactions",
           answer=TransactionStatus, problems=(404, 409, 410, 503, 504)),
     Route("POST", _ALL + ":find-hanging", find_hanging, "Transactions that no coordinator will end.", "transactions",
-          body=Find, answer=Hanging, problems=(400, 404, 503)),
+          body=Find, answer=Hanging, problems=(400, 404, 503), only_asks=True),
     Route("POST", "/v1/partitions:abort-transaction", abort_in_partition, "End a hanging transaction in a partition.",
           "transactions", body=AbortIn, status=204, problems=(400, 404, 409, 503, 504)),
 )  # fmt: skip

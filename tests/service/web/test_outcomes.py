@@ -124,6 +124,56 @@ def test_requests_for_other_brokers_have_a_share_of_the_descriptors() -> None:
             pass
 
 
+LOST = ClientFailure("the connection broke", FailureKind.UNREACHABLE, may_come_late=True)
+NEVER_SENT = ClientFailure("no broker there", FailureKind.UNREACHABLE)
+
+
+@pytest.mark.parametrize(("failure", "told"), [(LOST, (504, "unknown")), (NEVER_SENT, (503, "none"))])
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/v1/topics", {"name": "t"}),
+        ("DELETE", "/v1/groups/g", None),
+        ("PUT", "/v1/branches/r/decisions/1", {"commit": True}),
+    ],
+)
+def test_what_another_broker_may_have_done_is_not_said_to_be_undone(
+    tmp_path: Path, failure: ClientFailure, told: tuple[int, str], method: str, path: str, body: object
+) -> None:
+    """All of these said `none` when the answer of the other broker was lost."""
+
+    async def lost(*_: object, **__: object) -> None:
+        raise failure
+
+    async def scene(stage: Stage) -> None:
+        web = WebServer(stage.broker, connections_max=10)
+        await web.start([Endpoint("HTTP", "127.0.0.1", 0, "HTTP")])
+        stage.broker.ready.set()
+        cast(Any, web.gateway).ask_controller = cast(Any, web.gateway).ask_coordinator = lost
+        async with ClientSession() as client:
+            url = f"http://127.0.0.1:{web.endpoints[0].port}"
+            answer = await client.request(method, url + path, json=body)
+            problem = await answer.json()
+            assert (answer.status, problem["outcome"]) == told
+            find = await client.post(f"{url}/v1/transactions:find-hanging", json={})
+            assert find.status == 200
+        await web.stop()
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_transaction_that_lost_its_way_before_the_commit_wrote_nothing() -> None:
+    async def scenario() -> None:
+        producers = ProducerPool(cast(Gateway, Coordinated(EndTxnResponse(producer_id=1, producer_epoch=1))))
+        await producers.recover()
+        with pytest.raises(Problem) as told:
+            async with producers.transaction(frozenset()):
+                raise LOST
+        assert (told.value.slug, told.value.outcome) == ("not-now", "none")
+
+    asyncio.run(scenario())
+
+
 def test_a_request_under_way_at_a_stop_is_still_asked_of_another_broker(tmp_path: Path) -> None:
     """Nobody listens where the other one was; so nothing was done, and the client may ask elsewhere."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
