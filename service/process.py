@@ -213,6 +213,7 @@ async def listen_for_http(broker: Broker, connections_max: int) -> "WebServer | 
         return None
     from service.web.app import WebServer
 
-    web = WebServer(broker, connections_max)
+    outgoing_max = connections_max // 3  # to other brokers, for requests that wait there
+    web = WebServer(broker, connections_max - outgoing_max, outgoing_max=outgoing_max)
     await web.start(endpoints)
     return web

@@ -38,6 +38,7 @@ def as_json(value: Any, *, status: int = 200, headers: dict[str, str] | None = N
 def read_json(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """The body as the decoder's type. A body that is no JSON, or that has another shape, is a problem."""
     try:
+        refuse_bytes(body)
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise Problem("malformed", f"the body does not fit: {error}") from None
@@ -45,6 +46,12 @@ def read_json(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         raise Problem("malformed", f"the body is not JSON: {error}") from None
     except UnicodeDecodeError:
         raise Problem("malformed", "the body is not UTF-8") from None
+
+
+def refuse_bytes(text: bytes) -> None:
+    """Raises UnicodeDecodeError if it is not UTF-8: the decoder does not look into what is left as it came (`Raw`)."""
+    if not text.isascii():
+        text.decode()
 
 
 def codec_of(accepted: str) -> str | None:

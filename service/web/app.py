@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import re
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import ClientConnectionError, web
@@ -103,11 +104,12 @@ class TooMany(asyncio.Protocol):
 
 
 class WebServer:
-    """The HTTP listeners of one broker. A third of their connections may be to other brokers."""
+    """The HTTP listeners of one broker."""
 
-    def __init__(self, broker: Broker, connections_max: int, listener: Listener = LISTENER) -> None:
-        outgoing_max = connections_max // 3
-        self._connections_max = connections_max - outgoing_max
+    def __init__(
+        self, broker: Broker, connections_max: int, listener: Listener = LISTENER, *, outgoing_max: int = sys.maxsize
+    ) -> None:
+        self._connections_max = connections_max
         self._listener = listener
         self._servers: list[asyncio.Server] = []
         self._silent: dict[object, asyncio.TimerHandle] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import json
+import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -43,9 +44,8 @@ WRITTEN_AT_ONCE = 50
 """How many records that are written one by one are written in one turn of the loop: 5 ms."""
 BATCH_MAX = 10_000
 RECORD_BYTES_MAX = 4 << 20
-"""The largest record in a stream. An incomplete record is parsed again with each piece that comes, so it must not be
-long.
-"""
+"""The largest record in a stream. It is decoded in one turn of the loop, so it must not be long."""
+_MARK = re.compile(r'[\\"{}\[\]]')
 
 
 # -- records, as version 3 writes them
@@ -107,35 +107,67 @@ def _v3_record(given: Any, now_ms: int) -> tuple[NewRecord, int | None, dict[str
     return (key, value, tuple(headers), moment), partition, told
 
 
-class _Text:
-    """JSON values that come one after the other, with anything or nothing between them."""
+class _Objects:
+    """JSON objects that come one after the other, with commas, blanks or nothing between them. They come in pieces, and
+    each character is looked at once, until an object is there as a whole.
+    """
 
     def __init__(self) -> None:
-        self._decoder = json.JSONDecoder(parse_constant=_no_constant)
-        self._text = ""
+        self._pieces: list[str] = []
+        """What has come of the next object."""
+        self.waiting = 0
+        """How long that is."""
+        self._depth = 0
+        self._is_in_string = self._is_escaped = False
 
-    def feed(self, text: str) -> None:
-        self._text += text
+    def feed(self, text: str) -> Iterator[Any]:
+        """The objects that are complete now."""
+        begins, escaped = 0, 0 if self._is_escaped else -1
+        for found in _MARK.finditer(text):
+            at, mark = found.start(), found[0]
+            if at == escaped:
+                continue
+            if self._is_in_string:
+                if mark == "\\":
+                    escaped = at + 1
+                elif mark == '"':
+                    self._is_in_string = False
+            elif mark == '"':
+                self._is_in_string = True
+            elif mark in "{[":
+                if not self._depth:
+                    self._keep(text[begins:at])
+                    self._take_blanks()
+                    begins = at
+                self._depth += 1
+            elif mark in "}]":
+                self._depth -= 1
+                if self._depth <= 0:
+                    self._keep(text[begins : at + 1])
+                    begins, self._depth = at + 1, 0
+                    yield self._take()
+        self._is_escaped = escaped == len(text)
+        self._keep(text[begins:])
 
-    def values(self, *, at_end: bool) -> Iterator[Any]:
-        while True:
-            self._text = self._text.lstrip(" \t\r\n,")
-            if not self._text:
-                return
-            try:
-                value, end = self._decoder.raw_decode(self._text)
-            except json.JSONDecodeError as error:
-                if at_end:
-                    raise Problem("malformed", f"the body is not JSON: {error}") from None
-                return
-            except (ValueError, RecursionError) as error:
-                raise Problem("malformed", f"the body holds what can't be read: {error}") from None
-            self._text = self._text[end:]
-            yield value
+    def end(self) -> None:
+        """Nothing more comes. Raises a problem if an object is not complete."""
+        self._take_blanks()
 
-    @property
-    def waiting(self) -> int:
-        return len(self._text)
+    def _keep(self, piece: str) -> None:
+        self._pieces.append(piece)
+        self.waiting += len(piece)
+
+    def _joined(self) -> str:
+        text, self._pieces, self.waiting = "".join(self._pieces), [], 0
+        return text
+
+    def _take(self) -> Any:
+        return _decoded(self._joined())
+
+    def _take_blanks(self) -> None:
+        if text := self._joined().strip(" \t\r\n,"):
+            _decoded(text)
+            raise Problem("malformed", "a record is an object")
 
 
 def _no_constant(name: str) -> Any:
@@ -185,20 +217,19 @@ def _time(moment_ms: int) -> str | None:
 
 
 async def _values(request: web.Request, most_bytes: int) -> AsyncIterator[Any]:
-    text = _Text()
+    objects = _Objects()
     utf8 = codecs.getincrementaldecoder("utf-8")()
     try:
         async for chunk in request.content.iter_any():
-            text.feed(utf8.decode(chunk))
-            for value in text.values(at_end=False):
+            for value in objects.feed(utf8.decode(chunk)):
                 yield value
-            if text.waiting > most_bytes:
+            if objects.waiting > most_bytes:
                 raise Problem("record-too-large", f"a record is longer than {most_bytes} bytes")
-        text.feed(utf8.decode(b"", final=True))
+        for value in objects.feed(utf8.decode(b"", final=True)):
+            yield value
     except UnicodeDecodeError:
         raise Problem("malformed", "the body is not UTF-8") from None
-    for value in text.values(at_end=True):
-        yield value
+    objects.end()
 
 
 async def v3_records(gateway: Gateway, request: web.Request) -> web.StreamResponse:
@@ -283,7 +314,7 @@ async def _list_of(body: bytes, name: str) -> list[Any]:
     return some
 
 
-def _decoded(text: bytes) -> Any:
+def _decoded(text: bytes | str) -> Any:
     try:
         return json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:

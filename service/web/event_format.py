@@ -23,6 +23,7 @@ from msgspec import Meta, Raw
 
 from log.batch import NewRecord, Record
 from log.ids import TopicPartition
+from service.web.answers import refuse_bytes
 from service.web.problems import Problem
 from service.web.records import encoded
 
@@ -75,6 +76,7 @@ _anything = msgspec.json.Decoder()
 def from_structured(body: bytes, now_ms: int) -> NewRecord:
     """A record whose value is the event as it came."""
     try:
+        refuse_bytes(body)
         event = _event.decode(body)
     except msgspec.ValidationError as error:
         raise Problem("invalid-record", f"no CloudEvent of version 1.0: {error}") from None

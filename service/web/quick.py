@@ -22,6 +22,7 @@ from service.broker.session import Session
 from service.broker.writing import Write, Writing
 from service.client.partitioner import partition_for_key
 from service.cluster.image import Topic
+from service.web.answers import refuse_bytes
 from service.web.gateway import CLIENT_ID, Gateway
 from service.web.problems import Problem
 from service.web.records import NULL
@@ -61,6 +62,7 @@ def write_json(gateway: Gateway, topic_name: str, body: bytes) -> Answer:
     if len(body) > BODY_BYTES_MAX:
         return None
     try:
+        refuse_bytes(body)
         given = _plain(body).records
     except (msgspec.MsgspecError, RecursionError, ValueError):
         return None  # something is wrong with the body, or it has more members
@@ -72,11 +74,13 @@ def write_json(gateway: Gateway, topic_name: str, body: bytes) -> Answer:
 
 def read_lines(lines: Sequence[bytes]) -> list[Plain] | None:
     """The record of each line, if every line has nothing but a key and a value."""
+    text = b"".join(lines)
     try:
+        refuse_bytes(text)
         given = [_plain_record(line) for line in lines]
     except (msgspec.MsgspecError, RecursionError, ValueError):
         return None
-    return _records(given, b"".join(lines), 0)
+    return _records(given, text, 0)
 
 
 def _records(given: Sequence[PlainRecord], text: bytes, members: int) -> list[Plain] | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import pytest
 
-from service.web.compatible import _list_of
+from service.web.compatible import _list_of, _Objects
 from service.web.problems import Problem
 from tests.service.web.kit import Http, Served, read_all
 
@@ -80,6 +81,29 @@ def test_what_is_no_json_as_it_would_be_stored_is_refused(http: Http, topic: str
         assert raw.status_code < 500
         (failed,) = raw.json().get("failures") or [raw.json()]
         assert failed["error_code"] in (40002, 422)
+
+
+def test_a_record_that_comes_in_many_pieces_is_looked_at_once() -> None:
+    """Each byte of a long record cost as much as all before it: one client kept the broker from everybody."""
+    record = '{"a":"' + r"\\\"}{" * 50_000 + '","b":[{},{}]}'
+    objects = _Objects()
+    found = list(objects.feed(" {},\n" + record[:300_000]))
+    began_s = time.process_time()
+    for each in record[300_000:]:
+        found += objects.feed(each)
+    assert time.process_time() - began_s < 5, "it is a tenth of a second"
+    found += objects.feed('{"c":"\\')
+    found += objects.feed('""}')
+    assert found == [{}, json.loads(record), {"c": '"'}]
+    objects.end()
+
+
+@pytest.mark.parametrize("text", ["5", "{} x", "{", '{"a":"}', "}", "{]", '"{}"', "x{}"])
+def test_what_is_no_object_ends_a_stream_of_records(text: str) -> None:
+    objects = _Objects()
+    with pytest.raises(Problem):
+        list(objects.feed(text))
+        objects.end()
 
 
 def test_another_cluster_is_told_in_their_form(http: Http, topic: str) -> None:

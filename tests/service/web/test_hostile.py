@@ -73,6 +73,19 @@ def test_what_is_no_http_is_refused_and_writes_nothing(served: Served, http: Htt
     assert http.get("/livez").status == 200
 
 
+@pytest.mark.parametrize(
+    "record",
+    [b'{"value":"\xff"}', b'{"value":{"a":["\xc3"]}}', b'{"key":"\xff"}', b'{"value":1,"headers":{"a":"\xe4"}}'],
+)
+def test_what_is_not_utf_8_is_no_json(http: Http, topic: str, record: bytes) -> None:
+    """It was stored as a value, and shown as bytes."""
+    path = f"/v1/topics/{topic}/records"
+    answer = http.post(path, b'{"records":[%b]}' % record, headers={"Content-Type": "application/json"})
+    assert (answer.status, answer.json["type"]) == (400, "/problems/malformed")
+    (line,) = http.post(path, record, headers={"Content-Type": "application/x-ndjson"}).json.splitlines()
+    assert json.loads(line)["problem"]["type"] == "/problems/malformed"
+
+
 def test_a_small_body_that_unpacks_to_a_large_one_is_refused(served: Served, http: Http) -> None:
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     body = packer.compress(b" " * (256 << 20)) + packer.flush()
