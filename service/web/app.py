@@ -11,8 +11,10 @@ import os
 import re
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from http import HTTPStatus
 
 from aiohttp import ClientConnectionError, web
+from aiohttp.http_exceptions import ContentEncodingError
 from aiohttp.typedefs import Middleware
 
 from log.tally import Histogram
@@ -49,7 +51,7 @@ from service.web.instances import Instances
 from service.web.lane import Lane, Lanes
 from service.web.members import Members
 from service.web.pages import routes as pages
-from service.web.problems import Problem, of_failure
+from service.web.problems import MEDIA_TYPE, Problem, of_failure
 from service.web.producers import ProducerPool
 from service.web.routing import NDJSON, STREAMING, Route
 from service.web.sending import Numbers
@@ -103,6 +105,30 @@ class TooMany(asyncio.Protocol):
         transport.close()
 
 
+class Connection(web.RequestHandler):
+    """aiohttp's connection. What it can't read is refused with a problem, too."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        super().handle_error(request, status, exc, message)
+        if isinstance(exc, ContentEncodingError):
+            problem = Problem("unsupported-media-type", f"Content-Encoding: {', '.join(UNPACKED)} is known")
+        elif status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            problem = Problem("server-error", outcome="unknown")
+        else:
+            problem = Problem("malformed", " ".join((message or "this is no HTTP").split())[:200])
+        response = web.Response(body=problem.body(), status=problem.kind.status, content_type=MEDIA_TYPE)
+        response.force_close()
+        return response
+
+
 class WebServer:
     """The HTTP listeners of one broker."""
 
@@ -138,7 +164,8 @@ class WebServer:
         for route in self.gateway.routes:
             app.router.add_route(route.method, route.path, self._bound(route))
         app.on_response_prepare.append(self._head)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_S, logger=_one_line_each())
+        self._logger = _one_line_each()
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_S, logger=self._logger)
 
     def _bound(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         gateway, handle, authorize, waits = self.gateway, route.handle, route.authorize, route.tag != "health"
@@ -208,7 +235,9 @@ class WebServer:
         assert server is not None
         if len(server.connections) >= self._connections_max:
             return TooMany()
-        return Lane(self._lanes, server(), self._left_the_lane, HEAD_S)
+        loop = asyncio.get_running_loop()
+        slow = Connection(server, loop=loop, access_log=None, logger=self._logger)  # type: ignore[arg-type]
+        return Lane(self._lanes, slow, self._left_the_lane, HEAD_S)
 
     def _left_the_lane(self, connection: web.RequestHandler) -> None:
         self._silent[connection] = asyncio.get_running_loop().call_later(HEAD_S, self._end_silent, connection)

@@ -8,6 +8,8 @@ clients that ask for that media type; here a single event is shown.
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 from aiohttp import web
 
@@ -18,10 +20,10 @@ from service.web.gateway import Gateway
 from service.web.problems import Problem
 from service.web.producing import (
     KEY_HEADER,
+    RECORDS_AT_ONCE,
     BatchOut,
     PlacedRecords,
     Seal,
-    of_topic,
     once,
     topic_to_write,
     write_together,
@@ -45,7 +47,11 @@ async def receive(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     now_ms = gateway.env.clock.wall_ms()
     media = request.content_type
     if media == BATCHED:
-        records = [from_structured(bytes(each), now_ms) for each in read_json(body, _events)]
+        records = []
+        for each in read_json(body, _events):
+            records.append(from_structured(bytes(each), now_ms))
+            if len(records) % RECORDS_AT_ONCE == 0:
+                await asyncio.sleep(0)
     elif media == STRUCTURED:
         records = [from_structured(body, now_ms)]
     elif "ce-id" in request.headers:
@@ -55,12 +61,14 @@ async def receive(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     if not records:
         raise Problem("invalid-request", "there are no events")
     topic = await topic_to_write(gateway, name)
-    placed, partitioner = PlacedRecords({}, []), Partitioner(gateway.next_turn())
-    for record in records:
+    placed, partitioner = PlacedRecords({}, [], name), Partitioner(gateway.next_turn())
+    for number, record in enumerate(records):
         placed.add(partitioner.place(topic, None, record[0]), record)
+        if number % RECORDS_AT_ONCE == RECORDS_AT_ONCE - 1:
+            await asyncio.sleep(0)
 
     async def write(seal: Seal | None) -> BatchOut:
-        return of_topic(await write_together(gateway, placed, seal=seal), name)
+        return await write_together(gateway, placed, seal=seal)
 
     return await once(gateway, request, body, write)
 

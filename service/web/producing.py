@@ -152,10 +152,13 @@ async def topic_to_write(gateway: Gateway, name: str) -> Topic:
 
 @dataclass(slots=True)
 class PlacedRecords:
-    """The records of a request by their partitions. `order` has the order in which they came."""
+    """The records of a request by their partitions. `order` has the order in which they came. If the request's path
+    names the topic, the places in the answer don't.
+    """
 
     by_partition: dict[TopicPartition, list[NewRecord]]
     order: list[tuple[TopicPartition, int]]
+    topic_name: str | None = None
 
     def add(self, partition: TopicPartition, record: NewRecord) -> None:
         records = self.by_partition.setdefault(partition, [])
@@ -189,7 +192,7 @@ async def place_all(
     gateway: Gateway, records: Sequence[RecordIn], topic_name: str | None, partitioner: Partitioner
 ) -> PlacedRecords:
     now_ms = gateway.env.clock.wall_ms()
-    placed = PlacedRecords({}, [])
+    placed = PlacedRecords({}, [], topic_name)
     topics: dict[str, Topic] = {}
     for index, given in enumerate(records):
         name = given.topic or topic_name
@@ -294,7 +297,7 @@ async def write_alone(
         await send(gateway, batches)
         if batches[0].error:
             raise batches[0].problem()
-        return BatchOut("applied", await results_of(placed, offsets_of(batches)))
+        return await answer_of(placed, offsets_of(batches))
     where = list(placed.by_partition)
     if seal is not None:
         where.append(seal.where)
@@ -314,7 +317,7 @@ async def write_alone(
             await commit_offsets(producer, offsets)
         await producer.write(batches)
         transaction = TransactionOut(producer.producer_id, producer.epoch)
-        answer = BatchOut("applied", await results_of(placed, offsets_of(batches)), transaction=transaction)
+        answer = await answer_of(placed, offsets_of(batches), transaction)
         if seal is not None:
             await seal_all(producer, [(seal, answer)])
     return answer
@@ -368,13 +371,21 @@ def offsets_of(batches: Sequence[OutgoingBatch]) -> Offsets:
     return {partition: _offsets(those) for partition, those in of_partition.items()}
 
 
+async def answer_of(
+    placed: PlacedRecords, offsets: Offsets, transaction: TransactionOut | UnsetType = UNSET
+) -> BatchOut:
+    topic = UNSET if placed.topic_name is None else placed.topic_name
+    return BatchOut("applied", await results_of(placed, offsets), topic, transaction)
+
+
 async def results_of(placed: PlacedRecords, offsets: Offsets) -> list[RecordPlace]:
     """The place of each record, in the order in which they came. Made in several turns of the loop."""
     results: list[RecordPlace] = []
+    is_named = placed.topic_name is not None
     for partition, number in placed.order:
         offset, append_time_ms = next(offsets[partition])
         timestamp = append_time_ms if append_time_ms >= 0 else placed.by_partition[partition][number][3]
-        results.append(RecordPlace(partition.partition, offset, partition.topic, timestamp))
+        results.append(RecordPlace(partition.partition, offset, UNSET if is_named else partition.topic, timestamp))
         if len(results) % RUN_RECORDS == 0:
             await asyncio.sleep(0)
     return results
@@ -411,16 +422,7 @@ async def answer_to(gateway: Gateway, body: bytes, topic_name: str | None, seal:
     if not records and (batch.offsets is None or not batch.offsets.offsets):
         raise Problem("invalid-request", "there are no records, and no offsets")
     placed = await place_all(gateway, records, topic_name, Partitioner(gateway.next_turn()))
-    return of_topic(await write_together(gateway, placed, batch.offsets, batch.expected, seal), topic_name)
-
-
-def of_topic(answer: BatchOut, topic_name: str | None) -> BatchOut:
-    """The answer without the topic's name in every place, because the path names it."""
-    if topic_name is not None:
-        answer.topic = topic_name
-        for place in answer.results:
-            place.topic = UNSET
-    return answer
+    return await write_together(gateway, placed, batch.offsets, batch.expected, seal)
 
 
 async def once(
@@ -451,12 +453,12 @@ async def write_octets(gateway: Gateway, request: web.Request, topic_name: str) 
         (name[len(RECORD_HEADER) :], content.encode("utf-8", "surrogateescape"))
         for name, content in record_headers(request)
     )
-    placed = PlacedRecords({}, [])
+    placed = PlacedRecords({}, [], topic_name)
     partition = Partitioner(gateway.next_turn()).place(topic, None if number < 0 else number, key)
     placed.add(partition, (key, value, headers, timestamp))
 
     async def write(seal: Seal | None) -> BatchOut:
-        return of_topic(await write_together(gateway, placed, seal=seal), topic_name)
+        return await write_together(gateway, placed, seal=seal)
 
     return await once(gateway, request, value, write)
 

@@ -30,10 +30,10 @@ from service.web.producing import (
     PlacedRecords,
     Seal,
     TransactionOut,
+    answer_of,
     bytes_of,
     cut,
     offsets_of,
-    results_of,
     seal_all,
     write_alone,
 )
@@ -218,9 +218,7 @@ class Sharing:
             await producer.write(batches)
             transaction = TransactionOut(producer.producer_id, producer.epoch)
             offsets = offsets_of(batches)
-            answers = [
-                BatchOut("applied", await results_of(wish.placed, offsets), transaction=transaction) for wish in wishes
-            ]
+            answers = [await answer_of(wish.placed, offsets, transaction) for wish in wishes]
             await seal_all(producer, [(wish.seal, answer) for wish, answer in zip(wishes, answers, strict=True)])
         return answers
 

@@ -59,6 +59,7 @@ def answer_to(served: Served, request: bytes) -> bytes:
         HEAD + b"Content-Length: 100\r\n\r\n{",
         HEAD + b"X: " + b"y" * 100_000 + b"\r\n\r\n",
         HEAD + b"Content-Encoding: gzip\r\nContent-Length: 4\r\n\r\nabcd",
+        HEAD + b"Content-Encoding: br\r\nContent-Length: 4\r\n\r\nabcd",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 10,
         b"GET / HTTP/9.9\r\n\r\n",
         b"\x00" * 1000,
@@ -69,6 +70,7 @@ def test_what_is_no_http_is_refused_and_writes_nothing(served: Served, http: Htt
     before = http.get("/v1/topics/hostile/offsets").json
     answer = answer_to(served, request_)
     assert not answer or answer.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4")), answer[:200]
+    assert not answer or b"application/problem+json" in answer
     assert http.get("/v1/topics/hostile/offsets").json == before
     assert http.get("/livez").status == 200
 

@@ -27,6 +27,19 @@ def fresh() -> str:
     return f'"{uuid.uuid4()}"'
 
 
+def test_the_answer_has_the_same_form_with_a_key_and_without(http: Http, topic: str) -> None:
+    """With a key each place named the topic, and the answer as a whole did not."""
+    for path, body in (
+        (f"/v1/topics/{topic}/records", {"records": [{"value": 1}]}),
+        ("/v1/records", {"records": [{"topic": topic, "value": 1}]}),
+    ):
+        without, keyed = (
+            http.post(path, body, headers=headers).json for headers in ({}, {"Idempotency-Key": f'"form-of-{path}"'})
+        )
+        assert keyed.pop("transaction")
+        assert (keyed.keys(), keyed["results"][0].keys()) == (without.keys(), without["results"][0].keys())
+
+
 def test_a_repeated_request_is_given_the_first_answer_and_writes_nothing(
     served: Served, http: Http, topic: str
 ) -> None:
