@@ -50,7 +50,6 @@ from service.stores.port import (
     MetadataStore,
     Op,
     Result,
-    SessionExpired,
     StoreError,
     StoreFailed,
     StoreSession,
@@ -230,8 +229,8 @@ class ClusterMetadata:
             return
         try:
             await session.close()
-        except (StoreError, SessionExpired, OSError) as error:
-            logger.debug("session %d could not be closed: %r", session.id, error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the session is not used any more, and another may be
+            logger.warning("session %d could not be closed: %r", session.id, error)
 
     async def _watch_lease(self, session: StoreSession) -> None:
         """Stop serving while the store has not answered for so long that other brokers may take this one for dead, and

@@ -284,19 +284,18 @@ class LedgerStoreSession:
     # -- following
 
     async def _follow(self) -> None:
-        while not self._ended:
-            hinted = await self._hinted()
-            if not hinted:
-                break
-            async with self._turn:
-                try:
-                    await self._catch_up()
-                    await self._reap()
-                except LedgerAway:
-                    continue
-                except SessionExpired:
-                    break
-        self._end()
+        try:
+            while not self._ended and await self._hinted():
+                async with self._turn:
+                    try:
+                        await self._catch_up()
+                        await self._reap()
+                    except LedgerAway:
+                        continue
+                    except SessionExpired:
+                        break
+        finally:  # also after an error that nobody foresaw: a broker in session that hears nothing more would lead on
+            self._end()
 
     async def _hinted(self) -> bool:
         try:

@@ -133,19 +133,22 @@ class PostgresSession(Leased):
 
     async def _beat(self) -> None:
         mine = update(SESSIONS).where(SESSIONS.c.id == self.id).values(lives_until=self._lives_until())
-        while not self._over:
-            await asyncio.sleep(self._timeout_s / BEATS)
-            asked_s = self._env.clock.monotonic()
-            try:
-                if await self._run(lambda connection: connection.execute(mine).rowcount):
-                    self._heard_s = asked_s
-                else:
-                    self._end()
-                await self.living()  # ends the sessions of brokers that died
-            except LedgerAway as away:
-                logger.warning("the metadata store does not answer: %s", away)  # the lease says how long that may last
-            except SessionExpired:
-                break
+        try:
+            while not self._over:
+                await asyncio.sleep(self._timeout_s / BEATS)
+                asked_s = self._env.clock.monotonic()
+                try:
+                    if await self._run(lambda connection: connection.execute(mine).rowcount):
+                        self._heard_s = asked_s
+                    else:
+                        self._end()
+                    await self.living()  # ends the sessions of brokers that died
+                except LedgerAway as away:
+                    logger.warning("the metadata store does not answer: %s", away)  # the lease limits how long
+                except SessionExpired:
+                    break
+        finally:
+            self._end()  # after an error that nobody foresaw: another session may get on
 
     async def _hear(self) -> psycopg.AsyncConnection[object]:
         """A connection that receives the database's notifications."""

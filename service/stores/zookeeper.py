@@ -138,12 +138,15 @@ class ZooKeeperSession(Leased):
             return
 
     async def _beat(self) -> None:
-        while not self._over:
-            try:
-                await self.newest()
-            except (LedgerAway, SessionExpired) as error:
-                logger.debug("session %d: %r", self.id, error)  # the lease limits how long that may last
-            await asyncio.sleep(self._timeout_s / BEATS)
+        try:
+            while not self._over:
+                try:
+                    await self.newest()
+                except (LedgerAway, SessionExpired) as error:
+                    logger.debug("session %d: %r", self.id, error)  # the lease limits how long that may last
+                await asyncio.sleep(self._timeout_s / BEATS)
+        finally:
+            self._end()  # after an error that nobody foresaw: another session may get on
 
     async def close(self) -> None:
         self._end()

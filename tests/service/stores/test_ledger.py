@@ -102,6 +102,27 @@ class Forgetful:
         return
 
 
+class Odd(Forgetful):
+    """A ledger with a record that nobody can read."""
+
+    async def hint(self) -> bool:
+        self.records.append(b"no record")
+        return True
+
+
+def test_a_session_ends_when_what_it_follows_can_not_be_read() -> None:
+    async def main() -> None:
+        env = RealEnv(RealDisk("."))
+        session = await LedgerStoreSession.open(cast(LedgerSession, Odd()), env)
+        async with asyncio.timeout(5):
+            while not env.tasks.failed:  # noqa: ASYNC110 (only the log is told)
+                await asyncio.sleep(0)
+        assert session.lease_left() <= 0, "its broker would lead by what it knows for ever"
+        await env.tasks.cancel_all()
+
+    asyncio.run(main())
+
+
 def test_a_session_ends_when_the_store_has_lost_what_it_had_answered() -> None:
     async def main() -> None:
         ledger, env = Forgetful(), RealEnv(RealDisk("."))
