@@ -45,6 +45,29 @@ def with_cluster(body: Callable[Concatenate[Cluster, P], Awaitable[None]]) -> Ca
     return command
 
 
+async def listen(cluster: Cluster, within_s: float) -> None:
+    """Find out which brokers are silent, all at once, so that nothing else waits for them one after the other."""
+    from service.client.failures import ClientFailure, FailureKind
+    from service.wire.messages import MetadataRequest
+
+    async def silence(node: int) -> ClientFailure | None:
+        try:
+            async with asyncio.timeout(within_s):
+                await cluster.ask(MetadataRequest(topics=[]), node=node)
+        except TimeoutError:
+            why = f"no answer within {within_s:g} s"
+        except ClientFailure as failure:
+            why = failure.message
+        else:
+            return None
+        return ClientFailure(f"broker {node} does not answer: {why}", FailureKind.UNREACHABLE)
+
+    cluster.silent = {}
+    nodes = await cluster.nodes()
+    found = await asyncio.gather(*(silence(node) for node in nodes))
+    cluster.silent = {node: failure for node, failure in zip(nodes, found, strict=True) if failure is not None}
+
+
 def run_with_cluster(bootstrap: str, timeout_s: float, body: Callable[[Cluster], Awaitable[T]]) -> T:
     """Run `body` with a cluster, in a loop of its own."""
     from service.cli.failures import CliError

@@ -18,7 +18,7 @@ import click
 from log.ids import TopicPartition
 from service.broker.internal_topics import INTERNAL_TOPICS
 from service.cli.cluster import away
-from service.cli.connect import with_cluster
+from service.cli.connect import listen, with_cluster
 from service.cli.failures import CliError, Exit
 from service.cli.group import lags_of
 from service.cli.output import Output, output_option, show
@@ -40,7 +40,6 @@ from service.wire.messages import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
-    MetadataRequest,
 )
 
 OK, WARNING, PROBLEM, UNKNOWN = "ok", "warning", "problem", "unknown"
@@ -90,6 +89,7 @@ async def command(cluster: Cluster, output: Output) -> None:
     Ends with 6 when something is wrong, with 5 when no broker answers.
     """
     await cluster.metadata([])
+    await listen(cluster, cluster.timeout_s)
     rows = _limits() + _clock()
     for name, check in CHECKS.items():
         try:
@@ -126,12 +126,9 @@ def _clock() -> list[Diagnosis]:
 
 async def _brokers(cluster: Cluster) -> list[Diagnosis]:
     found = []
-    for node in await cluster.nodes():
-        try:
-            await cluster.ask(MetadataRequest(topics=[]), node=node)
-        except ClientFailure as failure:
-            cure = "is it up, and does its advertised.listeners name an address that can be reached from here?"
-            found.append(Diagnosis("brokers", PROBLEM, f"broker {node} does not answer: {failure.message}", cure))
+    for failure in cluster.silent.values():
+        cure = "is it up, and does its advertised.listeners name an address that can be reached from here?"
+        found.append(Diagnosis("brokers", PROBLEM, failure.message, cure))
     for node, held in sorted((await away(cluster)).items()):
         cure = "start it again (its log says why it ended); if it is gone for good: `oncelog cluster drain`"
         found.append(Diagnosis("brokers", PROBLEM, f"broker {node} is away, and {held} replicas with it", cure))
@@ -238,6 +235,8 @@ async def _least_in_sync(cluster: Cluster, topics: Collection[str]) -> dict[str,
 async def _disks(cluster: Cluster) -> list[Diagnosis]:
     found = []
     for node in await cluster.nodes():
+        if node in cluster.silent:
+            continue  # another check tells that it does not answer
         full = {each.about for each in await _troubles(cluster, node) if each.kind == FULL}
         for folder in (await cluster.ask(DescribeLogDirsRequest(topics=[]), node=node)).results:
             where = f"{folder.log_dir} of broker {node}"
@@ -251,7 +250,8 @@ async def _disks(cluster: Cluster) -> list[Diagnosis]:
                 cure = "lower retention, trim a topic, or give it a larger disk, before producers are refused"
                 free = f"{where} has {folder.usable_bytes * 100 // folder.total_bytes} % free"
                 found.append(Diagnosis("disks", WARNING, free, cure))
-    return found or _well("disks", "every data folder is in service and has room")
+    whose = " of the brokers that answer" if cluster.silent else ""
+    return found or _well("disks", f"every data folder{whose} is in service and has room")
 
 
 async def _replication(cluster: Cluster) -> list[Diagnosis]:

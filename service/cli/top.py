@@ -5,21 +5,26 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import click
 
 from log.ids import TopicPartition
-from service.cli.connect import with_cluster
-from service.cli.output import Output, output_option, show, show_one
+from service.cli.connect import listen, with_cluster
+from service.cli.output import Output, output_option, show, show_one, visible
 from service.cli.txn import PinRow, find_pins
 from service.client.cluster import LATEST, Cluster
+from service.client.failures import ClientFailure
 from service.client.groups import committed_offsets, list_groups
+
+K = TypeVar("K")
 
 ROWS: Final = 10
 GROUPS_MAX: Final = 200
+ANSWER_S: Final = 1.0
+"""How long each look waits for brokers to answer at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ class Top:
 @dataclass(frozen=True, slots=True)
 class _Seen:
     at_s: float
-    ends: Mapping[str, int]
+    ends: Mapping[TopicPartition, int]
     committed: Mapping[str, int]
 
 
@@ -70,52 +75,77 @@ async def command(cluster: Cluster, every_s: float, looks: int | None, output: O
     """Show live which topics grow, how far groups are, and what waits."""
     before: _Seen | None = None
     for look in itertools.count(1):
-        top, before = await _look(cluster, before)
-        if sys.stdout.isatty() and output is Output.TABLE:
-            click.clear()
-        _print(top, output)
+        try:
+            top, before, notes = await _look(cluster, before)
+        except ClientFailure as failure:
+            if before is None:
+                raise
+            notes = [failure.message]  # the next look may find it answering, or leaves it out
+        else:
+            if sys.stdout.isatty() and output is Output.TABLE:
+                click.clear()
+            _print(top, output)
+        for note in notes:
+            click.echo(f"oncelog: {visible(note)}", err=True)
         if look == looks:
             return
         await asyncio.sleep(every_s)
 
 
-async def _look(cluster: Cluster, before: _Seen | None) -> tuple[Top, _Seen]:
+async def _look(cluster: Cluster, before: _Seen | None) -> tuple[Top, _Seen, list[str]]:
+    """One look, and what it could not tell: what a broker has that does not answer is left out."""
+    await listen(cluster, min(cluster.timeout_s, ANSWER_S))
+    notes = [f"{each.message}; what it leads and coordinates is left out" for each in cluster.silent.values()]
     partitions = [
         TopicPartition(topic.name or "", part.partition_index)
         for topic in await cluster.metadata(None)
         if not topic.is_internal
         for part in topic.partitions
-        if part.leader_id >= 0
+        if part.leader_id >= 0 and part.leader_id not in cluster.silent
     ]
     found = await cluster.list_offsets(dict.fromkeys(partitions, LATEST), all_of_them=False)
-    ends: dict[str, int] = {}
-    for partition, answer in found.items():
-        ends[partition.topic] = ends.get(partition.topic, 0) + answer.offset
+    ends = {partition: answer.offset for partition, answer in found.items()}
     committed: dict[str, int] = {}
     lags: dict[str, int] = {}
-    for group in (await list_groups(cluster))[:GROUPS_MAX]:
+    answering = [node for node in await cluster.nodes() if node not in cluster.silent]
+    for group in (await list_groups(cluster, answering))[:GROUPS_MAX]:
         name = group.group_id
         offsets = await committed_offsets(cluster, name)
         committed[name] = sum(offsets.values())
-        lags[name] = sum(max(found[each].offset - offset, 0) for each, offset in offsets.items() if each in found)
+        lags[name] = sum(max(ends[each] - offset, 0) for each, offset in offsets.items() if each in ends)
     seen = _Seen(asyncio.get_running_loop().time(), ends, committed)
-    passed_s = None if before is None else max(seen.at_s - before.at_s, 0.001)
-    was_ends, was_committed = (before.ends, before.committed) if before else (ends, committed)
-    writes = [WritingRow(topic, _rate(was_ends, ends, topic, passed_s), end) for topic, end in ends.items()]
-    reads = [ReadingRow(name, _rate(was_committed, committed, name, passed_s), lags[name]) for name in committed]
+    was = before or _Seen(seen.at_s, {}, {})
+    passed_s = max(seen.at_s - was.at_s, 0.001)
+    writes = [
+        WritingRow(topic, _rate(was.ends, ends, places, passed_s), sum(ends[each] for each in places))
+        for topic, places in _of_topics(ends).items()
+    ]
+    reads = [ReadingRow(name, _rate(was.committed, committed, [name], passed_s), lags[name]) for name in committed]
+    if cluster.silent:
+        notes.append("what waits can't be told: all leaders and coordinators are needed for it")
+    waits = [] if cluster.silent else await find_pins(cluster)
     return (
         Top(
             sorted(writes, key=lambda row: (-(row.records_per_s or 0), row.topic))[:ROWS],
             sorted(reads, key=lambda row: (-(row.records_per_s or 0), -row.lag, row.group))[:ROWS],
-            (await find_pins(cluster))[:ROWS],
+            waits[:ROWS],
         ),
         seen,
+        notes,
     )
 
 
-def _rate(before: Mapping[str, int], now: Mapping[str, int], name: str, passed_s: float | None) -> float | None:
-    """The change per second since the last look; unknown at the first."""
-    return None if passed_s is None else round(max(now[name] - before.get(name, 0), 0) / passed_s, 1)
+def _of_topics(places: Iterable[TopicPartition]) -> dict[str, list[TopicPartition]]:
+    found: dict[str, list[TopicPartition]] = {}
+    for each in places:
+        found.setdefault(each.topic, []).append(each)
+    return found
+
+
+def _rate(before: Mapping[K, int], now: Mapping[K, int], places: Iterable[K], passed_s: float) -> float | None:
+    """The change per second of what was there at the last look, too; unknown at the first."""
+    there = [each for each in places if each in before]
+    return round(max(sum(now[each] - before[each] for each in there), 0) / passed_s, 1) if there else None
 
 
 def _print(top: Top, output: Output) -> None:

@@ -96,6 +96,8 @@ class Cluster:
         self.topic_names: dict[bytes, str] = {}
         self.controller_id = -1
         self.cluster_id: str | None = None
+        self.silent: dict[int, ClientFailure] = {}
+        """Brokers that are known not to answer, and how they failed. Nothing waits for them."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -111,17 +113,26 @@ class Cluster:
         self, request: Request[R], *, node: int | None = None, wait_s: float = 0.0, version: int | None = None
     ) -> R:
         """Ask one broker: `node`, or any that can be reached. For the other arguments see `Pool.ask`."""
-        address = await self._connected() if node is None else self._brokers[node]
+        address = await self._address(node)
         return await self._pool.ask(address, request, wait_s=wait_s, version=version)
 
     async def offers(self, request: Struct, *, node: int | None = None) -> bool:
         """Whether `node`, or any broker that can be reached, knows this kind of request at all."""
-        client = await self._pool.client(await self._connected() if node is None else self._brokers[node])
+        client = await self._pool.client(await self._address(node))
         return client.offers(type(request))
+
+    async def _address(self, node: int | None) -> Address:
+        if node in self.silent:
+            raise self.silent[node]
+        return await self._connected() if node is None else self._brokers[node]
 
     async def _connected(self) -> Address:
         """An address with a connection, or else the first bootstrap address that accepts one."""
+        silent = {self._brokers[node] for node in self.silent if node in self._brokers}
         for address in [*self._pool.connected, *self._bootstrap]:
+            if address in silent:
+                failure = ClientFailure(f"{address} does not answer", FailureKind.UNREACHABLE)
+                continue
             try:
                 await self._pool.client(address)
             except ClientFailure as error:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from log.ids import TopicPartition
 from service.client.cluster import MOVED, RETRY_PAUSE_S, Cluster, Deadline, by_topic
 from service.client.failures import ClientFailure, FailureKind, refused
-from service.wire.codec import decode_data
+from service.wire.codec import MalformedRequest, decode_data
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     ConsumerGroupDescribeRequest,
@@ -117,12 +117,15 @@ def _older_group(group: DescribeGroupsResponseDescribedGroup, node: int) -> Grou
 
 
 def _assigned(protocol_type: str, data: bytes) -> list[TopicPartition]:
-    """The partitions assigned to a member of a classic group. Other programs (Connect) put other data into these
-    bytes.
+    """The partitions assigned to a member of a classic group, as far as they can be read: brokers take any bytes, and
+    other programs (Connect) put other data into them.
     """
     if protocol_type != "consumer" or not data:
         return []
-    assignment = read_assignment(data)
+    try:
+        assignment = read_assignment(data)
+    except ClientFailure:
+        return []
     return [
         TopicPartition(topic.topic, number) for topic in assignment.assigned_partitions for number in topic.partitions
     ]
@@ -131,7 +134,10 @@ def _assigned(protocol_type: str, data: bytes) -> list[TopicPartition]:
 def read_assignment(data: bytes) -> ConsumerProtocolAssignment:
     """Read an assignment: two bytes of version, then a struct. Newer versions only append fields to the known ones."""
     version = min(int.from_bytes(data[:2], "big"), 3)
-    return decode_data(ConsumerProtocolAssignment, version, memoryview(data)[2:])
+    try:
+        return decode_data(ConsumerProtocolAssignment, version, memoryview(data)[2:])
+    except MalformedRequest as error:
+        raise ClientFailure(f"the group's leader has given out something that is no assignment: {error}") from None
 
 
 async def committed_offsets(cluster: Cluster, group: str) -> dict[TopicPartition, int]:

@@ -213,14 +213,22 @@ async def transactions_of(
     for listed in await list_transactions(cluster, producer_ids=wanted, nodes=nodes):
         ids_by_node.setdefault(listed.coordinator, []).append(listed.transaction.transactional_id)
     for node, ids in ids_by_node.items():
-        response = await cluster.ask(DescribeTransactionsRequest(transactional_ids=ids), node=node)
-        for answer in response.transaction_states:
-            if not answer.error_code:
-                transaction: TransactionState | None = _transaction(answer, node)
-            else:  # between the two requests the coordinator has moved, or the id was forgotten
-                transaction = await find_transaction(cluster, answer.transactional_id)
-            if transaction is not None:
-                found.setdefault(transaction.producer_id, []).append(transaction)
+        for transaction in await described_by(cluster, node, ids):
+            found.setdefault(transaction.producer_id, []).append(transaction)
+    return found
+
+
+async def described_by(cluster: Cluster, node: int, transactional_ids: Sequence[str]) -> list[TransactionState]:
+    """What this coordinator knows of the ids; or another one, of ids that have moved."""
+    found = []
+    response = await cluster.ask(DescribeTransactionsRequest(transactional_ids=list(transactional_ids)), node=node)
+    for answer in response.transaction_states:
+        if not answer.error_code:
+            transaction: TransactionState | None = _transaction(answer, node)
+        else:  # the coordinator has moved meanwhile, or the id was forgotten
+            transaction = await find_transaction(cluster, answer.transactional_id)
+        if transaction is not None:
+            found.append(transaction)
     return found
 
 

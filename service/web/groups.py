@@ -11,7 +11,7 @@ from aiohttp import ClientError, web
 
 from log.ids import TopicPartition
 from service.broker.internal_topics import GROUPS
-from service.client.cluster import READ_COMMITTED
+from service.client.cluster import READ_COMMITTED, Cluster
 from service.client.groups import committed_offsets, describe_group, list_groups
 from service.client.transactions import stable_offsets
 from service.web.answers import as_json, read_json
@@ -19,7 +19,6 @@ from service.web.forwarding import url_of
 from service.web.gateway import Gateway
 from service.web.problems import Problem, of_error
 from service.web.routing import Route
-from service.web.topics import at_time
 from service.wire.messages import (
     DeleteGroupsRequest,
     OffsetCommitRequest,
@@ -177,18 +176,18 @@ async def delete(gateway: Gateway, request: web.Request) -> web.Response:
     return web.Response(status=204)
 
 
-async def _offsets(gateway: Gateway, group: str) -> dict[TopicPartition, int]:
-    found = await committed_offsets(gateway.cluster, group)
+async def _offsets(cluster: Cluster, group: str) -> dict[TopicPartition, int]:
+    found = await committed_offsets(cluster, group)
     return {each: found[each] for each in sorted(found)}
 
 
 async def offsets(gateway: Gateway, request: web.Request) -> web.Response:
-    found = await _offsets(gateway, request.match_info["group"])
+    found = await _offsets(gateway.cluster, request.match_info["group"])
     return as_json(GroupOffsets([GroupOffset(*each, offset) for each, offset in found.items()]))
 
 
 async def lag(gateway: Gateway, request: web.Request) -> web.Response:
-    found = await _offsets(gateway, request.match_info["group"])
+    found = await _offsets(gateway.cluster, request.match_info["group"])
     found = {each: offset for each, offset in found.items() if gateway.image.partition(each) is not None}
     ends = await stable_offsets(gateway.cluster, found)
     partitions = [
@@ -206,7 +205,7 @@ async def reset(gateway: Gateway, request: web.Request) -> web.Response:
     """Move the group. It must have no members, because members would go on where they are."""
     group = request.match_info["group"]
     wanted = read_json(await request.read(), _resets)
-    new = await new_offsets(gateway, group, wanted)
+    new = await new_offsets(gateway, gateway.cluster, group, wanted)
     topics: dict[str, OffsetCommitRequestTopic] = {}
     for each, offset in new.items():
         gateway.state(each)
@@ -222,20 +221,21 @@ async def reset(gateway: Gateway, request: web.Request) -> web.Response:
     return as_json(GroupOffsets([GroupOffset(*each, offset) for each, offset in sorted(new.items())]))
 
 
-async def new_offsets(gateway: Gateway, group: str, wanted: Reset) -> dict[TopicPartition, int]:
+async def new_offsets(gateway: Gateway, cluster: Cluster, group: str, wanted: Reset) -> dict[TopicPartition, int]:
+    """Where the group would go on."""
     if wanted.to == "offsets":
         if not wanted.offsets:
             raise Problem("invalid-request", "no offsets are named")
         return {TopicPartition(each.topic, each.partition): each.offset for each in wanted.offsets}
-    now = await _offsets(gateway, group)
+    now = await _offsets(cluster, group)
     if wanted.topics:
         partitions = [TopicPartition(name, index) for name in wanted.topics for index in gateway.topic(name).partitions]
     else:
         partitions = list(now)
     if not partitions:
         raise Problem("invalid-request", "the group has read nothing yet: name topics")
-    starts = await gateway.cluster.list_offsets(dict.fromkeys(partitions, EARLIEST))
-    ends = await gateway.cluster.list_offsets(dict.fromkeys(partitions, LATEST), isolation=READ_COMMITTED)
+    starts = await cluster.list_offsets(dict.fromkeys(partitions, EARLIEST))
+    ends = await cluster.list_offsets(dict.fromkeys(partitions, LATEST), isolation=READ_COMMITTED)
     if wanted.to == "earliest":
         return {each: starts[each].offset for each in partitions}
     if wanted.to == "latest":
@@ -247,8 +247,8 @@ async def new_offsets(gateway: Gateway, group: str, wanted: Reset) -> dict[Topic
         return {each: min(max(offset, starts[each].offset), ends[each].offset) for each, offset in moved.items()}
     if wanted.timestamp is None or not 0 <= wanted.timestamp < 2**63:
         raise Problem("invalid-request", "timestamp says from when on, in milliseconds since 1970")
-    found = {each: await at_time(gateway, each, wanted.timestamp, READ_COMMITTED) for each in partitions}
-    return {each: offset if offset >= 0 else ends[each].offset for each, offset in found.items()}
+    found = await cluster.list_offsets(dict.fromkeys(partitions, wanted.timestamp), isolation=READ_COMMITTED)
+    return {each: found[each].offset if found[each].offset >= 0 else ends[each].offset for each in partitions}
 
 
 _GROUP = "/v1/groups/{group}"

@@ -1,7 +1,6 @@
 """`/metrics`: this broker's metrics, for Prometheus and for people who read text (`monitoring/`)."""
 
-import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from aiohttp import web
@@ -11,15 +10,13 @@ from monitoring import shapes
 from monitoring.collectors import Scrape
 from monitoring.scraping import Elsewhere, Holders, Places, Scraper, content_type, wants_openmetrics
 from service.broker.internal_topics import TRANSACTIONS
-from service.client.cluster import LATEST, READ_COMMITTED
-from service.client.failures import ClientFailure
+from service.client.cluster import LATEST, READ_COMMITTED, by_topic
 from service.client.transactions import transactions_of
 from service.web.gateway import Gateway
-from service.web.pages.facts import leader_of
+from service.web.pages.facts import Told, leader_of, led_by
 from service.web.pages.near import NearCluster
+from service.web.pages.views import kept_of
 from service.web.routing import Route
-
-ELSEWHERE_S = 2.0
 
 
 def our_version() -> str:
@@ -34,26 +31,26 @@ def scraper_of(broker: shapes.Broker, elsewhere: Elsewhere | None = None, holder
 
 
 async def offsets_elsewhere(gateway: Gateway, wanted: Places) -> dict[tuple[str, int], tuple[int, int]]:
-    """Offsets, as the leaders tell them within a short time: a broker that does not answer must not hold up a
-    scrape.
+    """Stable offsets and high watermarks, as far as the leaders tell them within a short time: a broker that does not
+    answer must not hold up a scrape, nor hide what others tell.
     """
-    cluster = NearCluster(gateway)
-    image = gateway.image
-    partitions = [TopicPartition(*place) for place in wanted]
-    there = [each for each in partitions if (state := image.partition(each)) and leader_of(image, state) >= 0]
-    if not there:
-        return {}
-    try:
-        async with asyncio.timeout(ELSEWHERE_S):
-            await cluster.metadata({each.topic for each in there})
-            latest = dict.fromkeys(there, LATEST)
-            stable = await cluster.list_offsets(latest, isolation=READ_COMMITTED, all_of_them=False)
-            highs = await cluster.list_offsets(latest, all_of_them=False)
-    except (ClientFailure, TimeoutError):
-        return {}
+    cluster = kept_of(gateway).cluster
+    by_leader = led_by(gateway, (TopicPartition(*place) for place in wanted))
+    asks = {node: _ends_there(cluster, led) for node, led in by_leader.items()}
+    answers = await Told().ask_each("offsets", asks)
+    return {place: ends for there in answers.values() for place, ends in there.items()}
+
+
+async def _ends_there(
+    cluster: NearCluster, partitions: Sequence[TopicPartition]
+) -> dict[tuple[str, int], tuple[int, int]]:
+    await cluster.metadata(by_topic(partitions))
+    latest = dict.fromkeys(partitions, LATEST)
+    stable = await cluster.list_offsets(latest, isolation=READ_COMMITTED, all_of_them=False)
+    highs = await cluster.list_offsets(latest, all_of_them=False)
     return {
         (each.topic, each.partition): (min(stable[each].offset, highs[each].offset), highs[each].offset)
-        for each in there
+        for each in partitions
         if each in stable and each in highs
     }
 
@@ -62,19 +59,17 @@ async def holders_elsewhere(gateway: Gateway, producer_ids: Collection[int]) -> 
     """Open transactions, as all coordinators tell them within a short time. If one coordinator does not answer, the
     list is unknown.
     """
-    image = gateway.image
+    image, cluster = gateway.image, kept_of(gateway).cluster
     if any(leader_of(image, state) < 0 for state in image.topics[TRANSACTIONS.name].partitions.values()):
         return None
-    try:
-        async with asyncio.timeout(ELSEWHERE_S):
-            cluster = NearCluster(gateway)
-            await cluster.metadata([])
-            found = await transactions_of(cluster, producer_ids)
-    except (ClientFailure, TimeoutError):
+    asks = {node: transactions_of(cluster, producer_ids, [node]) for node in image.brokers}
+    answers = await Told().ask_each("transactions", asks)
+    if len(answers) < len(asks):
         return None
     return {
         producer_id: each.transactional_id
-        for producer_id, transactions in found.items()
+        for there in answers.values()
+        for producer_id, transactions in there.items()
         for each in transactions
         if each.is_open
     }

@@ -40,6 +40,11 @@ SMALL = "60m"
 VERIFICATION = "transaction.partition.verification.enable"
 STOPPED_MOST_S = 4.5
 """Shorter than a broker's session, and than a broker may be silent before it counts as down."""
+GOING_S = 6.0
+"""After each stop. A broker is unreachable when two looks at it find no answer, which are eight seconds apart then, so
+that the second finds one. These looks are as seldom here as anywhere, while the alert about them comes six times as
+soon.
+"""
 NODES = (1, 2, 3)
 ON_SMALL_DISK = 3
 TOPIC, PARTITIONS = "orders", 6
@@ -346,6 +351,7 @@ class Pulses:
             self._wait(in_sync=False, patience_s=STOPPED_MOST_S)
             os.kill(self._victim, signal.SIGCONT)
             self._wait(in_sync=True, patience_s=PATIENCE_S)
+            self._over.wait(GOING_S)
 
     def _wait(self, *, in_sync: bool, patience_s: float) -> None:
         """Until the victim is in sync, or is not, wherever it follows."""

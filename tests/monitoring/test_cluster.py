@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import time
@@ -194,6 +195,37 @@ def test_every_broker_shows_the_whole_cluster(brokers: dict[int, Served]) -> Non
         (age,) = set(re.findall(r'data-is="open for">(\d+ m?s)<', seen(broker, f"/ui/topics/{OPENED}")))
         assert int(age.removesuffix(" s")) >= 2
     open_one.abort_transaction(PATIENCE_S)
+
+
+PAGES = (
+    *("/ui", "/ui/transactions", "/ui/transactions/silent", "/ui/topics", f"/ui/topics/{OPENED}", "/ui/brokers"),
+    *(f"/ui/producers?topic={OPENED}", "/ui/groups", "/ui/groups/readers", "/ui/groups/readers/reset?to=earliest"),
+    "/metrics",
+)
+
+
+def test_nobody_waits_for_a_broker_that_is_silent(brokers: dict[int, Served]) -> None:
+    """It is alive, and does not answer: each page says so, and tells what the others know."""
+    open_one = in_transaction(brokers[1].bootstrap, "silent", OPENED)
+    silent = brokers[2].process.pid
+    os.kill(silent, signal.SIGSTOP)
+    try:
+        time.sleep(1.1)  # a page that was drawn before is shown for a second
+        took_s = {}
+        told = ""
+        for path in PAGES:
+            began_s = time.monotonic()
+            told += seen(brokers[1], path)
+            took_s[path] = time.monotonic() - began_s
+        assert sum(took_s.values()) < 3.0, took_s  # each took as long before
+        assert "broker 2 has not answered" in told
+        assert "broker 3 has not answered" not in told
+    finally:
+        os.kill(silent, signal.SIGCONT)
+    wait_for(lambda: "Not everything can be told" not in seen(brokers[1], "/ui/brokers"))
+    wait_for(lambda: "broker 2" in seen(brokers[1], "/ui/brokers").lower())
+    open_one.abort_transaction(PATIENCE_S)
+    wait_for(lambda: all(scrape(broker).one("kafka_brokers") == 3 for broker in brokers.values()))
 
 
 def bit_of_everything(brokers: dict[int, Served], open_one: Producer) -> None:

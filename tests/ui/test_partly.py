@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import html
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from log.disk import DiskFault
 from log.ids import TopicPartition
 from service.broker.health import Trouble
 from service.broker.marker_courier import MarkerCourier
+from service.broker.shard import Shard
 from service.client.failures import ClientFailure
 from service.client.transactions import TransactionState
 from service.web.documents import documents
@@ -21,9 +23,16 @@ from service.web.gateway import Gateway
 from service.web.metrics import scraper_of
 from service.web.pages import facts, views
 from service.web.pages.facts import Told
+from service.web.pages.near import Heard, Hearing
 from service.web.pages.render import render
 from service.web.pages.views import Facts, PageView, View, kept_of
-from service.wire.messages import DescribeHealthRequest
+from service.wire.messages import (
+    DescribeHealthRequest,
+    JoinGroupRequest,
+    JoinGroupRequestProtocol,
+    SyncGroupRequest,
+    SyncGroupRequestAssignment,
+)
 from tests.monitoring.test_metrics import commit
 from tests.service.api.txn_stage import TxnStage, Writer, on_txn_stage
 from tests.service.web.kit import PATIENCE_S, Served
@@ -216,6 +225,111 @@ def test_a_broker_that_does_not_answer_is_named_and_the_others_are_heard(tmp_pat
         assert answers == {1: "told", 3: "told"}
         assert len(told.missing) == 1
         assert "offsets of broker 2: no answer" in told.missing[0]
+
+    asyncio.run(scene())
+
+
+def test_who_is_silent_is_waited_for_once_until_they_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Heard, "patience_s", 0.02)
+
+    async def scene() -> None:
+        hearing, answering, asked = Hearing(), asyncio.Event(), 0
+
+        async def answer() -> str:
+            nonlocal asked
+            asked += 1
+            await answering.wait()
+            return "told"
+
+        for _ in range(3):
+            with pytest.raises(ClientFailure, match="broker 2 has not answered"):
+                await hearing.hear("broker 2", answer)
+        assert asked == 1, "the first question is still open: no other is put beside it"
+        answering.set()
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                try:
+                    assert await hearing.hear("broker 2", answer) == "told"
+                    break
+                except ClientFailure:
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(scene())
+
+
+def test_who_could_not_be_reached_is_tried_again_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Heard, "patience_s", 0.02)
+
+    async def scene() -> None:
+        hearing, broken = Hearing(), asyncio.Event()
+
+        async def fail() -> str:
+            await broken.wait()
+            raise ClientFailure("the connection broke")
+
+        async def answer() -> str:
+            return "told"
+
+        with pytest.raises(ClientFailure, match="has not answered"):
+            await hearing.hear("broker 2", fail)
+        broken.set()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        with pytest.raises(ClientFailure, match="has not answered"):
+            await hearing.hear("broker 2", answer)  # this one finds out that it answers again
+        await asyncio.sleep(0)
+        assert await hearing.hear("broker 2", answer) == "told"
+
+    asyncio.run(scene())
+
+
+def test_a_coordinator_whose_decisions_are_not_on_enough_replicas_keeps_no_page_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: TxnStage) -> None:
+        await begun(stage)
+        never = asyncio.get_running_loop().create_future()
+        monkeypatch.setattr(Shard, "committed", lambda shard: never)
+        gateway = Gateway(stage.broker, scraper_of(stage.broker))
+        kept, began_s = kept_of(gateway), time.monotonic()
+        for _ in range(10):
+            told = Told()
+            await views.transaction(PageView(gateway, kept, told, {}, {"id": "pay"}))
+            assert "the transaction coordinator of broker 1 has not answered" in told.missing[0]
+        assert time.monotonic() - began_s < 5.0  # each took two seconds before
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_a_member_may_call_itself_anything_and_be_given_anything(tmp_path: Path) -> None:
+    """Of a classic group brokers take any bytes and names. The page is there, and nothing on it does anything."""
+    name, given = "<b>\u202eevil\x1b[2J", b"not an assignment"
+
+    async def scene(stage: TxnStage) -> None:
+        await begun(stage)
+        protocol = JoinGroupRequestProtocol(name, b"\0")
+        join = JoinGroupRequest("named", 30_000, 30_000, "", None, "consumer", [protocol])
+        joined = await stage.ask(join, 3)
+        assignment = SyncGroupRequestAssignment(joined.member_id, given)
+        sync = SyncGroupRequest("named", joined.generation_id, joined.member_id, assignments=[assignment])
+        assert (await stage.ask(sync, 3)).error_code == 0
+        page = await looked(stage, "group", views.group, group="named")
+        assert "<dt>members</dt><dd>1</dd>" in page
+        assert "classic, &lt;b&gt;\\u202eevil\\u001b[2J" in page
+        assert not {"\u202e", "\x1b", "<b>\\u"} & set(page)
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_who_lacks_for_one_reason_is_named_in_one_line() -> None:
+    async def scene() -> None:
+        async def away() -> None:
+            raise ClientFailure("broker 2 has not answered")
+
+        told = Told()
+        for number in range(25):
+            await told.ask(f"group-{number}", away(), None)
+        assert told.missing == ["group-0, group-1, group-2 and 22 more: broker 2 has not answered"]
 
     asyncio.run(scene())
 

@@ -214,7 +214,7 @@ def test_a_transaction_over_a_thousand_partitions_is_found_without_reading_logs_
         files: list[Any] = [(await stage.served("wide", index)).log.segments[-1].file for index in range(WIDE)]
         assert not any(file._pins for file in files), "nothing is kept for what was read long ago"
 
-    on_txn_stage(tmp_path, scene)
+    on_txn_stage(tmp_path, scene, broker_session_timeout_ms="600000")  # the scene takes long where others run
 
 
 def test_what_no_coordinator_wrote_of_has_no_history(tmp_path: Path) -> None:

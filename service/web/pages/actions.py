@@ -4,6 +4,9 @@ only pages of this broker may send the request.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable
+from typing import Final
 from urllib.parse import quote, urlsplit
 
 from aiohttp import web
@@ -19,27 +22,31 @@ from service.client.transactions import (
     transactions_of,
     write_abort_marker,
 )
-from service.web.gateway import Gateway
+from service.web.gateway import Gateway, Inside
 from service.web.pages.render import page
-from service.web.pages.views import framed, kept_of
+from service.web.pages.views import framed
+from service.web.problems import Problem
 from service.web.routing import Handler
+
+ACTED_S: Final = 10.0
+"""How long an action may take."""
 
 
 async def abort_id(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     """Abort what a transactional id has open in all partitions, and fence its producer."""
     name = request.match_info["id"]
     back = f"/ui/transactions/{quote(name, safe='')}"
-    cluster = kept_of(gateway).cluster
     if refused := await not_meant(request, name):
         return refuse(gateway, refused, back)
+    return await acted(gateway, back, _abort_id(gateway, name, back))
+
+
+async def _abort_id(gateway: Gateway, name: str, back: str) -> web.StreamResponse:
+    cluster = Inside(gateway, ACTED_S)
     known = await find_transaction(cluster, name)
     if known is None or known.state != ONGOING:
         return refuse(gateway, f"{name} has no transaction to abort.", back)
-    try:
-        code = await fence(cluster, name)
-    except ClientFailure as failure:
-        return refuse(gateway, str(failure), back)
-    if code:
+    if code := await fence(cluster, name):
         return refuse(gateway, f"the coordinator refused it: {error_name(code)}.", back)
     raise web.HTTPSeeOther(f"{back}?done=aborted")
 
@@ -55,7 +62,11 @@ async def abort_in(gateway: Gateway, request: web.Request) -> web.StreamResponse
     if refused := await not_meant(request, f"{topic}-{number}"):
         return refuse(gateway, refused, back)
     start = str((await request.post()).get("start_offset", ""))
-    cluster = kept_of(gateway).cluster
+    return await acted(gateway, back, _abort_in(gateway, partition, start, back))
+
+
+async def _abort_in(gateway: Gateway, partition: TopicPartition, start: str, back: str) -> web.StreamResponse:
+    cluster = Inside(gateway, ACTED_S)
     found = (await producers_of(cluster, [partition]))[partition]
     chosen = [each for each in found if str(each.current_txn_start_offset) == start and start != "-1"]
     if not chosen:
@@ -68,6 +79,18 @@ async def abort_in(gateway: Gateway, request: web.Request) -> web.StreamResponse
     if code := await write_abort_marker(cluster, partition, chosen[0]):
         return refuse(gateway, f"the partition's leader refused the marker: {error_name(code)}.", back)
     raise web.HTTPSeeOther(f"{back}?done=aborted")
+
+
+async def acted(gateway: Gateway, back: str, work: Awaitable[web.StreamResponse]) -> web.StreamResponse:
+    """What the work answers, or a page that says why it was not done."""
+    try:
+        async with asyncio.timeout(ACTED_S):
+            return await work
+    except TimeoutError:
+        why = f"no answer within {ACTED_S:.0f} seconds. It may be done after all: look before you do it again."
+        return refuse(gateway, why, back)
+    except (ClientFailure, Problem) as failure:
+        return refuse(gateway, str(failure), back)
 
 
 async def not_meant(request: web.Request, typed: str) -> str | None:

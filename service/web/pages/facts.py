@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice, pairwise
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
@@ -26,7 +27,7 @@ from service.client.groups import committed_offsets
 from service.client.transactions import (
     OPEN_STATES,
     TransactionState,
-    find_transaction,
+    described_by,
     list_transactions,
     producers_of,
     standing,
@@ -65,6 +66,8 @@ PAGE: Final = 50
 GROUPS_PAGE: Final = 25
 """How many groups are shown at once. The lag of each is asked for."""
 GROUPS_A_TURN: Final = 5
+NAMED: Final = 3
+"""How many are named of those with which something is wrong."""
 BLOCKERS_MAX: Final = 200
 ASKED_ELSEWHERE_MAX: Final = 2_000
 """For how many partitions of other leaders one page asks."""
@@ -87,7 +90,7 @@ class Told:
     """Gathers the parts of a page in a limited time, and notes which could not be told."""
 
     def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
-        self.missing: list[str] = []
+        self._parts_by_reason: dict[str, list[str]] = {}
         self._timeout_s = timeout_s
         self._until_s = asyncio.get_running_loop().time() + timeout_s
 
@@ -96,10 +99,18 @@ class Told:
             async with asyncio.timeout_at(max(self._until_s, asyncio.get_running_loop().time() + LEAST_S)):
                 return await work
         except TimeoutError:
-            self.missing.append(f"{what}: no answer within {self._timeout_s:.1f} seconds")
+            self.lacks(what, f"no answer within {self._timeout_s:.1f} seconds")
         except (ClientFailure, Problem) as failure:
-            self.missing.append(f"{what}: {failure}")
+            self.lacks(what, str(failure))
         return otherwise
+
+    def lacks(self, what: str, why: str) -> None:
+        self._parts_by_reason.setdefault(why, []).append(what)
+
+    @property
+    def missing(self) -> list[str]:
+        """What could not be told, and why: a broker that is away is named once."""
+        return [f"{_named(parts)}: {why}" for why, parts in self._parts_by_reason.items()]
 
     async def ask_each(self, what: str, asks: Mapping[int, Awaitable[T]]) -> dict[int, T]:
         """The answers of these brokers, asked at the same time. A broker that does not answer in time is named on the
@@ -114,6 +125,12 @@ class Told:
             *(self.ask(f"{what} of broker {node}", take(node, work), None) for node, work in asks.items())
         )
         return answers
+
+
+def _named(parts: Sequence[str]) -> str:
+    different = list(dict.fromkeys(parts))
+    more = len(different) - NAMED
+    return ", ".join(different[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 class Cut(NamedTuple):
@@ -249,24 +266,27 @@ async def offsets_of(
             found[each] = PartitionOffsets(log.start_offset, held.last_stable_offset, high, max(log.end_offset, high))
         elif leader != gateway.node_id:
             elsewhere.append(each)
-    by_leader = _by_leader(gateway, elsewhere[:ASKED_ELSEWHERE_MAX])
-    asks = {node: _offsets_there(cluster, led) for node, led in by_leader.items()}
+    by_leader = led_by(gateway, elsewhere[:ASKED_ELSEWHERE_MAX])
+    asks = {node: offsets_there(cluster, led) for node, led in by_leader.items()}
     for there in (await told.ask_each("offsets", asks)).values():
         found |= there
     return found
 
 
-def _by_leader(gateway: Gateway, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
+def led_by(gateway: Gateway, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
+    """Partitions by the broker that leads them. Those without a leader are left out."""
     found: dict[int, list[TopicPartition]] = {}
     for each in partitions:
-        if (state := gateway.image.partition(each)) is not None:
-            found.setdefault(leader_of(gateway.image, state), []).append(each)
+        state = gateway.image.partition(each)
+        if state is not None and (leader := leader_of(gateway.image, state)) != NO_LEADER:
+            found.setdefault(leader, []).append(each)
     return found
 
 
-async def _offsets_there(
+async def offsets_there(
     cluster: NearCluster, partitions: Sequence[TopicPartition]
 ) -> dict[TopicPartition, PartitionOffsets]:
+    """The offsets of partitions that one other broker leads."""
     await cluster.metadata(by_topic(partitions))
     latest = dict.fromkeys(partitions, LATEST)
     starts = await cluster.list_offsets(dict.fromkeys(partitions, EARLIEST), all_of_them=False)
@@ -318,7 +338,7 @@ async def blockers_of(
     if elsewhere:
         offsets = await offsets_of(told, gateway, cluster, elsewhere)
         pinned = [each for each in elsewhere if each in offsets and offsets[each].held_up]
-        asks = {node: producers_of(cluster, led) for node, led in _by_leader(gateway, pinned).items()}
+        asks = {node: producers_of(cluster, led) for node, led in led_by(gateway, pinned).items()}
         for there in (await told.ask_each("producers", asks)).values():
             for partition, producers in there.items():
                 found += [_blocker(partition, each, offsets[partition]) for each in producers if _is_open(each)]
@@ -484,8 +504,14 @@ async def transactions(
     rows.sort(key=lambda row: (not row.is_open, row.transactional_id))
     shown = cut(rows, number)
     now_ms = gateway.env.clock.wall_ms()
+    by_coordinator: dict[int, list[str]] = {}
     for row in shown.rows:
-        row.detail = await told.ask(row.transactional_id, find_transaction(cluster, row.transactional_id), None)
+        by_coordinator.setdefault(row.coordinator, []).append(row.transactional_id)
+    described = {node: described_by(cluster, node, ids) for node, ids in by_coordinator.items()}
+    told_of = (await told.ask_each("transactions", described)).values()
+    details = {each.transactional_id: each for there in told_of for each in there}
+    for row in shown.rows:
+        row.detail = details.get(row.transactional_id)
         if row.detail is not None and row.detail.is_open and row.detail.started_ms >= 0:
             row.age_s = max(now_ms - row.detail.started_ms, 0) / 1000
     ordered = sorted(shown.rows, key=lambda row: -(row.age_s or -1))
@@ -542,12 +568,12 @@ class AllLateGroups:
         return self.status.get(group) or ("OK" if self.is_whole else None)
 
 
-async def late_groups(told: Told, gateway: Gateway) -> AllLateGroups:
+async def late_groups(told: Told, gateway: Gateway, cluster: NearCluster) -> AllLateGroups:
     brokers = gateway.image.brokers
     asks: dict[int, Awaitable[LateGroups]] = {gateway.node_id: late_here(gateway)}
     for node, broker in brokers.items():
         if node not in asks and broker.endpoint(WEB) is not None:
-            asks[node] = late_at(gateway, node)
+            asks[node] = cluster.hearing.hear(f"broker {node}", partial(late_at, gateway, node))
     answers = await told.ask_each("which groups keep up", asks)
     late = sorted((each for answer in answers.values() for each in answer.groups), key=standing_first)
     total = sum(answer.total for answer in answers.values())

@@ -14,14 +14,15 @@ import msgspec
 from aiohttp import web
 
 from log.ids import TopicPartition
+from service.client.cluster import Cluster
 from service.client.failures import ClientFailure, error_name
 from service.client.groups import commit_offsets, committed_offsets
 from service.cluster.image import PartitionState, Topic
 from service.cluster.placement import place
-from service.web.gateway import Gateway
+from service.web.gateway import Gateway, Inside
 from service.web.groups import Reset, new_offsets
-from service.web.pages.actions import not_meant, refuse
-from service.web.pages.views import Facts, PageView, kept_of
+from service.web.pages.actions import ACTED_S, acted, not_meant, refuse
+from service.web.pages.views import Facts, PageView
 from service.web.problems import Problem
 from service.wire.messages import (
     AlterPartitionReassignmentsRequest,
@@ -52,23 +53,24 @@ async def reset_plan(look: PageView) -> Facts:
     why, rows = "", []
     if asked["to"]:
         try:
-            rows = await _moves(gateway, look.kept.cluster, name, asked)
+            rows = await _moves(gateway, look.cluster, name, asked)
         except (Problem, ClientFailure) as failure:
             why = str(failure)
+    committed = await look.told.ask("what it has committed", committed_offsets(look.cluster, name), {})
     return {
         "title": f"Move {name}",
         "name": name,
         "asked": asked,
-        "topics": sorted({each.topic for each in await committed_offsets(look.cluster, name)}),
+        "topics": sorted({each.topic for each in committed}),
         "rows": rows[:SHOWN],
         "count": len(rows),
         "why": why,
     }
 
 
-async def _moves(gateway: Gateway, cluster: Any, name: str, asked: Mapping[str, str]) -> list[Moved]:
+async def _moves(gateway: Gateway, cluster: Cluster, name: str, asked: Mapping[str, str]) -> list[Moved]:
     now = await committed_offsets(cluster, name)
-    wanted = await new_offsets(gateway, name, _reset_of(asked))
+    wanted = await new_offsets(gateway, cluster, name, _reset_of(asked))
     return [Moved(each, now.get(each), offset) for each, offset in sorted(wanted.items())]
 
 
@@ -102,18 +104,20 @@ async def reset_group(gateway: Gateway, request: web.Request) -> web.StreamRespo
     asked = {key: str(form.get(key, "")).strip() for key in ("to", "topic", "partition", "value")}
     here = f"/ui/groups/{quote(name, safe='')}"
     back = f"{here}/reset?{urlencode(asked)}"
-    cluster = kept_of(gateway).cluster
     if refused := await not_meant(request, name):
         return refuse(gateway, refused, back)
-    try:
-        wanted = {each.partition: each.will_be for each in await _moves(gateway, cluster, name, asked)}
-        for each in wanted:
-            gateway.state(each)
-        await cluster.metadata({each.topic for each in wanted})
-        code = await commit_offsets(cluster, name, wanted)
-    except (ClientFailure, Problem) as failure:
-        return refuse(gateway, str(failure), back)
-    if code:
+    return await acted(gateway, back, _reset_group(gateway, name, asked, here, back))
+
+
+async def _reset_group(
+    gateway: Gateway, name: str, asked: Mapping[str, str], here: str, back: str
+) -> web.StreamResponse:
+    cluster = Inside(gateway, ACTED_S)
+    wanted = {each.partition: each.will_be for each in await _moves(gateway, cluster, name, asked)}
+    for each in wanted:
+        gateway.state(each)
+    await cluster.metadata({each.topic for each in wanted})
+    if code := await commit_offsets(cluster, name, wanted):
         return refuse(gateway, f"the coordinator refused it ({error_name(code)}): is anybody in the group?", back)
     raise web.HTTPSeeOther(f"{here}?done=moved+in+{len(wanted)}+partitions")
 
@@ -206,7 +210,7 @@ async def move_replicas(gateway: Gateway, request: web.Request) -> web.StreamRes
     parts = [ReassignablePartition(each.partition, list(each.will_be)) for each in rows]
     if not parts:
         return refuse(gateway, "nothing has to move.", back)
-    return await _asked(gateway, name, parts, here, back, f"begun+for+{len(parts)}+partitions")
+    return await acted(gateway, back, _asked(gateway, name, parts, here, back, f"begun+for+{len(parts)}+partitions"))
 
 
 async def stop_moving(gateway: Gateway, request: web.Request) -> web.StreamResponse:
@@ -219,17 +223,14 @@ async def stop_moving(gateway: Gateway, request: web.Request) -> web.StreamRespo
     parts = [ReassignablePartition(index, None) for index, state in states if state.adding or state.removing]
     if not parts:
         return refuse(gateway, "nothing is being moved.", here)
-    return await _asked(gateway, name, parts, here, here, "stopped")
+    return await acted(gateway, here, _asked(gateway, name, parts, here, here, "stopped"))
 
 
 async def _asked(
     gateway: Gateway, name: str, parts: list[ReassignablePartition], here: str, back: str, done: str
 ) -> web.StreamResponse:
     request = AlterPartitionReassignmentsRequest(topics=[ReassignableTopic(name, parts)])
-    try:
-        answer = await gateway.ask(gateway.node_id, request)
-    except ClientFailure as failure:
-        return refuse(gateway, str(failure), back)
+    answer = await gateway.ask(gateway.node_id, request)
     told = [each for topic in answer.responses for each in topic.partitions if each.error_code]
     if answer.error_code:
         return refuse(gateway, answer.error_message or error_name(answer.error_code), back)

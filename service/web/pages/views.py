@@ -26,12 +26,12 @@ from service.client.transactions import find_root, find_transaction, producers_o
 from service.turns import in_turns, slices_in_turns
 from service.web.gateway import Gateway
 from service.web.pages import facts, tracing
-from service.web.pages.facts import Told
+from service.web.pages.facts import NAMED, Told
 from service.web.pages.near import NearCluster
 from service.web.pages.render import HEADERS, fragment, is_compiled, page, render, template
 from service.web.problems import Problem
 from service.web.routing import STREAMING
-from service.wire.messages import DescribedTrouble, ListedGroup
+from service.wire.messages import DescribedTrouble, ListedGroup, ProducerState
 
 LIVE_S: Final = 2.0
 LIVE_S_MAX: Final = 15.0
@@ -47,8 +47,8 @@ TOPICS_A_TURN: Final = 50
 BARS_A_TURN: Final = 5
 TRACED_PARTITIONS: Final = 20
 NO_SESSION: Final = (
-    "what the cluster is now: this broker has no session with the metadata store. Until it has one again it leads "
-    "nothing, and shows the cluster as it was"
+    "this broker has no session with the metadata store. Until it has one again it leads nothing, and shows the "
+    "cluster as it was"
 )
 BATCHES_MAX: Final = 300
 FOLDERS: Final = {FAILED: "OncelogLogFolderFailed", FULL: "OncelogDiskFull"}
@@ -56,9 +56,6 @@ BETWEEN: Final = (UNREACHABLE, STRANGER, CLOCK, STUCK)
 """Of what brokers find wrong between them. Replicas that are not in sync are counted, and a lost session is told by the
 broker itself.
 """
-NAMED: Final = 3
-"""How many are named of those with which something is wrong."""
-
 Facts = dict[str, Any]
 Troubled = tuple[int, DescribedTrouble]
 View = Callable[["PageView"], Awaitable[Facts]]
@@ -186,7 +183,7 @@ def showing(
     async def _make(gateway: Gateway, kept: Kept, request: web.Request, query: Mapping[str, str]) -> tuple[str, int]:
         told = Told()
         if not gateway.in_session:
-            told.missing.append(NO_SESSION)
+            told.lacks("what the cluster is now", NO_SESSION)
         if not is_compiled(f"{name}.html"):  # compiling may take longer than a turn of the loop
             await gateway.env.blocking(template, f"{name}.html")
         look = PageView(gateway, kept, told, query, request.match_info)
@@ -440,20 +437,32 @@ async def _traced(
     led = [each for each in there if each in offsets]
     firsts: dict[TopicPartition, int] = {}
     if is_open:
-        producers = await look.told.ask("producers", producers_of(cluster, led), {})
-        for each, known in producers.items():
-            for producer in known:
+        for each, producers in (await _producers(look, led)).items():
+            for producer in producers:
                 if producer.producer_id == past.producer_id and producer.current_txn_start_offset >= 0:
                     firsts[each] = producer.current_txn_start_offset
         led = [each for each in led if each in firsts]  # it has written nothing yet in the others
-    found = await look.told.ask("what stands in the logs", tracing.traced(cluster, past, led, firsts), {})
-    rows = []
+    by_leader = facts.led_by(gateway, led).items()
+    asks = {node: tracing.traced(cluster, past, places, firsts) for node, places in by_leader}
+    found: dict[TopicPartition, tracing.PartitionTrace] = {}
+    for traces in (await look.told.ask_each("what stands in the logs", asks)).values():
+        found |= traces
+    rows: list[dict[str, Any]] = []
     for each in shown.rows:
         traced = found.get(each)
         first = traced.batches[0].header.base_offset if traced and traced.batches else None
         rows.append({"partition": each, "first": first, "offsets": offsets.get(each), "found": traced})
     batches = sorted((batch for traced in found.values() for batch in traced.batches), key=_when)
     return rows, batches[:BATCHES_MAX]
+
+
+async def _producers(look: PageView, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, list[ProducerState]]:
+    """The producers of partitions, as far as their leaders tell."""
+    found: dict[TopicPartition, list[ProducerState]] = {}
+    asks = {node: producers_of(look.cluster, led) for node, led in facts.led_by(look.gateway, partitions).items()}
+    for there in (await look.told.ask_each("producers", asks)).values():
+        found |= there
+    return found
 
 
 def _when(batch: tracing.Traced) -> tuple[bool, int]:
@@ -568,7 +577,7 @@ async def producers(look: PageView) -> Facts:
     if wanted:
         described = look.gateway.topic(wanted)
         partitions = [TopicPartition(wanted, index) for index in list(described.partitions)[: facts.PAGE]]
-        found = await look.told.ask("producers", producers_of(look.cluster, partitions), {})
+        found = await _producers(look, partitions)
         rows = [(each, producer) for each in partitions for producer in found.get(each, [])]
         more = len(rows) > PRODUCERS_MAX
     counts = []
@@ -612,10 +621,14 @@ async def _listed_groups(look: PageView) -> list[ListedGroup]:
 
 
 async def _late_groups(look: PageView) -> facts.AllLateGroups:
-    """Kept for a while, because other brokers have to be asked."""
+    """Kept for a while, because other brokers have to be asked; but not without what one of them did not tell."""
     kept, now_s = look.kept, asyncio.get_running_loop().time()
     if kept.late is None or now_s - kept.late_s > GROUPS_FRESH_S:
-        kept.late, kept.late_s = await facts.late_groups(look.told, look.gateway), now_s
+        missing = look.told.missing
+        late = await facts.late_groups(look.told, look.gateway, look.cluster)
+        if look.told.missing != missing:
+            return late
+        kept.late, kept.late_s = late, now_s
     return kept.late
 
 

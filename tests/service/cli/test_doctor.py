@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -171,5 +172,14 @@ def test_what_brokers_find_wrong_between_them_is_told_with_its_cure(tmp_path: Pa
             assert "advertised.listeners" in health().split("\t")[3]
             with urllib.request.urlopen(first["http"][0] + "/metrics") as answer:
                 assert 'oncelog_trouble{kind="unreachable",about="broker 2"} 1' in answer.read().decode()
+            began_s = time.monotonic()
+            ended = oncelog("doctor", "--timeout", "5", "-o", "json", bootstrap=first["bootstrap"])
+            assert time.monotonic() - began_s < 15, "it is waited for once, not by each check"
+            found = {row["check"]: row for row in ended.json()}
+            assert "broker 2 does not answer: no answer within 5 s" in found["brokers"]["finding"]
+            assert "of the brokers that answer" in found["disks"]["finding"]
+            ended = oncelog("top", "-n", "2", "--every", "0.2", bootstrap=first["bootstrap"])
+            assert ended.status == 0, "it goes on without what can't be told"
+            assert "broker 2 does not answer: no answer within 1 s; what it leads" in ended.err
         finally:
             os.kill(second["process_id"], signal.SIGCONT)
