@@ -40,6 +40,17 @@ def assignments_begin_with_heartbeats_only() -> Planting:
     return replaced(ConsumerDecisions, "assign_later", lambda *everything: None)
 
 
+def assignment_compared_with_the_wrong_epoch() -> Planting:
+    original = ConsumerDecisions.maybe_assign
+
+    def maybe_assign(
+        decisions: ConsumerDecisions, group: ConsumerGroup, _: int, member: ConsumerMember, draft: Any
+    ) -> Any:
+        return original(decisions, group, member.member_epoch, member, draft)
+
+    return replaced(ConsumerDecisions, "maybe_assign", maybe_assign)
+
+
 def static_member_fenced_by_its_own_restart() -> Planting:
     def refuse(decisions: Any, group: Any, ask: Any, instance: str, old: str, new: str, token: Any, draft: Any) -> None:
         draft.answer(token, JoinReply(new, Fault.FENCED_INSTANCE_ID))
@@ -170,6 +181,7 @@ MUTANTS: dict[str, Callable[[], Planting]] = {
     for plant in (
         tombstone_lost,
         assignments_begin_with_heartbeats_only,
+        assignment_compared_with_the_wrong_epoch,
         static_member_fenced_by_its_own_restart,
         pending_join_never_expired,
         sessions_lost_on_restart,
