@@ -12,7 +12,7 @@ from service.groups.assignors import Target
 
 # What fits into one turn of the loop: a step takes a microsecond or two, writing and applying a record some ten.
 STEPS_AT_ONCE = 1_000
-TARGETS_AT_ONCE = 100
+TARGETS_AT_ONCE = 150
 
 NewTarget = tuple[str, str | None, Mapping[bytes, frozenset[int]]]  # of which member and instance
 Assignment = Generator[None, None, tuple[Target, list[NewTarget]]]
