@@ -32,6 +32,8 @@ from service.wire.messages import FetchPartition, FetchRequest, FetchTopic
 EARLIEST, LATEST = -2, -1
 RECORDS_AT_ONCE = 1000
 """How many records are opened in one turn of the loop. A batch counts as one more."""
+CROWDED_S = 0.5
+"""The pause of a reader for which there is no room to wait at another broker: it asks again and again."""
 PACKED_AT_ONCE = 16 << 10
 """A compressed batch that is longer is unpacked beside the loop."""
 
@@ -122,9 +124,12 @@ async def fetch(
     request = FetchRequest(
         max_wait_ms=wait_ms, min_bytes=1, max_bytes=max_bytes, isolation_level=isolation.value, topics=topics
     )
-    answer = await gateway.ask(node, request, wait_s=wait_ms / 1000)
+    waits_there = wait_ms > 0 and gateway.may_wait_at(node)
+    if not waits_there:
+        request.max_wait_ms = 0
+    answer = await gateway.ask(node, request, wait_s=wait_ms / 1000 if waits_there else 0.0)
     names = {topic.topic_id: topic.topic for topic in topics}
-    return [
+    pieces = [
         Piece(
             TopicPartition(topic.topic or names.get(topic.topic_id, ""), data.partition_index),
             *(data.error_code, data.log_start_offset, data.last_stable_offset, data.high_watermark),
@@ -134,6 +139,9 @@ async def fetch(
         for topic in answer.responses
         for data in topic.partitions
     ]
+    if wait_ms > 0 and not waits_there and not any(piece.data or piece.error for piece in pieces):
+        await asyncio.sleep(min(wait_ms / 1000, CROWDED_S))
+    return pieces
 
 
 async def _fetch_here(

@@ -81,10 +81,13 @@ class Outgoing:
         self._most = most
         self._by_node: Counter[int] = Counter()
 
+    def has_room(self, node: int, most: int = sys.maxsize) -> bool:
+        """`most`: how many there may be to this broker."""
+        return self._by_node.total() < self._most and self._by_node[node] < most
+
     @contextmanager
     def to(self, node: int, most: int = sys.maxsize) -> Iterator[None]:
-        """`most`: how many there may be to this broker."""
-        if self._by_node.total() >= self._most or self._by_node[node] >= most:
+        if not self.has_room(node, most):
             raise Problem("not-now", f"too many requests wait for broker {node} or others already")
         self._by_node[node] += 1
         try:
@@ -240,6 +243,17 @@ class Gateway:
 
     # Asking
 
+    @property
+    def _waiting_max(self) -> int:
+        """How many requests may wait at another broker. It counts the connections of this one's address, those by which
+        it is copied, too.
+        """
+        return max(self.config.max_connections_per_ip // 2, 1)
+
+    def may_wait_at(self, node: int) -> bool:
+        """Whether there is room for one more request that waits at another broker on purpose."""
+        return self.outgoing.has_room(node, self._waiting_max)
+
     async def ask(
         self,
         node: int,
@@ -268,8 +282,7 @@ class Gateway:
             address = Address(endpoint.host, endpoint.port)
             if wait_s <= 0:
                 return await self._pool.ask(address, request, lane=needs)
-            # The other broker counts the connections of this one's address, those by which it is copied, too.
-            with self.outgoing.to(node, max(self.config.max_connections_per_ip // 2, 1)):
+            with self.outgoing.to(node, self._waiting_max):
                 return await self._pool.ask(address, request, wait_s=wait_s)
         header = RequestHeader(key, NEWEST[key], 0, CLIENT_ID)
         answer: Any = self._handlers[key](session, header, request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,12 +13,14 @@ from typing import Any, cast
 import pytest
 from aiohttp import ClientSession, web
 
+from isolation.read_view import Isolation
 from log.batch import build_batch
 from log.ids import TopicPartition
 from service.client.failures import ClientFailure, FailureKind
 from service.settings.broker import Endpoint
+from service.web import fetching
 from service.web.app import WebServer
-from service.web.fetching import Lens, Piece, opened
+from service.web.fetching import Lens, Piece, fetch, opened
 from service.web.forwarding import forward
 from service.web.gateway import Gateway, Outgoing
 from service.web.idempotency import KeyRecord, Keys, Memory
@@ -122,6 +125,32 @@ def test_requests_for_other_brokers_have_a_share_of_the_descriptors() -> None:
             pass
         with outgoing.to(3):
             pass
+
+
+def test_a_reader_for_whom_there_is_no_room_at_another_broker_asks_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[int, float]] = []
+
+    async def ask(node: int, request: Any, *, wait_s: float) -> object:
+        asked.append((request.max_wait_ms, wait_s))
+        return SimpleNamespace(responses=[])
+
+    async def scenario() -> None:
+        image = SimpleNamespace(topics={"t": SimpleNamespace(id=bytes(16))})
+        outgoing = Outgoing(1)
+        gateway: Any = SimpleNamespace(node_id=1, image=image, ask=ask, may_wait_at=outgoing.has_room)
+        loop, began_s = asyncio.get_running_loop(), asyncio.get_running_loop().time()
+        read = partial(fetch, gateway, 2, {TopicPartition("t", 0): 0}, Isolation.READ_COMMITTED, max_bytes=1)
+        await read(wait_ms=9000)
+        with outgoing.to(2):
+            await read(wait_ms=9000)
+            await read(wait_ms=0)
+        assert asked == [(9000, 9.0), (0, 0.0), (0, 0.0)]
+        assert 0.04 < loop.time() - began_s < 5
+
+    monkeypatch.setattr(fetching, "CROWDED_S", 0.05)
+    asyncio.run(scenario())
 
 
 LOST = ClientFailure("the connection broke", FailureKind.UNREACHABLE, may_come_late=True)
