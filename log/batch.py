@@ -117,14 +117,7 @@ class BatchHeader(NamedTuple):
         A client that gives its records no time writes -1 as the base timestamp and may leave the largest at 0
         (librdkafka). A largest timestamp below the base timestamp is always wrong: the base is taken instead.
         """
-        newest, first = self.max_timestamp, self.base_timestamp
-        if newest >= first and newest > 0:  # nearly always
-            return newest
-        if self.attributes & (LOG_APPEND_TIME | DELETE_HORIZON):
-            return newest
-        if newest <= 0 and first < 0:
-            return NO_TIMESTAMP
-        return max(newest, first)
+        return newest_timestamp(self)
 
     @property
     def delete_horizon_ms(self) -> int | None:
@@ -157,6 +150,18 @@ class StoredRecord(NamedTuple):
 
 
 # ---------------------------------------------------------------- headers
+
+
+def newest_timestamp(header: BatchHeader) -> int:
+    """`BatchHeader.newest_timestamp`, for those who ask for each batch: a call takes a third of a property's time."""
+    newest, first = header.max_timestamp, header.base_timestamp
+    if newest >= first and newest > 0:  # nearly always
+        return newest
+    if header.attributes & (LOG_APPEND_TIME | DELETE_HORIZON):
+        return newest
+    if newest <= 0 and first < 0:
+        return NO_TIMESTAMP
+    return max(newest, first)
 
 
 def read_header(buffer: Buffer, at: int = 0) -> BatchHeader:

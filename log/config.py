@@ -4,7 +4,7 @@ A plain value that checks nothing: settings are checked where they come in (`ser
 topic can share one object.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 UNLIMITED: Final = 2**63 - 1
@@ -39,19 +39,16 @@ class LogConfig:
     segment_index_bytes: int = 10 << 20
     segment_jitter_ms: int = 0
     segment_ms: int = 7 * DAY_MS
+    # What follows from them. Every write asks for it, so it is worked out once.
+    compacts: bool = field(init=False, compare=False, repr=False)
+    opens_batches: bool = field(init=False, compare=False, repr=False)
+    """Whether the records in a client's batches must be looked at. Otherwise the batch headers are enough."""
 
-    @property
-    def compacts(self) -> bool:
-        return "compact" in self.cleanup_policy
-
-    @property
-    def opens_batches(self) -> bool:
-        """Whether the records in a client's batches must be looked at. Otherwise the batch headers are enough."""
-        return (
-            self.compression_type != "producer"
-            or self.message_timestamp_before_max_ms < UNLIMITED
-            or "compact" in self.cleanup_policy
-        )
+    def __post_init__(self) -> None:
+        compacts = "compact" in self.cleanup_policy
+        packs = self.compression_type != "producer"
+        object.__setattr__(self, "compacts", compacts)
+        object.__setattr__(self, "opens_batches", packs or compacts or self.message_timestamp_before_max_ms < UNLIMITED)
 
     @property
     def deletes(self) -> bool:

@@ -29,10 +29,11 @@ class BadCheckpoint(ValueError):
 class LeaderEpochs:
     """The epochs of one log. Every change sets `changed`; storing the text clears it."""
 
-    __slots__ = ("_entries", "changed")
+    __slots__ = ("_entries", "changed", "latest")
 
     def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
         self._entries: list[tuple[int, int]] = []
+        self.latest = NO_EPOCH
         for epoch, start_offset in entries:
             self.assign(epoch, start_offset)
         self.changed = False
@@ -40,10 +41,6 @@ class LeaderEpochs:
     def entries(self) -> list[tuple[int, int]]:
         """(epoch, start offset), oldest first."""
         return list(self._entries)
-
-    @property
-    def latest(self) -> int:
-        return self._entries[-1][0] if self._entries else NO_EPOCH
 
     def assign(self, epoch: int, start_offset: int) -> None:
         """`epoch` writes from `start_offset` on. A known epoch keeps its start. Entries that contradict the new one are
@@ -54,6 +51,7 @@ class LeaderEpochs:
         while self._entries and (self._entries[-1][0] >= epoch or self._entries[-1][1] >= start_offset):
             self._entries.pop()
         self._entries.append((epoch, start_offset))
+        self.latest = epoch
         self.changed = True
 
     def epoch_at(self, offset: int) -> int:
@@ -75,6 +73,7 @@ class LeaderEpochs:
         """The log now ends at `end_offset`: epochs that began there or later are gone."""
         while self._entries and self._entries[-1][1] >= end_offset:
             self._entries.pop()
+            self.latest = self._entries[-1][0] if self._entries else NO_EPOCH
             self.changed = True
 
     def truncate_from_start(self, start_offset: int) -> None:
@@ -87,6 +86,7 @@ class LeaderEpochs:
 
     def clear(self) -> None:
         self._entries.clear()
+        self.latest = NO_EPOCH
         self.changed = True
 
     def to_text(self) -> bytes:

@@ -13,7 +13,16 @@ What always holds:
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from log.batch import HEADER_BYTES, BatchHeader, Buffer, CorruptBatch, crc32c, read_extent, read_header
+from log.batch import (
+    HEADER_BYTES,
+    BatchHeader,
+    Buffer,
+    CorruptBatch,
+    crc32c,
+    newest_timestamp,
+    read_extent,
+    read_header,
+)
 from log.config import LogConfig
 from log.disk import Disk, DiskFault, File, FileSlice
 from log.ids import NO_OFFSET, NO_TIMESTAMP
@@ -103,7 +112,9 @@ class Segment:
         # The batch boundary that the last read found for its limit (offset, position): all batches before the position
         # end below the offset. A consumer at the tail of the log reads from exactly there next.
         self._boundary = (NO_OFFSET, 0)
-        self._read_to = 0  # the position where the last read ended: the next one is likely to begin there
+        # Where the last read ended (offset, position): the next one is likely to begin there. NO_OFFSET: at a boundary
+        # whose offset is not known.
+        self._read_to = (NO_OFFSET, 0)
         self.sealed = sealed
         self.gone = False
         self.base_offset = facts.base_offset
@@ -168,17 +179,21 @@ class Segment:
 
     def has_room_for(self, header: BatchHeader, config: LogConfig, now_ms: int, roll_ms: int) -> bool:
         """Whether the batch still goes into this segment. If not, the log must roll."""
-        if self.size_bytes == 0:
+        size_bytes = self.size_bytes
+        if size_bytes == 0:
             return True
-        if self.size_bytes + header.size_bytes > config.segment_bytes:
+        if size_bytes + header.size_bytes > config.segment_bytes:
             return False
-        if header.last_offset - self.base_offset > SEGMENT_BYTES_MAX:
+        if header.base_offset + header.last_offset_delta - self.base_offset > SEGMENT_BYTES_MAX:
             return False
-        if len(self.offsets) * OFFSET_ENTRY.size > config.segment_index_bytes - OFFSET_ENTRY.size:
+        offsets = self._offsets
+        if offsets is None:
+            offsets = self.offsets
+        if len(offsets) * OFFSET_ENTRY.size > config.segment_index_bytes - OFFSET_ENTRY.size:
             return False
         # Kafka's rule: age counts by the timestamps of the records, or by the broker's clock if they have none.
         if self.first_timestamp >= 0:
-            waited_ms = header.newest_timestamp - self.first_timestamp
+            waited_ms = newest_timestamp(header) - self.first_timestamp
         else:
             waited_ms = now_ms - self.appended_ms
         return waited_ms <= roll_ms
@@ -202,7 +217,7 @@ class Segment:
 
     def note(self, header: BatchHeader, position: int, interval_bytes: int) -> None:
         """A batch is at `position`: update the end, the times and the indexes."""
-        newest = header.newest_timestamp
+        newest = newest_timestamp(header)
         if not position:
             self.first_timestamp = newest
         last_offset = header.base_offset + header.last_offset_delta
@@ -212,8 +227,9 @@ class Segment:
         if self._unindexed_bytes > interval_bytes:
             self._add_entries(last_offset, position)
             self._unindexed_bytes = 0
-        self._unindexed_bytes += header.size_bytes
-        self.size_bytes = position + header.size_bytes
+        size_bytes = header.size_bytes
+        self._unindexed_bytes += size_bytes
+        self.size_bytes = position + size_bytes
         self.end_offset = last_offset + 1
 
     def note_many(self, stretch: Stretch, position: int, interval_bytes: int) -> None:
@@ -252,7 +268,7 @@ class Segment:
         self.file.truncate(position)
         self.sealed = False
         self._boundary = (NO_OFFSET, 0)
-        self._read_to = 0
+        self._read_to = (NO_OFFSET, 0)
         self._index_facts = None
         offsets.cut(offsets.floor_value(position - 1) + 1)
         times.cut(times.floor_value(max(end_offset - 1 - self.base_offset, 0)) + 1 if position else 0)
@@ -500,10 +516,13 @@ class Segment:
         known, position = self._boundary
         if known == offset:
             return position
-        if 0 < self._read_to < self.size_bytes:
-            header = read_header(self.file.pread(HEADER_BYTES, self._read_to))
+        known, position = self._read_to
+        if known == offset:
+            return position
+        if known == NO_OFFSET and 0 < position < self.size_bytes:
+            header = read_header(self.file.pread(HEADER_BYTES, position))
             if header.base_offset <= offset <= header.last_offset:
-                return self._read_to
+                return position
         for position, last_offset, _ in self._extents(self._walk_start(offset)):
             if last_offset >= offset:
                 return position
@@ -575,15 +594,15 @@ class Segment:
         """
         start = self.position_of(offset)
         end = self.size_bytes if limit_offset >= self.end_offset else self.position_of(limit_offset)
-        self._boundary = (min(limit_offset, self.end_offset), end)
+        self._boundary = self._read_to = (min(limit_offset, self.end_offset), end)
         if end > start + max_bytes:
-            end = self._whole_batches(start, start + max_bytes, at_least_one)
-        self._read_to = end
+            self._read_to = self._whole_batches(start, start + max_bytes, at_least_one)
+            end = self._read_to[1]
         return FileSlice(self.file, start, end - start) if end > start else None
 
-    def _whole_batches(self, start: int, end_max: int, at_least_one: bool) -> int:
+    def _whole_batches(self, start: int, end_max: int, at_least_one: bool) -> tuple[int, int]:
         """A batch boundary at or below `end_max`: the last one in the index, or, if the index has none there, one that
-        is found by a walk over the headers.
+        is found by a walk over the headers. With the offset that is next there, if the walk has seen it.
         """
         slot = self.offsets.floor_value(end_max)
         if slot >= 0:
@@ -591,13 +610,15 @@ class Segment:
             if position is None:
                 return self._whole_batches(start, end_max, at_least_one)
             if position > start:
-                return position
-        end = start
-        for _, _, batch_end in self._extents(start):
-            if batch_end > end_max:
-                return end if end > start or not at_least_one else batch_end
-            end = batch_end
-        return end
+                return NO_OFFSET, position
+        next_offset, end = NO_OFFSET, start
+        for _, last_offset, batch_end in self._extents(start):
+            if batch_end > end_max and (end > start or not at_least_one):
+                break
+            next_offset, end = last_offset + 1, batch_end
+            if end > end_max:
+                break
+        return next_offset, end
 
     # -- times
 

@@ -20,7 +20,7 @@ from service.broker.node import Broker
 from service.broker.session import Session
 from service.net.door import CLOSE, Held, PeerInfo, Reply, Signal
 from service.turns import done_in_turns, freed, now_or_in_turns
-from service.wire.base import Struct
+from service.wire.base import StructType
 from service.wire.codec import (
     MalformedRequest,
     RequestHeader,
@@ -95,7 +95,7 @@ class BrokerDoor:
     def __init__(self, broker: Broker, listener: Listener) -> None:
         self._ready = broker.ready
         self._offered = broker.offered
-        self._routes = {key: BoundRoute(key, route, broker) for key, route in ROUTES.items()}
+        self._routes = {int(key): BoundRoute(key, route, broker) for key, route in ROUTES.items()}
         self._listener = listener
         self._tally = broker.requests
         self._now_s = broker.env.clock.monotonic
@@ -167,8 +167,9 @@ class BrokerDoor:
             answer = route.handle(session, header, request)
         except Exception:  # noqa: BLE001 - logged with its trace; whatever it is, only this connection ends
             return self._failed(session, route)
-        # Most answers come at once. To look first whether an answer is awaitable would take longer.
-        if isinstance(answer, Struct):
+        # Most answers come at once. To look first whether an answer is awaitable would take longer, and so would
+        # `isinstance(answer, Struct)`, because of the metaclass.
+        if type(type(answer)) is StructType:
             if route.is_counted or size_bytes <= route.short_bytes:
                 self._tally.answered(route.name, answer, self._now_s() - began_s)
                 return encode_response(header.api_key, header.api_version, answer)

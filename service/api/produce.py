@@ -182,10 +182,15 @@ def _answer(asked: ProduceCall, writing: Writing) -> ProduceResponse | Signal | 
 
 def _response(asked: ProduceCall, writing: Writing) -> ProduceResponse | Awaitable[ProduceResponse]:
     writes = writing.writes
-    if len(writes) > NAMED_A_TURN or len(asked.request.topic_data) > NAMED_A_TURN:
+    topics = asked.request.topic_data
+    if len(writes) > NAMED_A_TURN or len(topics) > NAMED_A_TURN:
         return _response_in_turns(asked, writing)
-    response = ProduceResponse(list(_topics(asked, [_partition_response(write) for write in writes])))
-    if not writing.all_appended:
+    answers = [_partition_response(write) for write in writes]
+    if len(topics) == 1 and answers:  # nearly always
+        response = ProduceResponse([TopicProduceResponse(topics[0].name, topics[0].topic_id, answers)])
+    else:
+        response = ProduceResponse(list(_topics(asked, answers)))
+    if not writing.all_appended():
         done_at_once(_direct(asked, response))
     return response
 
@@ -194,7 +199,7 @@ async def _response_in_turns(asked: ProduceCall, writing: Writing) -> ProduceRes
     answers = [_partition_response(write) async for write in in_turns(writing.writes, NAMED_A_TURN)]
     topics = [topic async for topic in in_turns(_topics(asked, answers), NAMED_A_TURN)]
     response = ProduceResponse(topics)
-    if not writing.all_appended:
+    if not writing.all_appended():
         await done_in_turns(_direct(asked, response))
     return response
 

@@ -257,18 +257,24 @@ class Writing:
     @staticmethod
     def _to_open(write: Write) -> tuple[memoryview, LogConfig] | None:
         """The batch, if its records must be looked at and were not looked at under the topic's present settings."""
-        partition, batch = write.partition, write.batch
-        if partition is None or not partition.is_leading or isinstance(batch, RefusedBatch):
+        partitions, batch = write.partitions, write.batch
+        if isinstance(partitions, RefusedBatch) or isinstance(batch, RefusedBatch):
+            return None
+        partition = partitions.get(write.index)
+        if partition is None or not partition.is_leading:
             return None
         config = partition.log.config
-        if not config.opens_batches and not hides_its_newest(*_read_times(batch, TIMES_AT)):
-            return None
+        if not config.opens_batches:
+            base_ms, newest_ms = _read_times(batch, TIMES_AT)
+            if not hides_its_newest(base_ms, newest_ms):
+                return None
         return None if write.inspected is not None and write.inspected.config is config else (batch, config)
 
     def _inspect_now(self) -> bool:
         """Look at the records. Returns False if that would take longer than one turn of the loop may."""
         for write in self.writes:
-            if (wanted := self._to_open(write)) is not None:
+            wanted = self._to_open(write)
+            if wanted is not None:
                 write.inspected = self._parts.inspector.inspect_now(*wanted, self._parts.clock.wall_ms())
                 if write.inspected is None:
                     return False
@@ -387,7 +393,6 @@ class Writing:
 
     # -- afterwards
 
-    @property
     def all_appended(self) -> bool:
         for write in self.writes:  # noqa: SIM110 - the shorter form makes a generator for each Produce
             if type(write.outcome) is not Appended:

@@ -234,6 +234,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         server, session, unanswered, outbox = self._server, self._session, self._unanswered, self._outbox
         least_limit = server.least_limit
         self._blocked = False
+        busy = outbox.busy
         out: list[bytes | FileSlice] = []
         gathered = start = 0
         while end - start >= 4:
@@ -242,7 +243,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
                 start = self._close_in_turn(end)
                 break
             after = start + 4 + size
-            if (unanswered or outbox.busy) and end - start >= 6 and not self._may_overtake(buffer, start):
+            if (unanswered or busy) and end - start >= 6 and not self._may_overtake(buffer, start):
                 self._blocked = True
                 break
             if after > end:
@@ -276,6 +277,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
                 gathered += size
                 if gathered > REPLY_BYTES_A_WRITE:
                     outbox.send(out)
+                    busy = outbox.busy
                     out = []
                     gathered = 0
             elif reply is NO_REPLY:

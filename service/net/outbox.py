@@ -23,6 +23,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
+from typing import cast
 
 from log.disk import FileSlice
 
@@ -81,9 +82,8 @@ class Outbox:
         """Sends `parts` together. What the socket does not take now is sent later."""
         if self._transport.is_closing() or not parts:
             return
-        in_memory = [part for part in parts if isinstance(part, bytes)]
-        if len(in_memory) == len(parts) and sum(map(len, in_memory)) <= JOINED_BYTES:
-            self._send_bytes(b"".join(in_memory))
+        if FileSlice not in map(type, parts) and sum(map(len, parts)) <= JOINED_BYTES:
+            self._send_bytes(b"".join(cast("list[bytes]", parts)))
         else:
             try:
                 self._keep(parts)

@@ -45,6 +45,25 @@ def test_an_offset_below_every_segment_is_not_here() -> None:
     assert log.segments.read(10, max_bytes=10**6, limit_offset=20, at_least_one=True) is None
 
 
+def test_a_reader_that_goes_on_with_small_limits_has_no_header_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The walk that ends a read knows which offset is next, and where it stands."""
+    log, _ = open_log(MemoryDisk())
+    fill(log, 10)
+    segment = log.segments[0]
+    walks = list[int]()
+    walk = Segment._extents
+    monkeypatch.setattr(Segment, "_extents", lambda segment, at: walks.append(at) or walk(segment, at))
+    monkeypatch.setattr("log.segment.read_header", None)
+    at = 0
+    for offset in range(10):
+        stored = segment.read(offset, max_bytes=1, limit_offset=10, at_least_one=True)
+        assert stored is not None
+        assert stored.position == at
+        at += stored.size
+    assert at == segment.size_bytes
+    assert len(walks) == 10 + 1, "one for the end of each batch, one for the first batch"
+
+
 def test_segments_out_of_order_are_refused() -> None:
     log = several()
     first, second = log.segments[0], log.segments[1]
