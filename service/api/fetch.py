@@ -13,7 +13,7 @@ Gap: a diverging epoch (version 12) is told to every reader that sends its last 
 """
 
 import asyncio
-from collections.abc import Awaitable, Container, Generator, Iterable
+from collections.abc import Awaitable, Container, Iterable
 from dataclasses import dataclass
 
 from isolation.read_view import AnyIsolation, FollowerIsolation, Isolation
@@ -33,19 +33,19 @@ from service.broker.session import Session
 from service.cluster.metadata import ClusterMetadata
 from service.ports import Env
 from service.settings.broker import BrokerConfig
-from service.turns import Turn, done_at_once, done_in_turns, freed
+from service.turns import Turn, done_in_turns, freed, slices_in_turns
 from service.wire.codec import MAX_REQUEST_ELEMENTS, RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     AbortedTransaction,
     FetchableTopicResponse,
+    FetchPartition,
     FetchRequest,
     FetchResponse,
     FetchResponseEpochEndOffset,
     FetchResponseLeaderIdAndEpoch,
     FetchResponseNodeEndpoint,
     FetchResponsePartitionData,
-    FetchTopic,
     SnapshotId,
 )
 
@@ -55,6 +55,8 @@ DIRECTIONS_SINCE = 16
 WRONG_DOOR = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 NO_RECORDS = b""
 READ_COMMITTED = 1
+Topics = dict[str | bytes, FetchableTopicResponse]
+"""What is told of each topic, by its name or id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,9 @@ def handle(
         return _named_in_turns(parts, session, header, request, by_id)
     wanted: dict[SessionKey, WantedPartition] = {}
     for topic in topics:
-        wanted.update(_wanted_of(topic, by_id))
+        name = topic.topic_id if by_id else topic.topic
+        for partition in topic.partitions:
+            wanted[name, partition.partition] = _wanted(partition)
     return _answer(parts, session, header, request, wanted, by_id)
 
 
@@ -90,10 +94,11 @@ async def _named_in_turns(
     for topic in request.topics:
         if turn.is_over():
             await asyncio.sleep(0)
-        for key, each in _wanted_of(topic, by_id):
+        name = topic.topic_id if by_id else topic.topic
+        for partition in topic.partitions:
             if turn.is_over():
                 await asyncio.sleep(0)
-            wanted[key] = each
+            wanted[name, partition.partition] = _wanted(partition)
     answer = _answer(parts, session, header, request, wanted, by_id)
     made = await answer if isinstance(answer, Awaitable) else answer
     named = [wanted]
@@ -155,15 +160,11 @@ def _answer(
         request.min_bytes,
         min(request.max_bytes, parts.config.fetch_max_bytes),
         request.max_wait_ms,
-        knows_followers=copier is None and header.api_version >= FOLLOWERS_SINCE,
-        nearer=_nearer(parts, request.rack_id) if request.rack_id else (),
+        copier is None and header.api_version >= FOLLOWERS_SINCE,
+        _nearer(parts, request.rack_id) if request.rack_id else (),
     )
-    reading = Reading(
-        *(parts.partitions, session, terms, wanted),
-        session=fetch_session,
-        copier=copier,
-        takes_turns=len(wanted) > READ_AT_ONCE,
-    )
+    takes_turns = len(wanted) > READ_AT_ONCE
+    reading = Reading(parts.partitions, session, terms, wanted, fetch_session, copier, takes_turns)
     answer = FetchAnswer(reading, incremental, parts.metadata, header.api_version >= DIRECTIONS_SINCE)
     if reading.takes_turns:
         return answer.in_turns()
@@ -189,20 +190,15 @@ def _nearer(parts: FetchParts, rack: str) -> Container[int]:
     return [each.id for each in parts.metadata.image.brokers.values() if each.rack == rack]
 
 
-def _wanted_of(topic: FetchTopic, by_id: bool) -> Iterable[tuple[SessionKey, WantedPartition]]:
-    name = topic.topic_id if by_id else topic.topic
-    for partition in topic.partitions:
-        yield (
-            (name, partition.partition),
-            WantedPartition(
-                partition.partition,
-                partition.fetch_offset,
-                partition.partition_max_bytes,
-                partition.current_leader_epoch,
-                partition.last_fetched_epoch,
-                partition.log_start_offset,
-            ),
-        )
+def _wanted(partition: FetchPartition) -> WantedPartition:
+    return WantedPartition(
+        partition.partition,
+        partition.fetch_offset,
+        partition.partition_max_bytes,
+        partition.current_leader_epoch,
+        partition.last_fetched_epoch,
+        partition.log_start_offset,
+    )
 
 
 def _forgotten(request: FetchRequest, by_id: bool) -> Iterable[SessionKey]:
@@ -219,6 +215,7 @@ class FetchAnswer:
     incremental: bool
     metadata: ClusterMetadata
     gives_directions: bool
+    directions: Directions | None = None
 
     async def wait(self) -> FetchResponse:
         await self.reading.wait()
@@ -230,24 +227,36 @@ class FetchAnswer:
         return await self._long()
 
     async def _long(self) -> FetchResponse:
-        made = await done_in_turns(self._steps())
+        topics: Topics = {}
+        served: list[SessionKey] = []
+        quiet: list[SessionKey] = []
+        async for some in slices_in_turns(list(self.reading.wanted.items()), READ_AT_ONCE):
+            self._tell(some, topics, served, quiet)
+        made = self._response(topics, served, quiet)
         found: list[dict[SessionKey, PartitionRead]] = [self.reading.found]
         self.reading.found = {}
         await done_in_turns(freed(found))
         return made
 
     def now(self) -> FetchResponse:
-        return done_at_once(self._steps())
+        topics: Topics = {}
+        served: list[SessionKey] = []
+        quiet: list[SessionKey] = []
+        self._tell(self.reading.wanted.items(), topics, served, quiet)
+        return self._response(topics, served, quiet)
 
-    def _steps(self) -> Generator[None, None, FetchResponse]:
-        """Make the answer, and yield after each READ_AT_ONCE partitions."""
+    def _tell(
+        self,
+        some: Iterable[tuple[SessionKey, WantedPartition]],
+        topics: Topics,
+        served: list[SessionKey],
+        quiet: list[SessionKey],
+    ) -> None:
+        """Put into `topics` what is told of some partitions. `served` and `quiet` get those that have records, and
+        those that have nothing more.
+        """
         found, session = self.reading.found, self.reading.session
-        topics: dict[str | bytes, FetchableTopicResponse] = {}
-        served, quiet = [], []
-        directions: Directions | None = None
-        for count, (key, wanted) in enumerate(list(self.reading.wanted.items()), 1):
-            if count % READ_AT_ONCE == 0:
-                yield
+        for key, wanted in some:
             data = found.get(key)
             if data is None:  # another request of the same session names it, and came while this one was read
                 continue
@@ -260,26 +269,28 @@ class FetchAnswer:
             name, index = key
             topic = topics.get(name)
             if topic is None:
-                topic = FetchableTopicResponse()
+                topic = topics[name] = FetchableTopicResponse()
                 if isinstance(name, bytes):
                     topic.topic_id = name
                 else:
                     topic.topic = name
-                topics[name] = topic
             answer = _partition_data(index, data)
             if data.error:
-                directions = directions or Directions(self.metadata, self.reading.caller)
-                self._direct(key, answer, directions)
+                self.directions = self.directions or Directions(self.metadata, self.reading.caller)
+                self._direct(key, answer, self.directions)
             topic.partitions.append(answer)
+
+    def _response(self, topics: Topics, served: list[SessionKey], quiet: list[SessionKey]) -> FetchResponse:
+        session = self.reading.session
+        session_id = 0
         if session is not None:
+            session_id = session.session_id
             session.answered(served, quiet)
-        response = FetchResponse(
-            session_id=session.session_id if session is not None else 0, responses=list(topics.values())
-        )
-        if directions is not None:
+        response = FetchResponse(0, ErrorCode.NONE, session_id, list(topics.values()))
+        if self.directions is not None:
             response.node_endpoints = [
                 FetchResponseNodeEndpoint(node_id, endpoint.host, endpoint.port, rack)
-                for node_id, (endpoint, rack) in directions.nodes.items()
+                for node_id, (endpoint, rack) in self.directions.nodes.items()
             ]
         return response
 
@@ -330,18 +341,14 @@ def refused(request: FetchRequest) -> FetchResponse:
 
 
 def _partition_data(index: int, found: PartitionRead) -> FetchResponsePartitionData:
+    # These in the order of the fields, and the others afterwards: names would double the time.
     data = FetchResponsePartitionData(
-        index,
-        found.error,
-        found.high_watermark,
-        found.last_stable_offset,
-        found.log_start_offset,
-        aborted_transactions=None,
-        preferred_read_replica=found.nearer,
-        records=NO_RECORDS if found.records is None else [found.records],
+        index, found.error, found.high_watermark, found.last_stable_offset, found.log_start_offset
     )
-    if found.aborted is not None:
-        data.aborted_transactions = [AbortedTransaction(*each) for each in found.aborted]
+    data.preferred_read_replica = found.nearer
+    data.records = NO_RECORDS if found.records is None else [found.records]
+    aborted = found.aborted
+    data.aborted_transactions = None if aborted is None else [AbortedTransaction(*each) for each in aborted]
     if found.diverging is not None:
         data.diverging_epoch = FetchResponseEpochEndOffset(*found.diverging)
     if found.forgotten_below:

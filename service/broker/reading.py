@@ -12,7 +12,7 @@ partitions are wanted. What it finds is pinned in the session, until the answer 
 """
 
 import asyncio
-from collections.abc import Container, Generator, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from service.broker.partition import NOBODY, Following, Partition
 from service.broker.partition_table import PartitionTable
 from service.broker.session import Session
 from service.broker.throttling import Throttle
-from service.turns import done_at_once, done_in_turns
+from service.turns import Steps, done_in_turns
 from service.wire.error_codes import ErrorCode
 
 # When an answer to a client nearby holds this much, the remaining partitions wait for the next request, which comes at
@@ -133,11 +133,14 @@ class Reading:
     takes_turns: bool = False
     found: dict[SessionKey, PartitionRead] = field(default_factory=dict)
     _is_counted: bool = False
+    _is_enough: bool = False
     _woken: asyncio.Future[None] | None = None
 
     def read(self) -> bool:
         """Read every wanted partition. Returns True if the answer need not wait."""
-        return done_at_once(self._steps())
+        for _ in self._steps():
+            pass
+        return self._is_enough
 
     async def read_in_turns(self) -> bool:
         """The same; others have their turns in between if the reading takes turns."""
@@ -145,10 +148,13 @@ class Reading:
         if not self.takes_turns:
             return self.read()
         self.caller.unpin()
-        return await done_in_turns(self._steps())
+        await done_in_turns(self._steps())
+        return self._is_enough
 
-    def _steps(self) -> Generator[None, None, bool]:
-        """Read, and yield after each READ_AT_ONCE partitions."""
+    def _steps(self) -> Steps[None]:
+        """Read, and yield after each READ_AT_ONCE partitions. (It returns nothing, because a generator that returns
+        something raises an exception.)
+        """
         self.found = found = {}
         budget = self.terms.max_bytes
         least, round_trip_us = min(self.terms.min_bytes, budget), self.caller.round_trip_us
@@ -184,7 +190,7 @@ class Reading:
         self._is_counted = True
         if round_trip_us is not None and self.session is None:
             self._keep_turns(ended_early=size >= enough)
-        return urgent or counted >= least
+        self._is_enough = urgent or counted >= least
 
     def _in_turn(self) -> Iterable[tuple[SessionKey, WantedPartition]]:
         """The wanted partitions: first those that were not served lately, otherwise in the client's order. A session
@@ -268,9 +274,8 @@ class Reading:
         limit = readable_end_offset(
             isolation, log_end_offset=log.end_offset, high_watermark=high_watermark, last_stable_offset=stable
         )
-        found = PartitionRead(
-            ErrorCode.NONE, high_watermark, stable, log.start_offset, aborted, forgotten_below=forgotten
-        )
+        found = PartitionRead(ErrorCode.NONE, high_watermark, stable, log.start_offset, aborted)
+        found.forgotten_below = forgotten
         if offset >= limit:
             found.is_quiet = self._is_quiet(partition)
             return found
