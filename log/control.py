@@ -9,14 +9,25 @@ import struct
 from enum import Enum
 from typing import Final, NamedTuple
 
-from log.batch import HEADER_BYTES, Buffer, CorruptBatch, build_batch, read_header, read_records
-from log.ids import NO_EPOCH
+from log.batch import (
+    CONTROL,
+    HEADER_BYTES,
+    MAGIC,
+    TRANSACTIONAL,
+    BatchHeader,
+    Buffer,
+    CorruptBatch,
+    assemble,
+    read_header,
+    read_records,
+)
+from log.ids import NO_EPOCH, NO_SEQUENCE
 
 MARKER_VERSION: Final = 0
 _KEY: Final = struct.Struct(">hh")
 _VALUE: Final = struct.Struct(">hi")
-# A marker exactly as Kafka and oncelog write it. It is read in one step, because there are many: one for each
-# transaction and each partition that it wrote to.
+# A marker exactly as Kafka and oncelog write it. It is written and read in one step, because there are many: one for
+# each transaction and each partition that it wrote to.
 _USUAL: Final = struct.Struct(">IBhhBhiB")
 _USUAL_BYTES: Final = HEADER_BYTES + _USUAL.size
 _USUAL_BEGINNING: Final = (0x20_00_00_00, 0x08)
@@ -52,17 +63,14 @@ def build_marker(
     leader_epoch: int = NO_EPOCH,
 ) -> bytes:
     """The batch that ends the producer's transaction in one partition."""
-    key = _KEY.pack(MARKER_VERSION, type.value)
-    value = _VALUE.pack(MARKER_VERSION, coordinator_epoch)
-    return build_batch(
-        [(key, value, (), timestamp_ms)],
-        base_offset=base_offset,
-        leader_epoch=leader_epoch,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        transactional=True,
-        control=True,
+    record = _USUAL.pack(
+        *_USUAL_BEGINNING, MARKER_VERSION, type.value, _USUAL_VALUE_SIZE, MARKER_VERSION, coordinator_epoch, 0
     )
+    header = BatchHeader(
+        *(base_offset, 0, leader_epoch, MAGIC, 0, TRANSACTIONAL | CONTROL, 0),
+        *(timestamp_ms, timestamp_ms, producer_id, producer_epoch, NO_SEQUENCE, 1),
+    )
+    return bytes(assemble(header, record))
 
 
 def read_marker(batch: Buffer) -> Marker:

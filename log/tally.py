@@ -39,5 +39,7 @@ class Histogram:
         self.total += value
 
     def add_named(self, value: float, names: tuple[tuple[str, str], ...], wall_ms: int) -> None:
-        self.add(value)
-        self.examples[bisect_left(self.bounds, value)] = Example(names, value, wall_ms)
+        slot = bisect_left(self.bounds, value)
+        self.counts[slot] += 1
+        self.total += value
+        self.examples[slot] = Example(names, value, wall_ms)

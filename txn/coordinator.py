@@ -197,14 +197,16 @@ class TxnCoordinator:
 
     def next_deadline_ms(self) -> int | None:
         """The time at which `expire` must be called at the latest; None: never."""
-        candidates = [self._deadlines.next_ms()]
+        candidates = []
+        if (abort_ms := self._deadlines.next_ms()) is not None:
+            candidates.append(abort_ms)
         if self._waiting_until:
             candidates.append(self._waiting_until[0][0])
         if self._txns:
             candidates.append(self._forget_next_ms)
         if self._owed.settled:
             candidates.append(0)
-        return min((at_ms for at_ms in candidates if at_ms is not None), default=None)
+        return min(candidates, default=None)
 
     def expire(self, now_ms: int) -> TxnDecision:
         """Abort transactions that took too long, forget unused ids, answer commands whose patience has ended."""

@@ -73,8 +73,9 @@ class TxnDeadlines:
         taken up by this decision and those after it, some at a time.
         """
         self._now_ms, self._wall_ms, self._is_replaying = now_ms, wall_ms, False
-        for _ in range(min(len(self._replayed), TAKEN_UP_AT_ONCE)):
-            self.follow(self._replayed.popitem()[1])
+        if self._replayed:
+            for _ in range(min(len(self._replayed), TAKEN_UP_AT_ONCE)):
+                self.follow(self._replayed.popitem()[1])
 
     def follow(self, txn: Txn) -> None:
         """Take up a transaction as it is now."""

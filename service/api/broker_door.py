@@ -59,6 +59,7 @@ EACH_NAMED = frozenset(
     (
         *(ApiKey.LIST_OFFSETS, ApiKey.OFFSET_FOR_LEADER_EPOCH, ApiKey.FIND_COORDINATOR),
         *(ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.WRITE_TXN_MARKERS),
+        *(ApiKey.PRODUCE, ApiKey.OFFSET_COMMIT, ApiKey.TXN_OFFSET_COMMIT),
     )
 )
 """Answers that tell of nothing that the request does not name. A short request has a short answer."""

@@ -535,7 +535,7 @@ class Partition:
             return self.not_leading
         if self.replicas.is_short:
             return TOO_FEW_IN_SYNC
-        return self._append_decided(memoryview(batch), now_ms)
+        return self._append_decided(memoryview(batch), read_header(batch), now_ms)
 
     def refuse_offsets(
         self, producer_id: int, producer_epoch: int, guard: Guard | None, *, now_ms: int
@@ -577,24 +577,24 @@ class Partition:
                 timestamp_ms=now_ms,
             )
         )
+        header = read_header(marker)
         verdict = self.producers.check_marker(
-            read_header(marker), coordinator_epoch=coordinator_epoch, transaction_version=transaction_version
+            header, coordinator_epoch=coordinator_epoch, transaction_version=transaction_version
         )
         if isinstance(verdict, CoordinatorFenced):
             return RefusedBatch(ErrorCode.TRANSACTION_COORDINATOR_FENCED)
         if verdict is not ACCEPTED:
             return RefusedBatch(ErrorCode.INVALID_PRODUCER_EPOCH)
-        appended = self._append_decided(memoryview(marker), now_ms)
+        appended = self._append_decided(memoryview(marker), header, now_ms)
         # With each marker the stable offset has one more ended transaction to remember until it is replicated. Forget
         # the old ones here, because there may be no reader that does.
         self.stable.forget_ended(self.high_watermark)
         return appended
 
-    def _append_decided(self, batch: memoryview, now_ms: int) -> Appended | RefusedBatch:
+    def _append_decided(self, batch: memoryview, header: BatchHeader, now_ms: int) -> Appended | RefusedBatch:
         """Append a batch that must not wait for room. If the disk is full, the first attempt has given up the folder's
         reserve, so a second attempt may find room.
         """
-        header = read_header(batch)
         appended = self._append(batch, header, -1, now_ms)
         return self._append(batch, header, -1, now_ms) if appended is NO_ROOM else appended
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from idempotence.producers import Guard
-from log.ids import TopicPartition
+from log.ids import NO_EPOCH, TopicPartition
 from service.broker.acceptance import RefusedBatch
 from service.broker.coordinators import Coordinators
 from service.broker.partition import Partition
@@ -26,7 +26,7 @@ from service.broker.peers import PeerAway, Peers
 from service.broker.shard import CoordinatorLoading, DecisionFailed, NotCoordinator
 from service.groups.partitioning import partition_for
 from service.ports import Env
-from service.turns import Steps, Turn, done_in_turns, slices_in_turns
+from service.turns import Steps, Turn, done_at_once, done_in_turns, slices_in_turns
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic, AddPartitionsToTxnTransaction
 from txn.commands import AddPartitions, VerifyPartitions
@@ -49,9 +49,11 @@ PATIENCE_MS = 1_000
 Refusals = dict[TopicPartition, RefusedBatch]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TransactionalWriter:
-    """The producer of a write: its transaction, and what its protocol version can do."""
+    """The producer of a write: its transaction, and what its protocol version can do. Never changed; not frozen,
+    because that takes longer, and one is made for each transaction.
+    """
 
     transactional_id: str
     producer_id: int
@@ -82,15 +84,18 @@ class TransactionGate:
         """
         admitted: list[Guard | RefusedBatch | None] = [None] * len(wanted)
         left = list(range(len(wanted)))
+        are_few = len(wanted) < GUARDS_A_TURN
         for _ in range(ATTEMPTS):
-            guards = await done_in_turns(self._guards(wanted, left))
+            guarding = self._guards(wanted, left)
+            guards = done_at_once(guarding) if are_few else await done_in_turns(guarding)
             if not guards:
                 return admitted
             writer = wanted[0][1]
             partitions = tuple([wanted[place][0].topic_partition for place in guards])
-            epoch = self._coordinators.epoch(writer.transactional_id)
+            epoch = NO_EPOCH if writer.adds_itself else self._coordinators.epoch(writer.transactional_id)
             refused = await self._ask(partitions, writer, timeout_ms)
-            left = await done_in_turns(_judge(wanted, guards, refused, epoch, admitted))
+            judging = _judge(wanted, guards, refused, epoch, admitted)
+            left = done_at_once(judging) if are_few else await done_in_turns(judging)
             if not left:
                 return admitted
         for place in left:
@@ -184,7 +189,8 @@ def _judge(
     epoch: int,
     admitted: list[Guard | RefusedBatch | None],
 ) -> Steps[list[int]]:
-    """Note who is admitted by a coordinator in that epoch. Returns the places that have to be asked for once more."""
+    """Note who is admitted by a coordinator in that epoch, which matters only for clients that add partitions
+    themselves. Returns the places that have to be asked for once more."""
     turn = Turn(GUARDS_A_TURN)
     left = []
     for place, guard in guards.items():

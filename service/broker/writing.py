@@ -15,13 +15,13 @@ The order of calls: `begin`, then `append`. If `begin` returned False, or `takes
 
 import asyncio
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from idempotence.producers import Guard
 from idempotence.verdicts import Duplicate
-from log.batch import CODEC_BITS, TRANSACTIONAL, CorruptBatch, read_header
+from log.batch import CODEC_BITS, TRANSACTIONAL, BatchHeader, CorruptBatch, read_header
 from log.config import LogConfig
 from log.disk import DiskFault
 from service.broker.acceptance import CODECS, Inspected, RefusedBatch, hides_its_newest
@@ -171,8 +171,10 @@ class Writing:
 
     def begin(self) -> bool:
         """Whether the batches may be appended at once. If not, call `keep` and `append_when_ready`."""
-        if self._needs_guard and self._terms.transactional_id is not None and any(self._unconfirmed()):
-            return False
+        if self._needs_guard and self._terms.transactional_id is not None:
+            for write in self.writes:
+                if _unconfirmed(write) is not None:
+                    return False
         return self._inspect_now()
 
     @property
@@ -205,45 +207,19 @@ class Writing:
                 write.batch = memoryview(bytearray(write.batch))
 
     async def _prepare(self) -> None:
-        if not self.takes_turns:
+        if not self.takes_turns and not self._inspect_now():
             await self._open(self.writes)
-        if len(self.writes) <= HEADERS_READ_AT_ONCE:
-            unconfirmed = [each for each in self._unconfirmed() if each is not None]
-        else:
-            looked_at = in_turns(self._unconfirmed(), HEADERS_READ_AT_ONCE)
-            unconfirmed = [each async for each in looked_at if each is not None]
-        wanted = [(partition, writer) for partition, _, writer in unconfirmed]
-        admitted = await self._parts.transaction_gate.admit(wanted, timeout_ms=self._terms.timeout_ms)
-        for (_, write, _), answer in zip(unconfirmed, admitted, strict=True):
-            write.admitted = answer
-        if not self.takes_turns:
-            await self._open(self.writes)  # for topics whose settings changed meanwhile
-        for write in self.writes:
-            await _look_far(write)
-
-    # -- before
-
-    def _unconfirmed(self) -> Iterator[tuple[Partition, Write, TransactionalWriter] | None]:
-        """The transactional batches whose transaction is not yet known to be open by the partition; None for each of
-        the others.
-        """
         terms = self._terms
-        if terms.transactional_id is None or not self._needs_guard:
-            return
-        for write in self.writes:
-            partition = write.partition
-            if partition is None or not partition.is_leading or isinstance(write.batch, RefusedBatch):
-                continue
-            try:
-                batch = read_header(write.batch)
-            except CorruptBatch:
-                continue  # the append refuses it
-            yield None
-            pair = batch.producer_id, batch.producer_epoch
-            if batch.is_transactional and not partition.producers.has_open_transaction(*pair):
-                yield (
+        if terms.transactional_id is not None and self._needs_guard:
+            writes = self.writes
+            if len(writes) <= HEADERS_READ_AT_ONCE:
+                unconfirmed = [each for each in map(_unconfirmed, writes) if each is not None]
+            else:
+                looked_at = in_turns(map(_unconfirmed, writes), HEADERS_READ_AT_ONCE)
+                unconfirmed = [each async for each in looked_at if each is not None]
+            wanted = [
+                (
                     partition,
-                    write,
                     TransactionalWriter(
                         terms.transactional_id,
                         batch.producer_id,
@@ -253,6 +229,18 @@ class Writing:
                         knows_abortable=terms.knows_abortable,
                     ),
                 )
+                for partition, _, batch in unconfirmed
+            ]
+            admitted = await self._parts.transaction_gate.admit(wanted, timeout_ms=terms.timeout_ms)
+            for (_, write, _), answer in zip(unconfirmed, admitted, strict=True):
+                write.admitted = answer
+            if not self.takes_turns and not self._inspect_now():  # topics whose settings changed meanwhile
+                await self._open(self.writes)
+        for write in self.writes:
+            if write.expected_offset is not None:
+                await _look_far(write)
+
+    # -- before
 
     @staticmethod
     def _to_open(write: Write) -> tuple[memoryview, LogConfig] | None:
@@ -418,6 +406,21 @@ class Writing:
         if self._delay_s:
             await asyncio.sleep(self._delay_s)
         return int(self._delay_s * 1000)
+
+
+def _unconfirmed(write: Write) -> tuple[Partition, Write, BatchHeader] | None:
+    """A transactional batch whose transaction is not yet known to be open by the partition; None for any other."""
+    partition, batch = write.partition, write.batch
+    if partition is None or not partition.is_leading or isinstance(batch, RefusedBatch):
+        return None
+    if not batch[ATTRIBUTES_AT] & TRANSACTIONAL:
+        return None
+    try:
+        header = read_header(batch)
+    except CorruptBatch:
+        return None  # the append refuses it
+    is_open = partition.producers.has_open_transaction(header.producer_id, header.producer_epoch)
+    return None if is_open else (partition, write, header)
 
 
 def _begins_a_log(write: Write) -> bool:

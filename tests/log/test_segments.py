@@ -1,5 +1,7 @@
 """The segments of a log in a row: which of them holds an offset, and what may be done to the row."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from log.config import LogConfig
@@ -52,7 +54,12 @@ def test_a_reader_that_goes_on_with_small_limits_has_no_header_read_twice(monkey
     segment = log.segments[0]
     walks = list[int]()
     walk = Segment._extents
-    monkeypatch.setattr(Segment, "_extents", lambda segment, at: walks.append(at) or walk(segment, at))
+
+    def counted(segment: Segment, position: int) -> Iterator[tuple[int, int, int]]:
+        walks.append(position)
+        return walk(segment, position)
+
+    monkeypatch.setattr(Segment, "_extents", counted)
     monkeypatch.setattr("log.segment.read_header", None)
     at = 0
     for offset in range(10):
