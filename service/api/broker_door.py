@@ -78,13 +78,14 @@ from the handler at once, they do not: the handlers make long ones in turns.
 class BoundRoute:
     """A route with the parts of this broker, and all else that is known before a request comes."""
 
-    __slots__ = ("handle", "highest", "is_counted", "lowest", "name", "refusal", "short_bytes")
+    __slots__ = ("authorize", "handle", "highest", "is_counted", "lowest", "name", "refusal", "short_bytes")
 
     def __init__(self, key: int, route: ApiRoute, broker: Broker) -> None:
         self.name = route.name
         self.lowest, self.highest = route.lowest, route.highest
         self.handle = route.bound(broker)
-        self.refusal = None if route.refused is None else route.refusal  # None: every client may use the API
+        self.authorize = None if route.refused is None else route.authorize  # None: every client may use the API
+        self.refusal = route.refusal
         self.is_counted = key in COUNTED_ANSWERS
         self.short_bytes = LONG_BYTES if key in FIXED_ANSWERS else SHORT_BYTES if key in EACH_NAMED else -1
         """A request that is no longer is known to have a short answer."""
@@ -163,8 +164,8 @@ class BrokerDoor:
     ) -> Reply | Awaitable[Reply] | Held[Reply]:
         """`size_bytes`: how long the request is."""
         try:
-            if route.refusal is not None and (refusal := route.refusal(session, request)) is not None:
-                return self._encoded(header, route, refusal, began_s, size_bytes)
+            if route.authorize is not None and not route.authorize(session, request):
+                return self._encoded(header, route, route.refusal(session, request), began_s, size_bytes)
             answer = route.handle(session, header, request)
         except Exception:  # noqa: BLE001 - logged with its trace; whatever it is, only this connection ends
             return self._failed(session, route)

@@ -131,7 +131,8 @@ def _answer(
             return FetchResponse(error_code=ErrorCode.INVALID_FETCH_SESSION_EPOCH)
         if fetch_session.by_topic_id != by_id:
             return FetchResponse(error_code=ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
-        fetch_session.update(wanted.items(), _forgotten(request, by_id))
+        if wanted or request.forgotten_topics_data:
+            fetch_session.update(wanted.items(), _forgotten(request, by_id))
         if len(fetch_session.wanted) > MAX_REQUEST_ELEMENTS:  # nobody could name them all in a request of his own
             parts.fetch_sessions.close(fetch_session.session_id)
             return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
@@ -285,7 +286,8 @@ class FetchAnswer:
         session_id = 0
         if session is not None:
             session_id = session.session_id
-            session.answered(served, quiet)
+            if served or quiet:
+                session.answered(served, quiet)
         response = FetchResponse(0, ErrorCode.NONE, session_id, list(topics.values()))
         if self.directions is not None:
             response.node_endpoints = [
