@@ -26,10 +26,9 @@ def control(key: bytes, value: bytes) -> bytes:
 @pytest.mark.parametrize("kind", ControlType)
 def test_a_marker_is_the_batch_of_one_control_record(kind: ControlType) -> None:
     key, value = struct.pack(">hh", 0, kind.value), struct.pack(">hi", 0, 7)
-    whose = {"producer_id": 2**40, "producer_epoch": 3, "base_offset": 5, "leader_epoch": 1}
-    marker = build_marker(kind, coordinator_epoch=7, timestamp_ms=1_700_000_000_000, **whose)
-    records = [(key, value, (), 1_700_000_000_000)]
-    assert marker == build_batch(records, transactional=True, control=True, **whose)
+    marker = build_marker(kind, producer_id=2**40, producer_epoch=3, coordinator_epoch=7, timestamp_ms=9**12)
+    records = [(key, value, (), 9**12)]
+    assert marker == build_batch(records, producer_id=2**40, producer_epoch=3, transactional=True, control=True)
 
 
 def test_control_records_of_other_kinds_mean_nothing() -> None:
