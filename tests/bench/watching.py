@@ -79,26 +79,35 @@ def cost(
     url: str,
     topic: str,
     load: Callable[[BrokerProcess], None],
-    pairs: int,
+    rounds: int,
 ) -> Rows:
-    """`load` writes the same to either broker; `other` is the one that can be watched, at `url`."""
-    found: list[tuple[float, float, float]] = []
-    for _ in range(pairs):
-        alone_s, _ = _spent(plain, load)
+    """`load` writes the same to either broker; `other` is the one that sends spans and can be watched, at `url`. What
+    scrapes and pages cost is told by the same process with and without them. The order changes with each round, so that
+    it favours none.
+    """
+    alone, spans, pages = list[float](), list[float](), list[float]()
+
+    def is_watched() -> tuple[float, float]:
         with watched(url, topic):
             time.sleep(1.0)  # pages are drawn for the first time
-            with_s, took_s = _spent(other, load)
-        found.append((alone_s, with_s, took_s))
-    more = [(with_s - alone_s) / took_s * 100 for alone_s, with_s, took_s in found]
+            return _spent(other, load)
+
+    for number in range(rounds):
+        ways = [lambda: _spent(plain, load), lambda: _spent(other, load), is_watched]
+        found = [way() for way in (ways if number % 2 else reversed(ways))]
+        (plain_s, _), (sending_s, sent_in_s), (watched_s, watched_in_s) = found if number % 2 else reversed(found)
+        alone.append(plain_s)
+        spans.append((sending_s - plain_s) / sent_in_s * 100)
+        pages.append((watched_s - sending_s) / watched_in_s * 100)
     return {
-        f"{what}, CPU s": statistics.median(alone_s for alone_s, _, _ in found),
-        f"{what} and watched, CPU s": statistics.median(with_s for _, with_s, _ in found),
-        f"{what}, watching costs of a core %": statistics.median(more),
+        f"{what}, user CPU s": statistics.median(alone),
+        f"{what}, spans cost of a core %": statistics.median(spans),
+        f"{what}, scrapes and pages cost of a core %": statistics.median(pages),
     }
 
 
 def _spent(broker: BrokerProcess, load: Callable[[BrokerProcess], None]) -> tuple[float, float]:
-    """The time of the processor, and of the clock, in seconds."""
-    before_s, began_s = sum(broker.cpu_seconds()), time.monotonic()
+    """The time of the processor, for the process itself, and of the clock, in seconds."""
+    before_s, began_s = broker.cpu_seconds()[0], time.monotonic()
     load(broker)
-    return sum(broker.cpu_seconds()) - before_s, time.monotonic() - began_s
+    return broker.cpu_seconds()[0] - before_s, time.monotonic() - began_s

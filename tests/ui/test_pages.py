@@ -13,6 +13,7 @@ import requests
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Response, sync_playwright
 
+from tests.monitoring.test_prometheus import in_transaction
 from tests.outside import needs
 from tests.service.cli.kit import process
 from tests.ui.scene import HOSTILE, Scene
@@ -132,6 +133,26 @@ def test_the_keyboard_reaches_all_that_a_page_can_do(watched: Watched, name: str
         reached.append(number)
         assert outline != "none", f"{wanted[number]} shows no focus"
     assert reached == list(range(len(wanted))), [wanted[number] for number in set(range(len(wanted))) - set(reached)]
+
+
+@pytest.mark.parametrize("width", SIZES)
+def test_the_longest_name_of_a_topic_fits_every_page(scene: Scene, browser: Browser, width: str) -> None:
+    name = "very.long-name_" * 17
+    name = name[:249]
+    process("topic", "create", name, ONCELOG_BOOTSTRAP=scene.served.bootstrap)
+    in_transaction(scene.served.bootstrap, "t" * 249, name).commit_transaction(PATIENCE_MS / 1000)
+    scene.commit("g" * 249, name, 1, 1)
+    context = browser.new_context(viewport=viewport(width))
+    page = context.new_page()
+    about = (f"/ui/topics/{name}", f"/ui/topics/{name}/0", f"/ui/topics/{name}/produce", f"/ui/topics/{name}/replicas")
+    more = ("/ui", "/ui/topics", "/ui/groups", "/ui/transactions?which=all", f"/ui/producers?topic={name}")
+    own = (f"/ui/transactions/{'t' * 249}", f"/ui/groups/{'g' * 249}", f"/ui/groups/{'g' * 249}/reset?to=earliest")
+    for path in (*about, *more, *own):
+        answer = page.goto(scene.url + path)
+        assert answer is not None
+        assert answer.status == 200, path
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), f"{path} sticks out"
+    context.close()
 
 
 def test_a_page_is_little_work_for_a_browser(scene: Scene, browser: Browser) -> None:
