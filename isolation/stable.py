@@ -9,6 +9,8 @@ What always holds:
  - It never falls between two restores, as long as the high watermark doesn't.
  - A range is in the aborted index if its transaction wrote here and ended with an abort marker. A marker without an
    open transaction adds nothing.
+ - A transactional batch without a producer id opens nothing: nobody could end it. Such batches are refused, but older
+   logs may hold some.
 
 The caller passes the high watermark, which must never fall: what is below it is not looked at again.
 """
@@ -73,7 +75,7 @@ class StableOffsets:
         producer_id = header.producer_id
         if attributes & CONTROL:
             self._end(producer_id, header.base_offset, read_marker(batch).type)
-        elif producer_id not in self._open:
+        elif producer_id not in self._open and producer_id >= 0:
             self._begin(producer_id, header.base_offset, header.max_timestamp)
 
     def _begin(self, producer_id: int, first_offset: int, timestamp_ms: int) -> None:
@@ -220,4 +222,5 @@ class StableOffsets:
         self._timestamps.clear()
         self._began.clear()
         for transaction in opened:
-            self._begin(*transaction)
+            if transaction.producer_id >= 0:
+                self._begin(*transaction)

@@ -26,6 +26,7 @@ from log.batch import (
     MAGIC_AT,
     PREFIX_BYTES,
     RECORD_BYTES_MIN,
+    TRANSACTIONAL,
     BatchHeader,
     Buffer,
     CorruptBatch,
@@ -134,7 +135,10 @@ def inspect_batch(batch: memoryview, config: LogConfig, now_ms: int) -> BatchHea
         return RefusedBatch(ErrorCode.INVALID_RECORD, "Clients are not allowed to write control records.")
     if codec > ZSTD:
         return RefusedBatch(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"Compression {codec} is unknown.")
-    if producer_id >= 0 and base_sequence < 0:
+    if producer_id < 0:
+        if attributes & TRANSACTIONAL:  # no marker could ever end its transaction
+            return RefusedBatch(ErrorCode.INVALID_RECORD, "A transactional batch must have a producer id.")
+    elif base_sequence < 0:
         return RefusedBatch(
             ErrorCode.INVALID_RECORD,
             f"Invalid sequence number {base_sequence} in record batch with producer id {producer_id}.",

@@ -121,6 +121,19 @@ def test_control_records_of_other_kinds_end_nothing() -> None:
     assert stable.open_transactions == {}
 
 
+def test_a_transactional_batch_of_no_producer_opens_nothing() -> None:
+    """Nobody could end it. A log, or a snapshot, of an older version may have it."""
+    orphan = batches.data(-1, epoch=-1, sequence=-1, offset=0, transactional=True)
+    stable = fold(orphan, begun(7, 1))
+    assert stable.open_transactions == {7: 1}
+    saved = StableOffsets()
+    saved._begin(-1, 0, 5)
+    stable.restore(saved.snapshot())
+    assert stable.open_transactions == {}
+    assert stable.last_stable_offset(2, 0) == 2
+    assert fold(orphan, batches.marker(-1, commit=False, offset=1)).aborted_count == 0
+
+
 def test_ranges_below_the_start_of_the_log_are_dropped() -> None:
     stable = fold(
         *(batch for at in range(0, 8, 2) for batch in (begun(1, at), batches.marker(1, commit=False, offset=at + 1)))

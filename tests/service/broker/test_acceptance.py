@@ -83,6 +83,13 @@ def with_header(batch: bytes, **fields: int) -> bytes:
     return bytes(assemble(read_header(batch)._replace(**fields), batch[HEADER_BYTES:]))
 
 
+def test_a_transactional_batch_has_a_producer() -> None:
+    batch = build_batch([(None, b"v", (), NOW_MS)], transactional=True)
+    refused = inspect_batch(memoryview(batch), LogConfig(), NOW_MS)
+    assert isinstance(refused, RefusedBatch)
+    assert refused.error is ErrorCode.INVALID_RECORD
+
+
 def test_a_batch_that_is_too_large_once_it_is_unpacked_is_refused() -> None:
     small = build_batch([(None, bytes(5_000), (), 0)], codec=CODECS["zstd"])
     config = LogConfig(compression_type="uncompressed", max_message_bytes=1_000)
