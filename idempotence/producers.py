@@ -10,6 +10,7 @@ What always holds:
  - The state is a fold over the log: the same batches lead to the same state. One thing is an exception: when a producer
    was last seen is told by the broker's own clock.
  - A producer with an open transaction in this partition is never forgotten.
+ - If a producer is forgotten early, its coordinator's epoch is not: late markers of that coordinator stay refused.
  - The whole window of five batches is in the snapshot, so that a repeat is recognised after a restart, too.
 
 Only `isolation.stable.StableOffsets` knows which transactions are open. This view reads them there
@@ -56,7 +57,7 @@ from idempotence.window import (
 from log.batch import CONTROL, TRANSACTIONAL, BatchHeader, Buffer
 from log.clock import CLOCK_SET_MS
 from log.control import Marker, read_marker
-from log.ids import NO_EPOCH, NO_OFFSET, NO_SEQUENCE
+from log.ids import LAST_EPOCH_TO_JUMP_TO, NO_EPOCH, NO_OFFSET, NO_SEQUENCE
 
 MAX_PRODUCERS: Final = 1_000_000
 """The default limit for one partition: 200 to 400 MB when full. Kafka has no limit and runs out of memory (KIP-936)."""
@@ -71,7 +72,9 @@ is forgotten, and that producer must ask again.
 
 _CLOCK_SET_S: Final = CLOCK_SET_MS // 1000
 _SNAPSHOT_HEAD: Final = struct.Struct(">BI")
-_SNAPSHOT_VERSION: Final = 1
+_FORGOTTEN_EPOCH: Final = struct.Struct(">i")
+_SNAPSHOT_VERSION: Final = 2
+_VERSION_WITHOUT_FORGOTTEN_EPOCH: Final = 1
 _PRODUCER_AND_COUNT: Final = struct.Struct(">q2xB")
 _SEEN: Final = struct.Struct(">23xI")
 _COORDINATOR_EPOCH: Final = struct.Struct(">8xhxi")
@@ -136,6 +139,7 @@ class ProducerStates:
     must_see_all = False
 
     __slots__ = (
+        "_forgotten_epoch",
         "_full_at_s",
         "_limit",
         "_next_shelf",
@@ -160,6 +164,8 @@ class ProducerStates:
         self._suspects: list[int] = []
         self._next_shelf = 0
         self._producers = Shelves()
+        self._forgotten_epoch = NO_EPOCH
+        """The latest coordinator epoch of those that were forgotten early. Every new producer begins with it."""
         self._verifying: dict[int, _Verifying] = {}
         self._now_s = 0
         self._full_at_s = -1
@@ -366,7 +372,7 @@ class ProducerStates:
         if base_sequence < 0:
             self._apply_unnumbered(header, entry)
             return
-        coordinator_epoch, count, kept = NO_EPOCH, 1, b""
+        coordinator_epoch, count, kept = self._forgotten_epoch, 1, b""
         if entry is not None:
             current_epoch, coordinator_epoch = _COORDINATOR_EPOCH.unpack_from(entry)
             if current_epoch == epoch:
@@ -391,7 +397,7 @@ class ProducerStates:
 
     def _apply_unnumbered(self, header: BatchHeader, entry: bytes | None) -> None:
         """Take up offsets that were committed in a transaction. They raise the epoch; they are not in the window."""
-        coordinator_epoch, kept = NO_EPOCH, b""
+        coordinator_epoch, kept = self._forgotten_epoch, b""
         if entry is not None:
             current_epoch, coordinator_epoch = _COORDINATOR_EPOCH.unpack_from(entry)
             if current_epoch == header.producer_epoch:
@@ -406,11 +412,21 @@ class ProducerStates:
         self._verifying.pop(producer_id, None)
         entry = self._producers.get(producer_id)
         if entry is None and (len(self._producers) >= self._limit or self._room.is_full):
-            return  # nothing was open here to be ended, and the coordinator knows the epoch as well
-        kept, coordinator_epoch = b"", _coordinator_epoch(entry, marker)
+            self._forget_early(marker.coordinator_epoch)
+            return  # nothing was open here to be ended, and the coordinator knows the producer's epoch as well
+        kept, coordinator_epoch = b"", self._coordinator_epoch(entry, marker)
         if entry is not None and EPOCH.unpack_from(entry)[0] == epoch:
             kept = entry[WINDOW_AT:]  # in transaction versions 0 and 1 the sequences go on after the marker
         self._put(producer_id, epoch, coordinator_epoch, header.max_timestamp, kept)
+
+    def _coordinator_epoch(self, entry: bytes | None, marker: Marker) -> int:
+        """The coordinator epoch in the marker. If the cleaner has removed the marker's record, the last known one
+        stays.
+        """
+        known: int = self._forgotten_epoch if entry is None else _COORDINATOR_EPOCH.unpack_from(entry)[1]
+        if marker.type is None:
+            return known
+        return max(marker.coordinator_epoch, known) if entry is None else marker.coordinator_epoch
 
     def _put(self, producer_id: int, epoch: int, coordinator_epoch: int, timestamp_ms: int, window: bytes) -> None:
         count = len(window) // BATCH.size
@@ -463,6 +479,7 @@ class ProducerStates:
 
         A producer is idle if its last batch is so old that no client would send it again. It is also idle if only its
         epoch is known, because its coordinator knows that as well. A producer with an open transaction here never is.
+        Copies of its last marker may still be under way if that was written shortly before.
         """
         unseen_since_s = self._note_first_look(now_s)
         gone = looked = 0
@@ -476,7 +493,9 @@ class ProducerStates:
                 (seen_s,) = _SEEN.unpack_from(entry)
                 if seen_s < _CLOCK_SET_S:
                     seen_s = unseen_since_s
-                if len(entry) == WINDOW_AT or seen_s <= now_s - IDLE_S:
+                if (is_old := seen_s <= now_s - IDLE_S) or len(entry) == WINDOW_AT:
+                    if not is_old:
+                        self._forget_early(_COORDINATOR_EPOCH.unpack_from(entry)[1])
                     self._producers.remove(producer_id)
                     gone += 1
             if looked >= at_most:
@@ -485,6 +504,12 @@ class ProducerStates:
             self._suspects.reverse()
             self._next_shelf += 1
         return gone, looked
+
+    def _forget_early(self, coordinator_epoch: int) -> None:
+        """Remember this of a producer that is forgotten. If another coordinator is refused for it, that one goes on in
+        a later epoch. So the epoch must be one that it can reach, whatever a forged marker named.
+        """
+        self._forgotten_epoch = max(self._forgotten_epoch, min(coordinator_epoch, LAST_EPOCH_TO_JUMP_TO))
 
     def _note_first_look(self, now_s: int) -> int:
         """The time of the first look with a clock that was set."""
@@ -520,34 +545,28 @@ class ProducerStates:
 
     def snapshot(self) -> list[Collection[bytes]]:
         """Everything that `apply` built, with the whole windows."""
-        return [(_SNAPSHOT_HEAD.pack(_SNAPSHOT_VERSION, len(self._producers)),), *self._producers.lend()]
+        head = _SNAPSHOT_HEAD.pack(_SNAPSHOT_VERSION, len(self._producers))
+        return [(head + _FORGOTTEN_EPOCH.pack(self._forgotten_epoch),), *self._producers.lend()]
 
     def restore(self, data: bytes | None) -> None:
         """Replace the state by that of a snapshot; None: by an empty one. ValueError if the bytes are no snapshot;
         nothing has changed then.
         """
-        restored = Shelves() if data is None else _read_snapshot(data)
-        self._producers = restored
+        self._producers, self._forgotten_epoch = (Shelves(), NO_EPOCH) if data is None else _read_snapshot(data)
         self._verifying.clear()
 
 
-def _coordinator_epoch(entry: bytes | None, marker: Marker) -> int:
-    """The coordinator epoch in the marker. If the cleaner has removed the marker's record, the last known one stays."""
-    if marker.type is not None:
-        return marker.coordinator_epoch
-    if entry is None:
-        return NO_EPOCH
-    coordinator_epoch: int = _COORDINATOR_EPOCH.unpack_from(entry)[1]
-    return coordinator_epoch
-
-
-def _read_snapshot(data: bytes) -> Shelves:
+def _read_snapshot(data: bytes) -> tuple[Shelves, int]:
+    """The producers, and the coordinator epoch of those that were forgotten."""
     try:
         version, count = _SNAPSHOT_HEAD.unpack_from(data)
-        if version != _SNAPSHOT_VERSION:
+        at, forgotten_epoch = _SNAPSHOT_HEAD.size, NO_EPOCH
+        if version == _SNAPSHOT_VERSION:
+            (forgotten_epoch,) = _FORGOTTEN_EPOCH.unpack_from(data, at)
+            at += _FORGOTTEN_EPOCH.size
+        elif version != _VERSION_WITHOUT_FORGOTTEN_EPOCH:
             raise ValueError(f"producer snapshot of version {version}")
         producers = Shelves(count)
-        at = _SNAPSHOT_HEAD.size
         read, head_bytes, batch_bytes = _PRODUCER_AND_COUNT.unpack_from, WINDOW_AT, BATCH.size
         for _ in range(count):
             producer_id, batch_count = read(data, at)
@@ -560,4 +579,4 @@ def _read_snapshot(data: bytes) -> Shelves:
         raise ValueError("the producer snapshot is cut short") from error
     if at != len(data) or len(producers) != count:
         raise ValueError("the producer snapshot does not add up")
-    return producers
+    return producers, forgotten_epoch

@@ -19,6 +19,7 @@ from idempotence.verdicts import (
 from isolation.stable import StableOffsets
 from log.batch import BatchHeader, build_batch, build_from_stored, read_header
 from log.cleaning_job import LastBatches
+from log.ids import LAST_EPOCH_TO_JUMP_TO
 from log.views import whole
 from tests import batches
 from tests.rules import rule
@@ -579,6 +580,59 @@ def test_markers_take_no_room_from_producers() -> None:
     assert [facts.producer_id for facts in partition.producers.describe()] == [1, 2, 3]
 
 
+@rule("B.6", "a late marker of an older client is refused although its producer was forgotten for lack of room")
+@pytest.mark.parametrize("remembered", [True, False], ids=["forgotten", "never remembered"])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_who_is_forgotten_for_lack_of_room_is_not_open_to_late_markers(remembered: bool, restarted: bool) -> None:
+    """Nothing was written here in the first transaction, so only its marker tells of the producer."""
+    partition = Partition(limit=1)
+    if not remembered:
+        partition.write(8)
+    assert partition.end(7, epoch=0, version=0, coordinator_epoch=6) is ACCEPTED
+    assert len(partition.producers) == 1
+    if remembered:
+        assert partition.write(9) is ACCEPTED
+    if restarted:
+        partition.restart()
+    partition.now_ms += IDLE_S * 1_000
+    assert partition.end(7, epoch=0, version=0, coordinator_epoch=5) is ACCEPTED, "it ends nothing"
+    assert partition.write(7, transactional=True) is ACCEPTED
+    assert partition.end(7, epoch=0, version=0, coordinator_epoch=5) == CoordinatorFenced(5, 6)
+    assert partition.end(7, epoch=0, version=0, coordinator_epoch=6) is ACCEPTED
+
+
+def test_offsets_of_who_was_forgotten_are_not_open_to_late_markers_either() -> None:
+    partition = Partition(limit=1)
+    partition.end(7, epoch=0, version=0, coordinator_epoch=6)
+    assert partition.write(9) is ACCEPTED
+    partition.now_ms += IDLE_S * 1_000
+    partition.producers.evict_idle(partition.now_ms // 1_000, 10)
+    partition.apply(batches.data(7, sequence=-1, offset=partition.end_offset, transactional=True))
+    assert partition.end(7, epoch=0, version=0, coordinator_epoch=5) == CoordinatorFenced(5, 6)
+
+
+def test_the_epoch_of_a_forged_marker_can_be_reached_by_every_coordinator() -> None:
+    """Otherwise no transaction of any new producer could end here."""
+    partition = Partition(limit=1)
+    partition.write(8)
+    partition.end(666, epoch=0, coordinator_epoch=2**31 - 1)
+    partition.now_ms += IDLE_S * 1_000
+    assert partition.write(7, transactional=True) is ACCEPTED
+    assert partition.producers.coordinator_epoch(7) == LAST_EPOCH_TO_JUMP_TO
+    assert partition.end(7, epoch=0, version=0, coordinator_epoch=LAST_EPOCH_TO_JUMP_TO) is ACCEPTED
+
+
+def test_who_is_idle_is_forgotten_whole() -> None:
+    """Then other coordinators need not go on in later epochs."""
+    partition = Partition(limit=2)
+    partition.write(8)
+    partition.end(7, epoch=0, version=0, coordinator_epoch=6)
+    partition.now_ms += IDLE_S * 1_000
+    assert partition.write(9) is ACCEPTED
+    assert partition.producers.coordinator_epoch(7) == -1
+    assert partition.producers.coordinator_epoch(9) == -1
+
+
 # ---------------------------------------------------------------- looking in, snapshots
 
 
@@ -624,6 +678,14 @@ def test_the_cleaner_keeps_the_last_of_all_markers_that_are_of_one_epoch() -> No
         partition.restart()
 
 
+def test_a_snapshot_of_the_version_before_can_be_read() -> None:
+    partition = Partition()
+    partition.write(1)
+    now = whole(partition.producers.snapshot())
+    partition.producers.restore(b"\x01" + now[1:5] + now[9:])
+    assert whole(partition.producers.snapshot()) == now
+
+
 @pytest.mark.parametrize("harm", ["short", "long", "version", "window"])
 def test_a_damaged_snapshot_is_refused_and_changes_nothing(harm: str) -> None:
     partition = Partition()
@@ -634,7 +696,7 @@ def test_a_damaged_snapshot_is_refused_and_changes_nothing(harm: str) -> None:
         "short": intact[:-1],
         "long": intact + b"\0",
         "version": b"\x09" + intact[1:],
-        "window": intact[:15] + b"\x06" + intact[16:],
+        "window": intact[:19] + b"\x06" + intact[20:],
     }[harm]
     with pytest.raises(ValueError, match=r"snapshot|window"):
         partition.producers.restore(damaged)
