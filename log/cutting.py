@@ -3,20 +3,48 @@
 What always holds: the newest segments are removed first, so that a crash leaves no hole. Afterwards the views know
 exactly the batches that are left. The caller keeps other operations away by `PartitionLog.alone`, and has told all
 checkpoints of what was durable before (`distrust`).
+
+A cut may leave the log with a gap at its end: compaction has removed what stood there. The log goes on behind the gap,
+so that no offset is given twice. It does so in a new segment, whose name tells a recovery how far the log had come.
 """
 
+from typing import NamedTuple
+
 from log.checkpoints import CLEANED_OFFSET, GAPS_OFFSET, START_OFFSET, read_offset, write_offset
+from log.disk import DiskFault
 from log.partition_log import PartitionLog
 from log.segment import Segment
 from log.snapshots import restore
 
 
+class _Cut(NamedTuple):
+    """Where a log is cut: the last segment that stays, and the position in it; the end of the batch before that
+    position (where the segment begins, if there is none); where the log ends then, perhaps behind a gap.
+    """
+
+    last: Segment
+    position: int
+    kept_end: int
+    end_offset: int
+
+
+def _cut_at(log: PartitionLog, offset: int) -> _Cut:
+    last = next(segment for segment in reversed(log.segments) if segment.base_offset < offset)
+    position = last.position_of(offset)
+    end_offset = offset
+    for _, header in last.headers(position, min(position + 1, last.size_bytes)):
+        end_offset = min(offset, header.base_offset)  # the base offset is higher if compaction has left a gap here
+    return _Cut(last, position, last.end_before(position), end_offset)
+
+
 def durable_after_cut(log: PartitionLog, offset: int) -> int:
-    """What was durable below this offset is still durable after a cut at `offset`, where a batch begins. It is 0 if the
-    cut may restart the log, because no segment above the start offset stays.
+    """What was durable below this offset is still durable after a cut at `offset`: it is the end of the last batch that
+    stays. It is 0 if the cut may restart the log, because no segment above the start offset stays.
     """
     first_readable = log.start_offset
-    return offset if any(first_readable < segment.base_offset < offset for segment in log.segments[1:]) else 0
+    if not any(first_readable < segment.base_offset < offset for segment in log.segments[1:]):
+        return 0
+    return _cut_at(log, offset).kept_end
 
 
 async def distrust(log: PartitionLog, offset: int) -> None:
@@ -37,19 +65,15 @@ def truncate_to(log: PartitionLog, offset: int) -> None:
     if first is None or offset <= max(first, log.start_offset):
         restart_at(log, offset)
         return
-    log.durability.note_cut()
-    while log.segments[-1].base_offset >= offset:
-        _remove(log, log.segments[-1])
-    last = log.segments[-1]
-    position = last.position_of(offset)
-    end_offset = offset
-    for _, header in last.headers(position, min(position + 1, last.size_bytes)):
-        end_offset = min(offset, header.base_offset)  # the base offset is higher if compaction has left a gap here
-    if end_offset <= log.start_offset:  # the log starts inside the batch that is cut: nothing readable is left
-        restart_at(log, log.start_offset)
+    last, position, kept_end, end_offset = _cut_at(log, offset)
+    if kept_end <= log.start_offset:  # the log starts inside the batch that is cut, or in the gap: nothing is left
+        restart_at(log, max(end_offset, log.start_offset))
         return
-    last.cut(position, end_offset, log.config.index_interval_bytes)
-    assert log.start_offset < end_offset == last.end_offset, "the last segment ends where the log does"
+    log.durability.note_cut()
+    while log.segments[-1] is not last:
+        _remove(log, log.segments[-1])
+    last.cut(position, kept_end, log.config.index_interval_bytes)
+    assert log.start_offset < kept_end == last.end_offset, "a part of the log is left"
     log.segments.active = last
     _end_at(log, end_offset)
     replay_from = log.snapshots.restore(log.views, epochs=log.epochs, end_offset=end_offset)
@@ -59,6 +83,14 @@ def truncate_to(log: PartitionLog, offset: int) -> None:
             for view in log.views:
                 view.apply(header, batch)
     log.tell_start()
+    if kept_end < end_offset:
+        try:
+            log.start_segment(last.appended_ms)
+        except DiskFault:  # perhaps there is no room. The log then ends before the gap, as after a crash here
+            _end_at(log, kept_end)
+            raise
+        log.durability.note_end(kept_end)  # the name of the new segment is not durable yet
+        log.durability.gaps_left = end_offset
 
 
 def restart_at(log: PartitionLog, offset: int) -> None:

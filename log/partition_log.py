@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from log.batch import BatchHeader, Buffer, crc32c
+from log.batch import HEADER_BYTES, BatchHeader, Buffer, crc32c, read_header
 from log.checkpoints import FORGOTTEN_OFFSET, read_offset, write_offset
 from log.config import LogConfig
 from log.disk import Disk, DiskFault, FileSlice
@@ -223,8 +223,10 @@ class PartitionLog:
             view.apply(header, batch)
 
     def append_after_gap(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> None:
-        """`append` for a batch that was copied from a compacted log: there may be a gap before its offset."""
-        ended = self.end_offset
+        """`append` for a batch that was copied from a compacted log: there may be a gap before its offset. If it is the
+        first batch of its leader epoch, that may have begun anywhere in the gap (`log.epochs`).
+        """
+        ended, latest = self.end_offset, self.epochs.latest
         assert header.base_offset >= ended, "no offset is given twice"
         if header.base_offset == ended:
             self.append(batch, header, now_ms=now_ms)
@@ -238,6 +240,8 @@ class PartitionLog:
         except DiskFault:
             self.end_offset = ended
             raise
+        if header.leader_epoch > latest:
+            self.epochs.assign(header.leader_epoch, ended)
         self.durability.gaps_left = self.end_offset
 
     def start_segment(self, now_ms: int) -> Segment:
@@ -339,6 +343,15 @@ class PartitionLog:
         if offset < self.start_offset:
             raise OffsetOutOfRange(f"offset {offset} is not between {self.start_offset} and {self.end_offset}")
         return self.segments.read(offset, max_bytes=max_bytes, limit_offset=limit_offset, at_least_one=at_least_one)
+
+    def behind_gap(self, offset: int) -> int:
+        """Where the first batch behind `offset` begins if compaction has left a gap there; otherwise `offset`."""
+        if not self.start_offset <= offset < self.end_offset:
+            return offset
+        found = self.segments.read(offset, max_bytes=1, limit_offset=self.end_offset, at_least_one=True)
+        if found is None:  # the log ends with the gap
+            return self.end_offset
+        return max(offset, read_header(found.file.pread(HEADER_BYTES, found.position)).base_offset)
 
     def reach_of(self, stored: FileSlice) -> int:
         """An offset at or not far above the end of this slice, which `read` has returned just now."""

@@ -185,6 +185,8 @@ class _Recovery:
         self.new_snapshots: dict[int, Snapshot] = {}
         self.epochs = LeaderEpochs()
         self.end_offset = 0
+        self.batches_end = 0
+        """Where the last batch ends: before `end_offset`, if a segment begins with a gap."""
         self._last_epochs: dict[int, tuple[int, int]] = {}
         """By trusted segment: the last offset that its end tells of, and the leader epoch that wrote it."""
 
@@ -192,6 +194,7 @@ class _Recovery:
 
     def adopt(self, bases: list[int], count: int) -> None:
         """Take the first `count` segments as they are."""
+        self.batches_end = bases[0] if bases else 0
         for index in range(count):
             segment = Segment(self.disk, self.folder, self._facts(bases[index], bases[index + 1]), sealed=True)
             segment.learn_times()
@@ -206,6 +209,7 @@ class _Recovery:
         with suppress(CorruptBatch):
             for position, header in segment.headers(segment.last_known_position()):
                 self._last_epochs[segment.base_offset] = header.last_offset, header.leader_epoch
+                self.batches_end = header.next_offset
                 if not segment.base_offset <= header.base_offset <= header.last_offset < segment.end_offset:
                     first, last, base = header.base_offset, header.last_offset, segment.base_offset
                     reason = f"offsets {first} to {last} stand in the segment {base}"
@@ -230,8 +234,10 @@ class _Recovery:
         told = [*self._first_epoch(start_offset), *self._last_epochs.values()]
         if any(epochs.epoch_at(offset) != epoch for offset, epoch in told if offset >= start_offset):
             epochs = LeaderEpochs()
-            for _, header, _ in self._trusted_batches(self.segments[0].base_offset if self.segments else 0):
-                epochs.assign(header.leader_epoch, header.base_offset)
+            ended = self.segments[0].base_offset if self.segments else 0
+            for _, header, _ in self._trusted_batches(ended):
+                epochs.assign(header.leader_epoch, min(ended, header.base_offset))  # not after a gap: `log.epochs`
+                ended = header.next_offset
         epochs.truncate_from_end(scan_from)
         return epochs
 
@@ -355,13 +361,13 @@ class _Recovery:
                 if header.leader_epoch < latest and header.leader_epoch != NO_EPOCH:
                     reason = f"leader epoch {header.leader_epoch} after {latest}"
                 else:
-                    epochs.assign(header.leader_epoch, base_offset)
+                    epochs.assign(header.leader_epoch, min(self.batches_end, base_offset))
                     latest = epochs.latest
             if reason:
                 return start, reason
             segment.note(header, start, interval_bytes)
             ended = start + header.size_bytes
-            self.end_offset = expected = segment.end_offset
+            self.end_offset = self.batches_end = expected = segment.end_offset
             if views and base_offset >= self.report.replayed_from_offset:
                 batch = memoryview(chunk)[at:end]
                 for view in views:
@@ -385,7 +391,7 @@ class _Recovery:
             if not len(stretch.starts):
                 return position
             segment.note_many(stretch, position, self.interval_bytes)
-            self.end_offset = segment.end_offset
+            self.end_offset = self.batches_end = segment.end_offset
             self._apply_many(chunk, stretch, views, self.report.replayed_from_offset)
             position = segment.size_bytes
         return position
@@ -394,7 +400,8 @@ class _Recovery:
         for at, epoch in epoch_changes(stretch, self.epochs.latest):
             if epoch < self.epochs.latest and epoch != NO_EPOCH:
                 return Stretch(*(column[:at] for column in stretch))
-            self.epochs.assign(epoch, int(stretch.base_offsets[at]))
+            ended = int(stretch.last_offsets[at - 1]) + 1 if at else min(self.batches_end, int(stretch.base_offsets[0]))
+            self.epochs.assign(epoch, ended)
         return stretch
 
     @staticmethod

@@ -546,6 +546,17 @@ class Segment:
         """The last batch boundary that the offset index knows."""
         return self._indexed_position(self.end_offset)
 
+    def end_before(self, position: int) -> int:
+        """Where the last batch before the batch boundary `position` ends; the base offset if there is none."""
+        slot = self.offsets.floor_value(position - 1)
+        start = self._true_position(slot) if slot >= 0 else 0
+        if start is None:
+            return self.end_before(position)
+        end_offset = self.base_offset
+        for _, header in self.headers(start, position):
+            end_offset = header.next_offset
+        return end_offset
+
     def _true_position(self, slot: int) -> int | None:
         """The position of the batch that an index entry names; None if the entry was wrong. The indexes are rebuilt
         then.

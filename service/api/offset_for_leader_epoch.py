@@ -4,6 +4,8 @@ that where its history parted from ours.
 
 from collections.abc import Awaitable
 
+from log.batch import CorruptBatch
+from log.disk import DiskFault
 from log.ids import TopicPartition
 from service.broker.partition_table import PartitionTable
 from service.broker.reading import leader_epoch_error
@@ -49,5 +51,12 @@ def _answer(
         return OffsetForLeaderEpochResponseEpochEndOffset(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, wanted.partition)
     if error := leader_epoch_error(partition, wanted.current_leader_epoch):
         return OffsetForLeaderEpochResponseEpochEndOffset(error, wanted.partition)
-    epoch, end_offset = partition.log.epochs.end_offset_for_epoch(wanted.leader_epoch, partition.log.end_offset)
+    log = partition.log
+    epoch, end_offset = log.epochs.end_offset_for_epoch(wanted.leader_epoch, log.end_offset)
+    try:
+        # Where the next epoch begins may be known only as far as a gap. A reader that stands in the gap has read all
+        # that was before it, and must not be told that this was taken back.
+        end_offset = log.behind_gap(end_offset)
+    except (DiskFault, CorruptBatch) as failure:
+        return OffsetForLeaderEpochResponseEpochEndOffset(partition.unreadable(failure), wanted.partition)
     return OffsetForLeaderEpochResponseEpochEndOffset(0, wanted.partition, epoch, end_offset)

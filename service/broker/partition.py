@@ -447,12 +447,12 @@ class Partition:
 
     def cut(self, end_offset: int) -> None:
         """Remove from `end_offset` on what the leader does not have. Committed data can be among it only after an
-        unclean election.
+        unclean election, or if compaction has removed it from the leader's log.
         """
         assert isinstance(self.role, Following), "only a follower cuts"
         if self._known_high_watermark > end_offset:
             logger.error(
-                "%s is cut to offset %d, though offsets up to %d were committed: they are lost",
+                "%s is cut to offset %d, though offsets up to %d were committed: what compaction had left is lost",
                 *(self.topic_partition, end_offset, self._known_high_watermark),
             )
         truncate_to(self.log, end_offset)

@@ -32,10 +32,14 @@ from service.wire.messages import (
     DeleteRecordsTopic,
     FetchPartition,
     FetchResponse,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
     ReassignablePartition,
     ReassignableTopic,
 )
 from tests.service.broker.cluster_stage import ALL, BROKERS, TOPIC, ClusterStage, on_cluster_stage, stored, until
+from tests.service.broker.test_deletions import compacted, put
 
 OS = {"log.durability": "os"}
 
@@ -148,6 +152,44 @@ PATIENT = {"replica.lag.time.max.ms": "60000"}
 
 def test_a_tail_that_the_new_leader_does_not_have_is_cut_off(tmp_path: Path) -> None:
     on_cluster_stage(tmp_path, lose_a_tail, 3, 1, 2, given=OS | PATIENT)
+
+
+def test_what_was_never_committed_does_not_survive_in_a_gap(tmp_path: Path) -> None:
+    """A leader dies with a record that nobody copied. In its place the next one commits another, which a compaction
+    removes. Who copied the log with the gap knew the next epoch only from behind the gap, and as the third leader it
+    told the first that the epoch of its record had ended there: the record stayed.
+    """
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, 3, min_insync_replicas="1", cleanup_policy="compact", min_cleanable_dirty_ratio="0.0")
+        await put(stage, b"a", b"1")
+        await stage.in_sync(1, 2, 3)
+        await until(lambda: all(stage.partition(each).log.end_offset == 1 for each in (1, 2, 3)))
+        await stage.stop(3)
+        stage.broker(2).replication.stop(stage.partition(2))
+        await stage.write("never committed", acks=1)
+        await stage.kill(1)
+        await until(lambda: stage.state().leader == 2 and stage.leader() is not None)
+        for value in (b"1", b"2"):
+            await put(stage, b"b", value)
+        await compacted(stage, 2)
+        await put(stage, b"c", b"1")
+        await compacted(stage, 2)
+        assert [offset for offset, _, _ in stored(stage.partition(2))] == [0, 2, 3]
+        await stage.start(3)
+        await stage.in_sync(2, 3)
+        await stage.alike(2, 3)
+        await stage.kill(2)
+        await until(lambda: stage.state().leader == 3 and stage.leader() is not None)
+        await put(stage, b"d", b"1")
+        asked = OffsetForLeaderTopic(TOPIC, [OffsetForLeaderPartition(0, -1, 0)])
+        answer = await stage.wire(3).ask(OffsetForLeaderEpochRequest(topics=[asked]))
+        assert answer.topics[0].partitions[0].end_offset == 2, "for a reader nothing was taken back in the gap"
+        await stage.start(1)
+        await stage.in_sync(1, 3)
+        await stage.alike(1, 3)
+
+    on_cluster_stage(tmp_path, scene, 4, 1, 2, 3, given=OS | PATIENT | {"log.cleaner.backoff.ms": "3600000"})
 
 
 def test_a_cut_that_is_another_one_when_the_log_is_free_is_prepared_for_again(
