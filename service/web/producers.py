@@ -216,8 +216,6 @@ class ProducerPool:
                     is_aborted = await asyncio.shield(self._abort(producer))
                     if is_aborted and isinstance(failure, Problem) and failure.outcome == "unknown":
                         raise Problem("not-now", failure.detail, error=failure.error) from None
-                    if isinstance(failure, ClientFailure):  # it will never be committed
-                        raise Problem("not-now", failure.message) from None
                     raise
                 try:
                     await asyncio.shield(producer.end(commit=True))
@@ -225,6 +223,8 @@ class ProducerPool:
                     producer.producer_id = -1
                     raise
                 await producer.until_visible()
+            except ClientFailure as failure:  # of anything but the commit: it will never be committed
+                raise Problem("not-now", failure.message) from None
             finally:
                 is_silent = producer.producer_id < 0 and loop.time() - began_s > SILENT_S
                 (self._silent if is_silent else self._idle).append(producer)

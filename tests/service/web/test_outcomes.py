@@ -191,7 +191,13 @@ def test_what_another_broker_may_have_done_is_not_said_to_be_undone(
     on_stage(tmp_path, scene)
 
 
-def test_a_transaction_that_lost_its_way_before_the_commit_wrote_nothing() -> None:
+@pytest.mark.parametrize("owns", [True, False])
+def test_a_transaction_that_lost_its_way_before_the_commit_wrote_nothing(
+    monkeypatch: pytest.MonkeyPatch, owns: bool
+) -> None:
+    async def lost(producer: Producer) -> None:
+        raise LOST
+
     async def scenario() -> None:
         producers = ProducerPool(cast(Gateway, Coordinated(EndTxnResponse(producer_id=1, producer_epoch=1))))
         await producers.recover()
@@ -200,6 +206,8 @@ def test_a_transaction_that_lost_its_way_before_the_commit_wrote_nothing() -> No
                 raise LOST
         assert (told.value.slug, told.value.outcome) == ("not-now", "none")
 
+    if not owns:
+        monkeypatch.setattr(Producer, "own", lost)
     asyncio.run(scenario())
 
 
