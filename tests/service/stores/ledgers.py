@@ -10,7 +10,7 @@ from typing import Any
 from log.disk import RealDisk
 from service.ports import Env, RealEnv
 from service.stores.ledger import LedgerSession, LedgerStore
-from service.stores.port import Create, Result, StoreSession
+from service.stores.port import Change, Create, Event, Result, StoreSession
 
 Connect = Callable[[float, Env], Coroutine[Any, Any, LedgerSession]]
 """A session of so many seconds with the server."""
@@ -43,3 +43,13 @@ async def until_ok(session: StoreSession, key: str) -> None:
             return
         assert result is Result.UNKNOWN, result
         await asyncio.sleep(0.1)
+
+
+async def keys_until(events: AsyncIterator[Event], key: str) -> list[str]:
+    """The keys of the changes that are told of, up to the one with `key`."""
+    seen: list[str] = []
+    while key not in seen:
+        event = await anext(events)
+        assert isinstance(event, Change)
+        seen += [changed for changed, _ in event.entries]
+    return seen

@@ -19,7 +19,7 @@ from service.stores.ledger import LedgerStore
 from service.stores.port import Change, Create, Put, Result, StoreError, StoreSnapshot
 from service.stores.postgres import RECONNECT_S, PostgresSession
 from tests.peers.postgres import PostgresServer, missing
-from tests.service.stores.ledgers import Connect, play, until_ok
+from tests.service.stores.ledgers import Connect, keys_until, play, until_ok
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 PATIENCE_S = 60.0
@@ -47,12 +47,7 @@ def test_a_session_outlives_a_crash_of_the_database(server: PostgresServer) -> N
         assert (await one.commit(Create("lost", b"")))[0] is Result.UNKNOWN
         await asyncio.to_thread(server.start)
         await until_ok(one, "after")
-        seen: list[str] = []
-        while "after" not in seen:
-            event = await anext(events)
-            assert isinstance(event, Change)
-            seen += [key for key, _ in event.entries]
-        assert seen == ["mine", "after"]
+        assert await keys_until(events, "after") == ["mine", "after"]
         assert "mine" in await other.read("")
         assert one.lease_left() > 0
 
@@ -78,12 +73,7 @@ def test_a_session_goes_on_at_the_next_address_when_the_database_fails_over(tmp_
             await asyncio.to_thread(first.stop)
             await asyncio.to_thread(standby.promote)
             await until_ok(one, "after")
-            seen: list[str] = []
-            while "after" not in seen:
-                event = await anext(events)
-                assert isinstance(event, Change)
-                seen += [key for key, _ in event.entries]
-            assert seen == ["mine", "after"]
+            assert await keys_until(events, "after") == ["mine", "after"]
             await asyncio.sleep(2 * RECONNECT_S)
             at_s = time.monotonic()
             assert (await one.commit(Create("hinted", b"")))[0] is Result.OK

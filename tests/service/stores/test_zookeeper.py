@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from service.stores.port import Change, Create, Put, Result, StoreError, StoreSn
 from service.stores.zookeeper import PART_BYTES, ZooKeeper
 from tests.peers.process import free_port
 from tests.peers.zookeeper import ZooKeeperServer, missing
-from tests.service.stores.ledgers import play, store_over, until_ok
+from tests.service.stores.ledgers import keys_until, play, store_over, until_ok
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 PATIENCE_S = 30.0
@@ -31,6 +32,22 @@ def server(tmp_path: Path) -> Iterator[ZooKeeperServer]:
     server.start()
     yield server
     server.stop()
+
+
+@contextmanager
+def ensemble(folder: Path) -> Iterator[list[ZooKeeperServer]]:
+    """Three servers that have a leader."""
+    members = [("127.0.0.1", free_port(), free_port()) for _ in range(3)]
+    servers = [ZooKeeperServer(folder / str(index), members=members, index=index) for index in range(3)]
+    try:
+        for server in servers:
+            server.launch()
+        for server in servers:
+            server.wait()
+        yield servers
+    finally:
+        for server in servers:
+            server.stop()
 
 
 def test_a_commit_larger_than_a_request_may_be_is_there_wholly(server: ZooKeeperServer) -> None:
@@ -93,12 +110,7 @@ def test_a_session_outlives_a_server_that_is_killed_and_comes_back_in_time(serve
         await asyncio.to_thread(server.start)
         assert (await doubtful)[0] in (Result.UNKNOWN, Result.OK)
         await until_ok(one, "after")
-        seen: list[str] = []
-        while "after" not in seen:
-            event = await anext(events)
-            assert isinstance(event, Change)
-            seen += [key for key, _ in event.entries]
-        assert seen[0] == "mine"
+        assert (await keys_until(events, "after"))[0] == "mine"
         assert "mine" in await other.read("")
         assert one.lease_left() > 0
 
@@ -167,13 +179,7 @@ def test_what_a_session_left_goes_when_its_process_is_gone(server: ZooKeeperServ
 
 
 def test_an_ensemble_goes_on_without_one_member_and_waits_without_two(tmp_path: Path) -> None:
-    members = [("127.0.0.1", free_port(), free_port()) for _ in range(3)]
-    servers = [ZooKeeperServer(tmp_path / str(index), members=members, index=index) for index in range(3)]
-    try:
-        for server in servers:
-            server.launch()
-        for server in servers:
-            server.wait()
+    with ensemble(tmp_path) as servers:
 
         async def promise(store: LedgerStore) -> None:
             one = await store.session(10)
@@ -189,20 +195,11 @@ def test_an_ensemble_goes_on_without_one_member_and_waits_without_two(tmp_path: 
             assert {"first", "second", "fourth"} <= set(await again.read(""))
 
         play(ZooKeeper(",".join(server.address for server in servers)).session, promise)
-    finally:
-        for server in servers:
-            server.stop()
 
 
 def test_a_server_that_lost_its_leader_extends_no_lease(tmp_path: Path) -> None:
     """It answers reads for some seconds more. The rest of the ensemble may elect a leader and end the session then."""
-    members = [("127.0.0.1", free_port(), free_port()) for _ in range(3)]
-    servers = [ZooKeeperServer(tmp_path / str(index), members=members, index=index) for index in range(3)]
-    try:
-        for server in servers:
-            server.launch()
-        for server in servers:
-            server.wait()
+    with ensemble(tmp_path) as servers:
         follower = next(server for server in servers if server.leads() is False)
 
         async def promise(store: LedgerStore) -> None:
@@ -221,9 +218,6 @@ def test_a_server_that_lost_its_leader_extends_no_lease(tmp_path: Path) -> None:
                     server.resume()
 
         play(ZooKeeper(follower.address).session, promise)
-    finally:
-        for server in servers:
-            server.stop()
 
 
 def test_with_a_user_the_metadata_is_closed_to_strangers(server: ZooKeeperServer) -> None:
