@@ -31,6 +31,7 @@ from service.wire.codec import (
 )
 from service.wire.messages import (
     FetchResponse,
+    MetadataResponse,
     OffsetCommitResponse,
     OffsetFetchResponse,
     ProduceResponse,
@@ -68,7 +69,10 @@ SHORT_BYTES = 4 * LONG_ANSWER
 """So short a request names at most LONG_ANSWER things."""
 
 COUNTED_ANSWERS = frozenset(
-    (ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_FETCH, ApiKey.TXN_OFFSET_COMMIT)
+    (
+        *(ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.METADATA),
+        *(ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_FETCH, ApiKey.TXN_OFFSET_COMMIT),
+    )
 )
 """Answers that are needed all the time. They are encoded at once unless they tell of very many partitions. If they come
 from the handler at once, they do not: the handlers make long ones in turns.
@@ -178,7 +182,7 @@ class BrokerDoor:
             return self._encoded(header, route, answer, began_s, size_bytes)
         if isinstance(answer, Held):
             return Held(self._held(session, header, route, answer.first, began_s, size_bytes))
-        if isinstance(answer, Signal):
+        if type(answer) is Signal:
             return self._encoded(header, route, answer, began_s, size_bytes)
         return self._later(session, header, route, answer, began_s, size_bytes)
 
@@ -228,7 +232,7 @@ class BrokerDoor:
         self, header: RequestHeader, route: BoundRoute, answer: Any, began_s: float, size_bytes: int
     ) -> Reply | Awaitable[Reply]:
         self._tally.answered(route.name, answer, self._now_s() - began_s)
-        if isinstance(answer, Signal):
+        if type(answer) is Signal:
             return answer
         if size_bytes <= route.short_bytes or (route.is_counted and not _is_long(answer)):
             return encode_response(header.api_key, header.api_version, answer)
@@ -263,7 +267,7 @@ def _told_of(answer: Any) -> Iterator[Sequence[Any]]:
             yield from (topic.partition_responses for topic in answer.responses)
         case FetchResponse():
             yield from (topic.partitions for topic in answer.responses)
-        case OffsetCommitResponse() | TxnOffsetCommitResponse():
+        case MetadataResponse() | OffsetCommitResponse() | TxnOffsetCommitResponse():
             yield from (topic.partitions for topic in answer.topics)
         case OffsetFetchResponse():
             yield answer.groups

@@ -161,9 +161,10 @@ def _named(
         else:
             name = asked.name or ""
             topic = image.topics.get(name)
-            invalid = check_topic_name(name) is not None
-            error = ErrorCode.INVALID_TOPIC_EXCEPTION if invalid else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if topic is None:
+            if name is not None and check_topic_name(name) is not None:
+                error = ErrorCode.INVALID_TOPIC_EXCEPTION
             internal = name is not None and name in INTERNAL_TOPICS
             unknown[name, asked.topic_id] = MetadataResponseTopic(error, name, asked.topic_id, internal)
         elif topic.name not in found:
