@@ -1,11 +1,13 @@
 """ListGroups, versions 0 to 5 (4: filtered by state, 5: filtered by type).
 
-Every coordinator on this broker is asked. While one of them is still reading its log, the whole list is refused.
+Every coordinator on this broker is asked. While one of them is still reading its log, the whole list is refused; and so
+it is while this broker has no session with the metadata store, and coordinates nothing that others don't take over.
 """
 
 from service.api.group_answers import Groups
 from service.broker.session import Session
 from service.broker.shard import CoordinatorLoading, DecisionFailed, NotCoordinator
+from service.cluster.metadata import ClusterMetadata
 from service.groups.commands import ListGroups, ListReply, NameGroups, NamesReply
 from service.turns import NAMED_A_TURN, in_turns, slices_in_turns
 from service.wire.codec import RequestHeader
@@ -16,7 +18,11 @@ LISTED_AT_ONCE = 1_000
 
 
 async def handle(
-    coordinators: Groups, session: Session, header: RequestHeader, request: ListGroupsRequest
+    coordinators: Groups,
+    metadata: ClusterMetadata,
+    session: Session,
+    header: RequestHeader,
+    request: ListGroupsRequest,
 ) -> ListGroupsResponse:
     states = {state.strip().lower() async for state in in_turns(request.states_filter, NAMED_A_TURN)}
     types = {kind.lower() async for kind in in_turns(request.types_filter, NAMED_A_TURN)}
@@ -37,4 +43,6 @@ async def handle(
             return ListGroupsResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         except DecisionFailed:
             return ListGroupsResponse(error_code=ErrorCode.UNKNOWN_SERVER_ERROR)
+    if not metadata.in_session:
+        return ListGroupsResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
     return ListGroupsResponse(groups=groups)

@@ -1,11 +1,13 @@
 """ListTransactions, versions 0 to 2 (1: open for longer than a time, 2: ids by pattern): the transactional ids that
-this broker coordinates.
+this broker coordinates. Without a session with the metadata store it coordinates nothing, and does not say so with an
+empty list: a transaction that no coordinator has open counts as one that hangs.
 """
 
 import asyncio
 
 from service.api.wire_codes import Transactions
 from service.broker.session import Session
+from service.cluster.metadata import ClusterMetadata
 from service.groups.regex import MATCHED_AT_ONCE, BoundedRegex, InvalidRegex
 from service.ports import Env
 from service.turns import NAMED_A_TURN, Turn, in_turns
@@ -24,8 +26,15 @@ STEPS_OF_A_LOOK = MATCHED_AT_ONCE // LOOKED_AT_ONCE
 
 
 async def handle(
-    transactions: Transactions, env: Env, session: Session, header: RequestHeader, request: ListTransactionsRequest
+    transactions: Transactions,
+    metadata: ClusterMetadata,
+    env: Env,
+    session: Session,
+    header: RequestHeader,
+    request: ListTransactionsRequest,
 ) -> ListTransactionsResponse:
+    if not metadata.in_session:
+        return ListTransactionsResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
     shards = list(transactions.shards())
     if not all(shard.loaded for shard in shards):
         return ListTransactionsResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)

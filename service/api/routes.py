@@ -109,7 +109,7 @@ HANDLED: dict[ApiKey, Row] = {
     ApiKey.LEAVE_GROUP: row(leave_group.handle, lambda b: (b.coordination.groups,), anybody),
     ApiKey.SYNC_GROUP: row(sync_group.handle, lambda b: (b.coordination.groups,), anybody),
     ApiKey.DESCRIBE_GROUPS: row(describe_groups.handle, lambda b: (b.coordination.groups,), anybody),
-    ApiKey.LIST_GROUPS: row(list_groups.handle, lambda b: (b.coordination.groups,), anybody),
+    ApiKey.LIST_GROUPS: row(list_groups.handle, lambda b: (b.coordination.groups, b.metadata), anybody),
     ApiKey.API_VERSIONS: row(api_versions.handle, lambda b: (b.metadata, b.offered), anybody),
     ApiKey.CREATE_TOPICS: row(create_topics.handle, lambda b: (b.metadata, b.config, b.env), anybody),
     ApiKey.DELETE_TOPICS: row(delete_topics.handle, lambda b: (b.metadata, b.config), anybody),
@@ -163,7 +163,9 @@ HANDLED: dict[ApiKey, Row] = {
     ApiKey.DESCRIBE_CLUSTER: row(describe_cluster.handle, lambda b: (b.metadata,), anybody),
     ApiKey.DESCRIBE_PRODUCERS: row(describe_producers.handle, lambda b: (b.partitions,), anybody),
     ApiKey.DESCRIBE_TRANSACTIONS: row(describe_transactions.handle, lambda b: (b.coordination.transactions,), anybody),
-    ApiKey.LIST_TRANSACTIONS: row(list_transactions.handle, lambda b: (b.coordination.transactions, b.env), anybody),
+    ApiKey.LIST_TRANSACTIONS: row(
+        list_transactions.handle, lambda b: (b.coordination.transactions, b.metadata, b.env), anybody
+    ),
     ApiKey.CONSUMER_GROUP_HEARTBEAT: row(
         consumer_group_heartbeat.handle, lambda b: (b.coordination.groups, b.env), anybody
     ),

@@ -199,7 +199,7 @@ def test_the_last_batch_of_an_active_producer_stays_without_its_records() -> Non
     assert again.producers.last == {7: 1}
 
 
-def test_the_last_batch_stays_so_that_whoever_copies_the_log_comes_to_its_end() -> None:
+def test_the_last_batch_stays_so_that_a_copy_of_the_log_comes_to_its_end() -> None:
     bench = Bench(MemoryDisk())
     bench.put((b"a", b"1"))
     bench.put((None, b"has no place"))

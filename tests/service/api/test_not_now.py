@@ -19,6 +19,7 @@ from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     AddOffsetsToTxnRequest,
     DescribeTransactionsRequest,
+    ListGroupsRequest,
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
@@ -196,6 +197,23 @@ def test_a_list_of_transactions_while_coordinators_load(tmp_path: Path) -> None:
     async def scene(stage: TxnStage) -> None:
         _load_again(stage, "__transaction_state")
         assert (await stage.ask(ListTransactionsRequest([], []))).error_code == LOADING
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_nothing_is_listed_by_a_broker_that_has_no_session(tmp_path: Path) -> None:
+    """An empty list would say that nobody has a transaction open, and what nobody has open may be ended by hand."""
+
+    async def scene(stage: TxnStage) -> None:
+        writer = Writer(stage, "pay")
+        await writer.init()
+        await writer.write("orders", "a")
+        stage.broker.metadata.broker_epoch = -1
+        _lose(stage, "__transaction_state")
+        _lose(stage, "__consumer_offsets")
+        unavailable = ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert (await stage.ask(ListTransactionsRequest([], []))).error_code == unavailable
+        assert (await stage.ask(ListGroupsRequest([], []))).error_code == unavailable
 
     on_txn_stage(tmp_path, scene)
 

@@ -44,6 +44,7 @@ class StageImage:
 @dataclass
 class StageMetadata:
     image: StageImage
+    in_session: bool = True
 
 
 @dataclass
