@@ -47,14 +47,20 @@ def durable_after_cut(log: PartitionLog, offset: int) -> int:
     return _cut_at(log, offset).kept_end
 
 
-async def distrust(log: PartitionLog, offset: int) -> None:
-    """Lower the checkpoints in the folder that say what was durable to `offset`. A caller that is going to cut the log
-    there does this first. Otherwise, after a crash in between, recovery would take the cut for damage.
+async def distrust(log: PartitionLog, durable: int, offset: int) -> None:
+    """A caller that is going to cut the log at `offset`, or to restart it there, does this first. It lowers the
+    checkpoints in the folder that say what was durable to `durable`: otherwise, after a crash in between, recovery
+    would take the cut for damage. It lowers the start, too, if that is above the cut: the log would go on from the old
+    start, with nothing below it. If the caller does not cut the log after all, the start must be kept again
+    (`removal.keep_start`).
     """
     for checkpoint in (CLEANED_OFFSET, GAPS_OFFSET):
-        if (read_offset(log.disk, log.folder, checkpoint) or 0) > offset:
-            await write_offset(log.disk, log.folder, checkpoint, offset)
+        if (read_offset(log.disk, log.folder, checkpoint) or 0) > durable:
+            await write_offset(log.disk, log.folder, checkpoint, durable)
             log.durability.gaps_left = log.end_offset  # what is left may have gaps: the next flush notes them again
+    if (read_offset(log.disk, log.folder, START_OFFSET) or 0) > offset:
+        await write_offset(log.disk, log.folder, START_OFFSET, offset)
+        log.durability.kept_start = offset
 
 
 def truncate_to(log: PartitionLog, offset: int) -> None:

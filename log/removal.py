@@ -34,6 +34,12 @@ async def _raise_start_offset(log: PartitionLog, offset: int) -> None:
         offset = min(offset, log.end_offset)  # the log may have been cut meanwhile
         if offset > log.start_offset:
             _start_at(log, offset)
+        await keep_start(log)
+
+
+async def keep_start(log: PartitionLog) -> None:
+    """Make the start offset durable. The caller holds `alone`."""
+    if not log.gone:
         log.make_folder()
         while log.durability.kept_start != log.start_offset:  # the log may be restarted meanwhile
             written = log.start_offset

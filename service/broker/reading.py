@@ -248,7 +248,7 @@ class Reading:
                 watermarks = partition.high_watermark, partition.last_stable_offset
                 diverging = epoch, end_offset
                 return PartitionRead(ErrorCode.NONE, *watermarks, log.start_offset, diverging=diverging)
-        if not log.start_offset <= offset <= log.end_offset:
+        if not log.start_offset <= offset <= log.end_offset or self._lacks_the_start(partition, wanted):
             partition.tally.failed_reads += 1
             if not partition.is_leading and offset > log.end_offset:
                 return PartitionRead(ErrorCode.OFFSET_NOT_AVAILABLE)  # this log ends before it, the leader's may not
@@ -310,6 +310,17 @@ class Reading:
         found.records = stored
         found.counts = max(stored.size, most) if cut_short else stored.size
         return found
+
+    def _lacks_the_start(self, partition: Partition, wanted: WantedPartition) -> bool:
+        """Whether a follower's log is empty and begins above this one: it would lack what is below, and must begin
+        where this log does. A log that may lead next had all of it, and retention has emptied it a little earlier than
+        this one.
+        """
+        if self.copier is None or not wanted.fetch_offset == wanted.log_start_offset > partition.log.start_offset:
+            return False
+        if not partition.is_leading:
+            return False
+        return self.copier.broker_id not in (*partition.replicas.isr, *partition.replicas.eligible)
 
     @staticmethod
     def _lacks_deletions(partition: Partition, copier: Copier) -> ErrorCode:

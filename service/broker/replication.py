@@ -22,7 +22,7 @@ from log.cutting import distrust, durable_after_cut
 from log.disk import DiskFault
 from log.ids import TopicPartition
 from log.partition_log import PartitionLog
-from log.removal import raise_start_offset
+from log.removal import keep_start, raise_start_offset
 from log.replica import cut_by_epoch
 from service.broker.fetch_sessions import LOOK_AROUND_MS
 from service.broker.housekeeper import Housekeeper
@@ -558,11 +558,13 @@ class Fetcher:
         )
         durable = durable_after_cut(log, offset)
         async with self._parts.housekeeper.distrusting(partition, durable), log.alone():
-            await distrust(log, durable)
+            await distrust(log, durable, offset)
             # Retention or the cleaner may have changed the segments meanwhile, so that a cut may restart the log now.
             # Then it is not what was prepared for: the next round asks again.
             if place.holds and durable_after_cut(log, offset) >= durable:
                 partition.cut(offset)
+            else:
+                await keep_start(log)
 
     async def _forget(self, place: FollowedPartition, forgotten_below: int) -> None:
         """What is copied now lacks deletions. So it is noted that this log lacks them, and if it is empty, its views
@@ -586,9 +588,11 @@ class Fetcher:
                 *(partition.topic_partition, offset, self._leader, log.end_offset),
             )
         async with self._parts.housekeeper.distrusting(partition, 0), log.alone():
-            await distrust(log, 0)
+            await distrust(log, 0, offset)
             if place.holds:
                 partition.start_over(offset)
+            else:
+                await keep_start(log)
 
     async def _flush(self) -> None:
         """Make durable what was copied. A flush that was begun in an earlier round is not waited for."""

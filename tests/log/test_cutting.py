@@ -7,9 +7,10 @@ import random
 import pytest
 
 from log.batch import read_header, split
+from log.checkpoints import START_OFFSET
 from log.config import LogConfig
 from log.cutting import distrust, durable_after_cut, restart_at, truncate_to
-from log.removal import raise_start_offset
+from log.removal import keep_start, raise_start_offset
 from log.time_search import max_timestamp
 from tests.log.building import base_offsets, contents, fill, open_log, stamped, unpack
 from tests.log.memory_disk import MemoryDisk
@@ -136,7 +137,7 @@ def test_what_is_cut_though_it_was_durable_with_gaps_is_not_taken_for_damage() -
         batch = stamped([b"x"], base_offset=7)
         log.append_after_gap(batch, read_header(batch), now_ms=0)
         await log.flush()
-        await distrust(log, 2)
+        await distrust(log, 2, 2)
         truncate_to(log, 2)
         fill(log, 1, leader_epoch=1)
         await log.flush()
@@ -146,3 +147,61 @@ def test_what_is_cut_though_it_was_durable_with_gaps_is_not_taken_for_damage() -
     log, _ = open_log(disk)
     assert base_offsets(log) == [0, 1, 2]
     assert not log.damage
+
+
+async def restarted_below_its_start(disk: MemoryDisk) -> None:
+    log, _ = open_log(disk)
+    fill(log, 15)
+    await raise_start_offset(log, 10)
+    await log.flush()
+    await distrust(log, 0, 4)
+    restart_at(log, 4)
+
+
+class Killed(Exception):
+    """The process dies here."""
+
+
+def test_a_log_that_dies_as_it_is_restarted_below_its_start_has_no_hole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was empty at its old start then, and went on from there without what its leader has below."""
+    disk = MemoryDisk()
+    unlink = disk.unlink
+
+    def dies(path: str) -> None:
+        if path.endswith(START_OFFSET):
+            raise Killed
+        unlink(path)
+
+    with monkeypatch.context() as planted:
+        planted.setattr(disk, "unlink", dies)
+        with pytest.raises(Killed):
+            asyncio.run(restarted_below_its_start(disk))
+    again, _ = open_log(disk)
+    assert (again.start_offset, again.end_offset) == (4, 4)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_power_cut_does_not_bring_back_the_start_above_a_restart(seed: int) -> None:
+    disk = MemoryDisk()
+    asyncio.run(restarted_below_its_start(disk))
+    disk.cut_power(random.Random(seed))
+    again, _ = open_log(disk)
+    assert again.start_offset == 4
+
+
+def test_a_log_that_is_not_cut_after_all_keeps_its_start() -> None:
+    disk = MemoryDisk()
+
+    async def scene() -> None:
+        log, _ = open_log(disk)
+        fill(log, 15)
+        await raise_start_offset(log, 10)
+        await log.flush()
+        await distrust(log, 0, 4)
+        async with log.alone():
+            await keep_start(log)
+
+    asyncio.run(scene())
+    disk.cut_power(random.Random(1))
+    again, _ = open_log(disk)
+    assert again.start_offset == 10

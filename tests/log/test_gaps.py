@@ -41,7 +41,7 @@ def test_what_is_flushed_after_a_cut_survives() -> None:
         put(log, 0, 5, 6, 7)
         await log.flush()
         trusted = durable_after_cut(log, 7)
-        await distrust(log, trusted)
+        await distrust(log, trusted, 7)
         truncate_to(log, 7)
         put(log, 7, 8, epoch=1)
         await log.flush()
@@ -82,7 +82,7 @@ async def copied_and_cut(disk: MemoryDisk, *, at: int, rolls: bool) -> Partition
     put(log, 20, 21, epoch=5)
     await log.flush()
     trusted = durable_after_cut(log, at)
-    await distrust(log, trusted)
+    await distrust(log, trusted, at)
     assert not opened(copy.deepcopy(disk), trusted).damage
     truncate_to(log, at)
     return log
@@ -139,7 +139,7 @@ def test_a_cut_whose_new_segment_finds_no_room_ends_the_log_before_the_gap(monke
         log = opened(disk)
         put(log, 0, 1, 2, 20)
         await log.flush()
-        await distrust(log, durable_after_cut(log, 20))
+        await distrust(log, durable_after_cut(log, 20), 20)
         with monkeypatch.context() as planted:
             planted.setattr(Segment, "create", full)
             with pytest.raises(DiskFault):

@@ -10,9 +10,11 @@ import pytest
 from log.batch import build_batch, read_header, restamp
 from log.cutting import restart_at
 from log.disk import DiskFault
+from log.identity import PARTITION_METADATA
 from log.ids import TopicPartition
 from log.partition_log import PartitionLog
 from log.removal import raise_start_offset
+from log.segment import segment_name
 from log.views import whole
 from service.broker import fetch_sessions, replication
 from service.broker.partition import Appended, Partition, PartitionLost
@@ -199,8 +201,8 @@ def test_a_cut_that_is_another_one_when_the_log_is_free_is_prepared_for_again(
     left_durable = iter((4,))
     prepared, cuts = [], []
 
-    async def distrust(log: PartitionLog, offset: int) -> None:
-        prepared.append(offset)
+    async def distrust(log: PartitionLog, durable: int, offset: int) -> None:
+        prepared.append(durable)
 
     def cut(partition: Partition, end_offset: int) -> None:
         cuts.append(prepared[-1])
@@ -275,6 +277,31 @@ def test_a_follower_that_holds_nothing_above_its_leaders_end_begins_where_that_b
         stage.broker(2).replication.follow(follower, stage.state(), fsync=False)
         await stage.in_sync(1, 2)
         await stage.alike(1, 2)
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
+
+
+def test_a_follower_that_is_empty_inside_its_leaders_log_begins_where_that_begins(tmp_path: Path) -> None:
+    """It went on from where it stood, and came in sync without what is below."""
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, min_insync_replicas="1")
+        for value in ("0", "1", "2"):
+            await stage.write(value)
+        await stage.in_sync(1, 2)
+        await stage.kill(2)
+        await stage.in_sync(1)
+        await stage.write("3")
+        folder = tmp_path / "2" / f"{TOPIC}-0"
+        for path in folder.iterdir():
+            if path.name != PARTITION_METADATA:
+                path.unlink()
+        (folder / segment_name(2)).touch()
+        await stage.start(2)
+        follower = stage.partition(2)
+        assert follower.log.start_offset == 2
+        await stage.in_sync(1, 2)
+        assert stored(follower) == stored(stage.partition(1))
 
     on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
 
