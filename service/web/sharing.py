@@ -94,7 +94,7 @@ class Queue:
         while self.wishes and len(taken) < MOST:
             wish = self.wishes[0]
             if wish.is_old(now_s):
-                self.wishes.popleft().refuse(Problem("not-now", "requests before it wait for the same brokers"))
+                self.wishes.popleft().refuse(_too_late())
                 continue
             size_bytes += wish.size_bytes
             if taken and size_bytes > GROUP_BYTES:
@@ -166,11 +166,11 @@ class Sharing:
         try:
             if len(wishes) == 1:
                 await self._write_alone(wishes[0])
-            elif (refusal := await self._write_together(needs, wishes)) is not None:
+            elif not await self._write_together(needs, wishes):
                 now_s = asyncio.get_running_loop().time()
                 for wish in wishes:
                     if wish.is_old(now_s):
-                        wish.refuse(refusal)
+                        wish.refuse(_too_late())
                     else:
                         self._gateway.env.tasks.spawn("write a request alone", self._write_alone(wish))
         finally:
@@ -188,13 +188,13 @@ class Sharing:
         else:
             wish.grant(answer)
 
-    async def _write_together(self, needs: frozenset[int], wishes: Sequence[Wish]) -> Problem | ClientFailure | None:
-        """None: all have their answers. Otherwise it is certain that nothing was written, and this is why."""
+    async def _write_together(self, needs: frozenset[int], wishes: Sequence[Wish]) -> bool:
+        """Whether all have their answers. If not, it is certain that nothing was written."""
         try:
             answers = await self._transact(needs, wishes)
         except BaseException as failure:
             if isinstance(failure, ClientFailure) or (isinstance(failure, Problem) and failure.outcome == "none"):
-                return failure
+                return False
             for wish in wishes:
                 wish.refuse(failure)
             if not isinstance(failure, Problem):
@@ -202,7 +202,7 @@ class Sharing:
         else:
             for wish, answer in zip(wishes, answers, strict=True):
                 wish.grant(answer)
-        return None
+        return True
 
     async def _transact(self, needs: frozenset[int], wishes: Sequence[Wish]) -> list[BatchOut]:
         records: dict[TopicPartition, list[NewRecord]] = {}
@@ -227,6 +227,10 @@ class Sharing:
         topic = self._gateway.topic(partition.topic)
         allowed = topic.config.get("max.message.bytes", self._gateway.config.message_max_bytes)
         return min(BATCH_BYTES, int(allowed) - HEADER_BYTES)
+
+
+def _too_late() -> Problem:
+    return Problem("not-now", "the brokers that it needs do not answer")
 
 
 def _gone() -> Problem:

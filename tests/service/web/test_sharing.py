@@ -256,6 +256,22 @@ def test_a_leader_that_never_answers_holds_up_only_what_needs_it(monkeypatch: py
     on_bench(monkeypatch, scene)
 
 
+def test_who_has_waited_for_long_is_not_given_the_refusal_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.failure = Problem("invalid-record")
+        asked = [bench.ask("a"), bench.ask("b")]
+        await bench.begun.get()
+        monkeypatch.setattr(service.web.sharing, "TIMEOUT_S", -1.0)
+        bench.gate.set()
+        for each in asked:
+            with pytest.raises(Problem) as told:
+                await each
+            assert (told.value.slug, told.value.outcome) == ("not-now", "none")
+        assert bench.written == ["2 together"]
+
+    on_bench(monkeypatch, scene)
+
+
 def test_requests_with_many_headers_share_with_fewer_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixty of these took a turn of 18 ms."""
 
