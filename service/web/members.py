@@ -131,6 +131,8 @@ class HttpMember:
     interval_s: float = 3.0
     beaten_s: float = 0.0
     is_gone: bool = False
+    said: int = 0
+    """How many polls have said how far the client has got. What an earlier poll would find, the last one gives."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by one poll or heartbeat at a time, because both change positions."""
 
@@ -425,6 +427,9 @@ async def _poll(
 ) -> list[Shown]:
     """`seen` is how far the client has got, if it says so: answers that it did not get are given once more."""
     loop = asyncio.get_running_loop()
+    if seen is not None:
+        member.said += 1
+    said = member.said
     while True:
         if member.is_gone:
             raise Problem("member-expired", "the member has left its group")
@@ -438,6 +443,8 @@ async def _poll(
             records, positions = await _read(gateway, member, lens, most, max_bytes, wait_ms)
             if request.transport is None:
                 raise client_gone()
+            if member.said != said:
+                raise Problem("not-now", "a later request says how far the client has got")
             for partition, offset in positions.items():
                 if partition in member.positions:  # else the member has left meanwhile
                     del member.positions[partition]  # other partitions come first next time

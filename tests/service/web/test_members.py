@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
 from typing import Any
 from unittest.mock import Mock
@@ -128,6 +129,34 @@ def test_an_answer_that_did_not_come_is_given_again(http: Http, topic: str) -> N
     assert http.post(f"{member}/offsets", {"commit_token": answer.json["commit_token"]}).status == 204
     assert http.get(f"/v1/groups/{topic}/lag").json["total"] == 0
     assert http.get(f"{member}/records?after=nonsense").status == 400
+    assert http.delete(member).status == 204
+
+
+def test_what_an_earlier_request_of_a_member_waits_for_is_given_to_the_last(http: Http, topic: str) -> None:
+    """A network that was cut hid that its client had given it up: it took a record that nobody got, and the next commit
+    went past it (make sim-web SEED=5693750032 at e84442b).
+    """
+    assert http.post("/v1/topics", {"name": topic, "partitions": 1}).status == 201
+    member = joined(http, topic, topic)
+    until(http, member, 1)
+    _, token = read(http, member, 0)
+    answers: dict[str, Any] = {}
+
+    def wait(name: str) -> threading.Thread:
+        def ask() -> None:
+            answers[name] = Http(http.url).get(f"{member}/records?wait_ms=10000&after={token}")
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        time.sleep(0.3)
+        return asking
+
+    asking = [wait("given up"), wait("last")]
+    asking[0].join(PATIENCE_S)
+    assert (answers["given up"].status, answers["given up"].json["retriable"]) == (503, True)
+    assert http.post(f"/v1/topics/{topic}/records", {"records": [{"value": 1}]}).status == 200
+    asking[1].join(PATIENCE_S)
+    assert [each["value"] for each in answers["last"].json["records"]] == [1]
     assert http.delete(member).status == 204
 
 
