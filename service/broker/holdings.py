@@ -149,7 +149,8 @@ class Holdings:
     def follow(self, delta: Delta) -> None:
         """Hold and serve what the metadata says now. Changes must come in the order of commits."""
         if delta.broker_configs:
-            self._take_dynamic_config(delta.new)
+            self.learn_settings(delta.new)
+            self._look_at_all(config_changed=True)
         names = dict.fromkeys(delta.topics)
         for name, index in delta.partitions:
             names[name] = None
@@ -333,7 +334,8 @@ class Holdings:
             return durability == "fsync"
         return min(config.min_insync_replicas, len(state.replicas)) < 2
 
-    def _take_dynamic_config(self, image: Image) -> None:
+    def learn_settings(self, image: Image) -> None:
+        """Take the settings that the metadata has for this broker. Its partitions are not told."""
         everywhere = image.broker_config("default").values
         own = image.broker_config(str(self._metadata.broker_id)).values
         problems = self._config.set_dynamic(everywhere, own)
@@ -341,4 +343,3 @@ class Holdings:
             logger.warning("%s", problem)
         if len(problems) > TOLD_AT_ONCE:
             logger.warning("and %d more settings of brokers that do nothing", len(problems) - TOLD_AT_ONCE)
-        self._look_at_all(config_changed=True)

@@ -29,6 +29,7 @@ from service.broker.replication import FetchingParts, Replication, address_of
 from service.broker.tally import LeadershipTally, RequestTally
 from service.broker.writing import WritingParts
 from service.cluster.duties import Duties
+from service.cluster.image import Image, difference
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.ports import Env
 from service.settings.broker import BrokerConfig, Endpoint
@@ -92,6 +93,7 @@ class Broker:
             *(env, config, self.metadata), lambda broker: address_of(broker, config.inter_broker_listener_name)
         )
         self._home = ""
+        self._opened = Image()
         self.bootstrap = ""
         self.ready = asyncio.Event()
 
@@ -110,7 +112,9 @@ class Broker:
         may_start(self.metadata)
         for folder in self.folders:
             await folder.headroom.begin()
-        await self.maker.open_all(self.metadata.image, self.metadata.broker_id)
+        self._opened = self.metadata.image
+        self.holdings.learn_settings(self._opened)
+        await self.maker.open_all(self._opened, self.metadata.broker_id)
 
     async def register(self, endpoints: Sequence[Endpoint]) -> None:
         """Join the cluster, and lead the partitions that the metadata gives this broker. Requests are answered from
@@ -120,6 +124,7 @@ class Broker:
         self.metadata.subscribe(self.holdings.follow)
         self.metadata.subscribe(self.leaderships.heard)
         self.metadata.subscribe(self.duties.heard)
+        self.holdings.follow(difference(self._opened, self.metadata.image))  # what changed while the logs were opened
         try:
             await self.metadata.register(
                 tuple(endpoints), rack=self.config.broker_rack, clean=self.maker.was_clean, home=self._home

@@ -18,8 +18,11 @@ from log.ids import TopicPartition
 from log.manifest import RECOVERY_POINTS
 from service.broker.acceptance import RefusedBatch
 from service.broker.holdings import Holdings
+from service.broker.opening import PartitionMaker
 from service.broker.partition import NOBODY, Appended, Following, Partition
-from service.cluster.image import Delta
+from service.cluster.image import Delta, Image
+from service.ports import RealClock
+from service.stores.memory import MemoryServer
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     AlterPartitionReassignmentsRequest,
@@ -29,11 +32,16 @@ from service.wire.messages import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsTopic,
+    DeleteTopicsRequest,
+    DeleteTopicState,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsRequestAlterableConfig,
+    IncrementalAlterConfigsRequestAlterConfigsResource,
     ReassignablePartition,
     ReassignableTopic,
 )
 from tests.service.api.admin_stage import Stage, on_stage
-from tests.service.broker.cluster_stage import TOPIC, TOPICS, ClusterStage, on_cluster_stage, until
+from tests.service.broker.cluster_stage import BROKERS, TOPIC, TOPICS, ClusterStage, on_cluster_stage, until
 from tests.service.broker.topic_stage import FSYNC, HERE, OS, delete, values, write
 
 
@@ -291,6 +299,60 @@ def test_a_topic_that_can_not_be_followed_takes_no_other_with_it(
         assert stage.broker(1).metadata.sessions_lost == 0
 
     on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
+
+
+def test_what_changes_while_a_broker_opens_its_logs_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long recovery, in which a topic is deleted. Its partitions stayed, and another topic of the name was not served
+    before the next restart.
+    """
+    open_all = PartitionMaker.open_all
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, min_insync_replicas="1")
+        await stage.write("old")
+        await stage.in_sync(1, 2)
+        await stage.stop(2)
+
+        async def meanwhile(maker: PartitionMaker, image: Image, node_id: int) -> None:
+            await open_all(maker, image, node_id)
+            await stage.wire(1).ask(DeleteTopicsRequest([DeleteTopicState(TOPIC)], timeout_ms=5000))
+            await until(lambda: not stage.holds(1))
+            await asyncio.sleep(0.2)  # the broker that opens its logs hears of it
+
+        with monkeypatch.context() as planted:
+            planted.setattr(PartitionMaker, "open_all", meanwhile)
+            await stage.start(2)
+        await until(lambda: not stage.holds(2) and not (tmp_path / "2" / f"{TOPIC}-0").exists())
+        await stage.create(1, 2, min_insync_replicas="1")
+        await stage.write("new")
+        await stage.in_sync(1, 2)
+        await stage.alike(1, 2)
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
+
+
+def test_settings_that_were_changed_while_a_broker_ran_hold_after_its_restart(tmp_path: Path) -> None:
+    """They came into force again only when another setting of a broker was changed."""
+    metadata = MemoryServer(RealClock())
+
+    async def first(stage: Stage) -> None:
+        await stage.create("orders")
+        changes = [
+            IncrementalAlterConfigsRequestAlterableConfig("log.cleaner.backoff.ms", 0, "12345"),
+            IncrementalAlterConfigsRequestAlterableConfig("log.segment.bytes", 0, "2000000"),
+        ]
+        resource = IncrementalAlterConfigsRequestAlterConfigsResource(BROKERS, "1", changes)
+        answer = await stage.ask(IncrementalAlterConfigsRequest([resource]))
+        assert answer.responses[0].error_code == 0
+
+    async def second(stage: Stage) -> None:
+        assert stage.broker.config.log_cleaner_backoff_ms == 12345
+        assert (await stage.served("orders")).log.config.segment_bytes == 2000000
+
+    on_stage(tmp_path, first, metadata=metadata)
+    on_stage(tmp_path, second, metadata=metadata)
 
 
 def test_a_broker_out_of_session_has_nothing_to_hand_over(tmp_path: Path) -> None:
