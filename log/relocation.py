@@ -169,9 +169,14 @@ class Relocation:
 
     def _teach_copy(self, now_ms: int) -> None:
         """The copy holds all batches of the log. Give it the log's epochs, and a snapshot of the log's views, at the
-        beginning of a new segment: a recovery of the copy goes on from there. All is durable with the next flush.
+        beginning of a new segment: a recovery of the copy goes on from there. A cut may go back behind that, so the
+        copy gets the log's oldest snapshot, too: the batches that are left do not tell all that the views knew. All is
+        durable with the next flush.
         """
         log, copy = self._log, self.copy
+        oldest = log.snapshots.oldest(log.views, epochs=log.epochs, from_offset=copy.segments[0].base_offset)
+        if oldest is not None and oldest.offset < copy.end_offset:
+            copy.snapshots.pending[oldest.offset] = oldest
         if copy.end_offset < log.end_offset:  # compaction has left a gap at the end
             copy.end_offset = log.end_offset
             copy.start_segment(now_ms)

@@ -179,6 +179,14 @@ class Snapshots:
             return pending
         return restore_newest(self._disk, self._folder, views, self.stored, epochs=epochs, end_offset=end_offset)
 
+    def oldest(self, views: Sequence[View], *, epochs: LeaderEpochs, from_offset: int) -> Snapshot | None:
+        """The oldest stored snapshot from that offset on that fits the log."""
+        for offset in self.stored:
+            snapshot = _read_if_right(self._disk, self._path(offset)) if views and offset >= from_offset else None
+            if snapshot is not None and _fits(snapshot, views, epochs):
+                return snapshot
+        return None
+
     async def store(self) -> None:
         for offset, snapshot in sorted(self.pending.items()):
             data = bytearray()

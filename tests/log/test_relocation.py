@@ -7,7 +7,7 @@ import pytest
 
 from log.compaction import find_work
 from log.control import ControlType
-from log.cutting import restart_at
+from log.cutting import restart_at, truncate_to
 from log.disk import DiskFault
 from log.ids import TopicId
 from log.relocation import FORMER, Relocation
@@ -216,6 +216,26 @@ def test_what_was_deleted_stays_deleted_although_compaction_has_removed_the_dele
         while not await bench.finish(relocation):
             pass
         assert b"a" not in table(committed_records(bench.log, bench.stable))
+
+    asyncio.run(run())
+
+
+def test_what_the_views_knew_of_removed_batches_is_known_after_a_cut_of_the_moved_log() -> None:
+    """Before the move there was a snapshot at the beginning of each segment, from which a cut could go on."""
+
+    async def run() -> None:
+        bench = Moving()
+        bench.put((b"a", b"1"), producer=7)
+        for count in range(30):
+            bench.put((b"k%d" % count, bytes(50)))
+        await bench.log.flush()
+        await remove_oldest(bench.log, lambda: 2)
+        known, end_offset = dict(bench.producers.last), bench.log.end_offset
+        bench.put((b"b", b"2"), producer=8)
+        assert await bench.finish(bench.begin())
+        truncate_to(bench.log, end_offset)
+        assert bench.producers.last == known
+        assert set(known) == {7}
 
     asyncio.run(run())
 
