@@ -506,7 +506,7 @@ class ProducerStates:
         return gone, looked
 
     def _forget_early(self, coordinator_epoch: int) -> None:
-        """Remember this of a producer that is forgotten. If another coordinator is refused for it, that one goes on in
+        """Keep the epoch of a producer that is forgotten. A coordinator that is refused for the sake of it goes on in
         a later epoch. So the epoch must be one that it can reach, whatever a forged marker named.
         """
         self._forgotten_epoch = max(self._forgotten_epoch, min(coordinator_epoch, LAST_EPOCH_TO_JUMP_TO))

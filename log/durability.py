@@ -2,7 +2,7 @@
 
 What always holds: `flushed_offset` moves only after every byte below it, the names of its files and of its folder are
 durable. A flush first syncs the folder, then the sealed segments with their indexes, then the active one. Then it
-stores epochs and snapshots, which save the next recovery work. Only then it moves `flushed_offset`. Operations that
+stores epochs and snapshots, so that the next recovery reads less. Only then it moves `flushed_offset`. Operations that
 change files and wait for the disk exclude each other (`alone`).
 """
 

@@ -34,8 +34,8 @@ class Follower:
     leader_end_offset: int = NO_OFFSET
     """Where the leader's log ended at the last fetch."""
     began: tuple[int, int] | None = None
-    """In which life the follower, with an empty log, began to copy the leader's, and that log's `times_forgotten` then.
-    None: it has not under this leader, or it has held all that is committed since.
+    """Set when the follower begins with an empty log: the epoch of its broker, and the leader's `times_forgotten` then.
+    None: it has not begun so under this leader, or it has held all that is committed since.
     """
     advanced_ms: int = 0
     """When the follower last showed to hold more than before."""

@@ -328,9 +328,9 @@ class Reading:
         rest of the log it would keep for good what that deleted, and a transaction without its marker would never end.
         So it must start over (R15).
 
-        It lacks none if it began with an empty log after they had left. Nor if it may lead next: then it holds all that
-        is committed, and deletions that left were. That is so of the life of its broker that is registered, so a later
-        life waits until its registration is seen here.
+        A follower that began with an empty log after they had left lacks none. One that may lead next lacks none
+        either: it holds all that is committed, and only committed deletions leave. That is known of the registered life
+        of its broker, so a later life waits until its registration is seen here.
         """
         if not partition.is_leading or copier.broker_id not in partition.replicas.followers:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER

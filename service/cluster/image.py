@@ -77,8 +77,8 @@ class PartitionState(NamedTuple):
     replica in sync can (R14).
     """
     last_known: tuple[int, ...] = ()
-    """Replicas that were eligible or in sync after the last time that enough were in sync, and that may have lost some
-    of what was committed.
+    """Replicas that were in sync or eligible since too few are in sync, and are neither now: they may lack some of what
+    was committed.
     """
 
 
