@@ -23,11 +23,13 @@ class Decider:
     query: str = ""  # the id of the streaming query, which is its checkpoint's
     run: str = ""  # that of its run: another one after each start
     reads: str = ""  # which offsets the batch reads, in short
+    rows: int | None = None  # how many the batch has
     app: str = ""  # batch writes: txnAppId
     topic: str = ""  # batch writes: the option
+    batch: int | None = None  # batch writes: which one of the query they are part of
 
     def __str__(self) -> str:
-        return json.dumps({name: value for name, value in asdict(self).items() if value})
+        return json.dumps({name: value for name, value in asdict(self).items() if value not in ("", None)})
 
     @classmethod
     def read(cls, text: str) -> Decider | None:
@@ -68,7 +70,7 @@ def digest_of_offsets(checkpoint: str | None, batch: int) -> str:
 def conflict(mine: Decider, token: int, last_token: int, last: Decider | None, before: Decider | None) -> str | None:
     """Why a decision that was found made is not this batch's own; None: it is, as far as can be known."""
     if mine.app:
-        return _conflict_of_apps(mine, last)
+        return _conflict_of_apps(mine, token, last_token, last)
     if last_token > token:
         return (
             f"a later batch, {last_token}, is decided: the checkpoint was rewound, or another query has the same root"
@@ -79,18 +81,45 @@ def conflict(mine: Decider, token: int, last_token: int, last: Decider | None, b
         return f"it was decided by another one, {last.described()}"
     if last.run == mine.run:
         return None  # the answer was lost
-    if last.reads and mine.reads and last.reads != mine.reads:
-        return f"it was decided by {last.described()}, which read other offsets: the checkpoint was copied or rewound"
+    if last.reads and mine.reads:
+        if last.reads != mine.reads:
+            return (
+                f"it was decided by {last.described()}, which read other offsets: the checkpoint was copied or rewound"
+            )
+    elif problem := _other_rows(mine, last):
+        return problem
     if before is not None and before.run == mine.run:
         return f"it was decided by {last.described()}, while this run was under way: the checkpoint was copied"
     return None
 
 
-def _conflict_of_apps(mine: Decider, last: Decider | None) -> str | None:
-    """A version that the same application wrote is written once; that is no conflict."""
+def _other_rows(mine: Decider, last: Decider) -> str | None:
+    """A batch that runs again has the rows that it had. One that was planned anew, after a backup of the checkpoint was
+    restored, has more: those that came since. Versions before this one left no count.
+    """
+    if mine.rows is None or last.rows is None or mine.rows == last.rows:
+        return None
+    return (
+        f"it was decided by {last.described()}, with {last.rows} rows, and has {mine.rows} now: the checkpoint was"
+        " copied or rewound, or the query gives other rows each time"
+    )
+
+
+def _conflict_of_apps(mine: Decider, token: int, last_token: int, last: Decider | None) -> str | None:
+    """A version that the same application wrote is written once; that is no conflict. But a query that writes versions
+    comes back to the last one only.
+    """
     if last is None:
         return None
     another_query = mine.query and last.query and mine.query != last.query
     if (last.app, last.topic) != (mine.app, mine.topic) or another_query:
         return f"it was decided by another one, {last.described()}"
-    return None
+    if not mine.query:
+        return None
+    if last_token > token:
+        if last.query and last.batch is not None and last.batch == mine.batch:
+            return None  # one batch writes several versions
+        return f"a later version, {last_token}, is decided by {last.described()}: the checkpoint was rewound"
+    if mine.run and last.run == mine.run:
+        return None  # the answer was lost
+    return _other_rows(mine, last)

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from random import randrange
@@ -117,8 +118,10 @@ class Written(WriterCommitMessage):
     skipped: bool = False  # because the token is decided
     slow: bool = False  # a column of arrays held NULLs, and Spark measured it after every row
     topics: Mapping[str, TopicFacts] = field(default_factory=dict)  # as this task saw them
-    query: str = ""  # the streaming query that it is part of, and its run: the driver's side isn't told
+    # The streaming query that it is part of, its run and its batch: the driver's side isn't told.
+    query: str = ""
     run: str = ""
+    batch: int | None = None
 
 
 class StreamSink(SentToWorkers, DataSourceStreamArrowWriter):
@@ -224,24 +227,34 @@ def write(
     known = connected(options.client).topics_of(task.stageId())
     known.update(topics)
     share = _Share(options, branch, known)
-    query = task.getLocalProperty(QUERY_ID) or ""
-    written = Written(root, token, None, query=query, run=(task.getLocalProperty(RUN_ID) or "") if query else "")
+    given = _Counted(iterator)
+    written = _of_query(Written(root, token, None), task)
     try:
-        rows = share.write(iterator)
-        if not rows:
+        share.write(given)
+        if not given.rows:
             return written
         slow = share.null_arrays and not (task.getLocalProperty(SIZING) or "").startswith(SIZING_OFF)
-        return replace(written, branch=branch.seal(), rows=rows, slow=slow, topics=share.topics)
+        return replace(written, branch=branch.seal(), rows=given.rows, slow=slow, topics=share.topics)
     except BranchFenced:
         if last_decided(client, root) < token:
             raise
-        return replace(written, skipped=True)
+        # To the end: Spark keeps the state of aggregations and joins only when their rows were all taken.
+        deque(given, maxlen=0)
+        return replace(written, rows=given.rows, skipped=True)
     except BaseException:
         if share.opened:
             branch.give_up()
         raise
     finally:
         spare_collections()
+
+
+def _of_query(written: Written, task: TaskContext) -> Written:
+    query = task.getLocalProperty(QUERY_ID)
+    if not query:
+        return written
+    batch = task.getLocalProperty(BATCH_ID)
+    return replace(written, query=query, run=task.getLocalProperty(RUN_ID) or "", batch=int(batch) if batch else None)
 
 
 def commit(options: SinkOptions, root: str | None, token: int, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -278,10 +291,19 @@ def check_all_saw_the_same(written: Collection[Written]) -> None:
 
 
 def _decider(options: SinkOptions, token: int, written: Collection[Written]) -> Decider:
-    query, run = next(((one.query, one.run) for one in written if one.query), ("", ""))
+    query, run, batch = next(((one.query, one.run, one.batch) for one in written if one.query), ("", "", None))
+    me = Decider(query=query, run=run, rows=sum(one.rows for one in written))
     if options.app is not None:
-        return Decider(query=query, app=name_of_app(options.app), topic=options.topic or "")
-    return Decider(query=query, run=run, reads=digest_of_offsets(options.checkpoint, token))
+        return replace(me, run=_own_run(run), app=name_of_app(options.app), topic=options.topic or "", batch=batch)
+    return replace(me, reads=digest_of_offsets(options.checkpoint, token))
+
+
+def _own_run(group: str) -> str:
+    """The run, unless the function of foreachBatch gave its jobs another group: that may be the same in all runs."""
+    try:
+        return str(UUID(group))
+    except ValueError:
+        return ""
 
 
 def check_is_ours(options: SinkOptions, root: str, token: int, me: Decider, answer: EndBranchesResponse) -> None:
@@ -331,6 +353,19 @@ def warn_of_slow_arrays() -> None:
     )  # fmt: skip
 
 
+class _Counted:
+    """The rows that Spark gives to one task, and how many they were so far."""
+
+    def __init__(self, iterator: Iterator[pa.RecordBatch]) -> None:
+        self.rows = 0
+        self._iterator = iterator
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for batch in self._iterator:
+            self.rows += batch.num_rows
+            yield batch
+
+
 class _Share:
     """The rows of one task on their way into its branch."""
 
@@ -346,13 +381,11 @@ class _Share:
         self._encoder: Encoder | None = None
         self._enough_bytes = CHUNK_BYTES
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> int:
-        """Send all rows and return their number. Some may not be acknowledged yet then."""
-        rows = 0
+    def write(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Send all rows. Some may not be acknowledged yet then."""
         waiting: list[pa.RecordBatch] = []
         waiting_bytes = 0
-        for batch in _of_bounded_size(iterator):
-            rows += batch.num_rows
+        for batch in _of_bounded_size(batches):
             waiting.append(batch)
             waiting_bytes += batch.nbytes
             if waiting_bytes >= self._enough_bytes:
@@ -360,7 +393,6 @@ class _Share:
                 waiting, waiting_bytes = [], 0
         if waiting:
             self._send(waiting)
-        return rows
 
     def _send(self, waiting: list[pa.RecordBatch]) -> None:
         now_ms = int(time() * 1000)
@@ -404,11 +436,11 @@ class _Share:
         return self._encoder
 
 
-def _of_bounded_size(iterator: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _of_bounded_size(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The batches in pieces of limited size. Spark's limit on bytes can be turned off, and its limit on rows allows
     gigabytes, even in a few rows.
     """
-    for batch in iterator:
+    for batch in batches:
         if batch.num_rows:
             yield from _halved(batch)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
+from uuid import uuid4
 
 import pyarrow as pa
 import pytest
@@ -42,18 +43,21 @@ def topic(topics: Topics) -> str:
 def run(bootstrap: str, topic: str, name: str, tmp_path: Path) -> Run:
     """One batch of a stream, as Spark runs it: the offsets are noted, a task writes a row, and the driver commits."""
 
-    def run(batch: int, row: str, *, query: str, run: str, reads: str = "", more: dict[str, str] | None = None) -> None:
+    def run(
+        batch: int, *rows: str, query: str, run: str, reads: str | None = "", more: dict[str, str] | None = None
+    ) -> None:
         offsets = tmp_path / query / "offsets"
         offsets.mkdir(parents=True, exist_ok=True)
-        (offsets / str(batch)).write_text(reads or row)
+        if reads is not None:  # None: the checkpoint is where the driver's Python can't read it
+            (offsets / str(batch)).write_text(reads or " ".join(rows))
         given = {
             "kafka.bootstrap.servers": bootstrap, "topic": topic, "root": name,
             "checkpointLocation": f"file://{tmp_path / query}", **(more or {}),
         }  # fmt: skip
         options = read_sink_options(given, streaming=True)
         properties = {"sql.streaming.queryId": query, "spark.jobGroup.id": run}
-        rows = iter([pa.record_batch({"value": [row]})])
-        written = sink.write(options, name, batch, cast(TaskContext, Task(**properties)), rows)
+        batches = iter([pa.record_batch({"value": rows})])
+        written = sink.write(options, name, batch, cast(TaskContext, Task(**properties)), batches)
         sink.commit(options, name, batch, [written])
 
     return run
@@ -113,6 +117,29 @@ def test_a_copied_checkpoint_that_went_its_own_way_fails_in_its_first_batch(run:
         run(0, "b", query="q", run="copy", reads="offsets 0 to 12")
 
 
+def test_a_restored_checkpoint_that_can_not_be_read_is_told_by_the_number_of_rows(
+    run: Run, bootstrap: str, topic: str
+) -> None:
+    """The backup is one batch old, and the batch takes also what has come since."""
+    run(0, "a", query="q", run="first", reads=None)
+    run(1, "b", query="q", run="first", reads=None)
+    run(1, "b", query="q", run="second", reads=None)  # a crash
+    with pytest.raises(sink.DecidedByAnother, match="with 1 rows, and has 2 now: the checkpoint was copied or rewound"):
+        run(1, "b", "lost?", query="q", run="restored", reads=None)
+    run(2, query="q", run="second", reads=None)
+    with pytest.raises(sink.DecidedByAnother, match="with 0 rows, and has 1 now"):
+        run(2, "lost?", query="q", run="restored", reads=None)
+    assert values(bootstrap, topic) == ["a", "b"]
+
+
+def test_a_batch_with_chance_in_it_is_known_by_its_offsets_whatever_its_rows_are(
+    run: Run, bootstrap: str, topic: str
+) -> None:
+    run(0, "a", query="q", run="first", reads="offsets 0 to 10")
+    run(0, "a", "b", query="q", run="second", reads="offsets 0 to 10")
+    assert values(bootstrap, topic) == ["a"]
+
+
 def test_who_asks_for_it_goes_on_without_the_rows_and_is_told(
     run: Run, caplog: pytest.LogCaptureFixture, bootstrap: str, topic: str
 ) -> None:
@@ -133,8 +160,17 @@ def test_a_decision_of_before_that_names_nobody_is_taken_for_the_same_batch_with
     run(1, "b", query="q", run="first")
 
 
+def test_a_decision_of_before_that_left_no_count_is_taken_for_the_same_batch(
+    run: Run, client: Client, name: str, bootstrap: str, topic: str
+) -> None:
+    decide(client, name, 0, (), str(Decider(query="q", run="first")))
+    run(0, "a", query="q", run="second", reads=None)
+    run(1, "b", query="q", run="second", reads=None)
+    assert values(bootstrap, topic) == ["b"]
+
+
 def test_a_name_that_is_written_in_another_way_is_nobodys() -> None:
-    me = Decider(query="q", run="r", reads="0")
+    me = Decider(query="q", run="r", reads="0", rows=0)
     assert Decider.read(str(me)) == me
     assert [Decider.read(text) for text in ("", "spark", "[]", '{"later": 1}')] == [None] * 4
 
@@ -144,20 +180,23 @@ def test_a_name_that_is_written_in_another_way_is_nobodys() -> None:
 
 def write_version(
     bootstrap: str,
-    row: str,
+    row: str | list[str],
     app: str,
     version: int,
     topic: str | None = None,
     column: str = "",
     query: str = "",
     root: str | None = None,
+    run: str = "",
+    batch: int = 0,
 ) -> None:
     given = {"kafka.bootstrap.servers": bootstrap, "txnAppId": app, "txnVersion": str(version)}
     options = read_sink_options(given | ({"topic": topic} if topic else {}), streaming=False)
     schema = VALUE if topic else StructType().add("value", "string").add("topic", "string")
     writer = sink.BatchSink(options, schema)
-    columns = {"value": [row]} | ({} if topic else {"topic": [column]})
-    properties = {"sql.streaming.queryId": query} if query else {}
+    columns = {"value": [row] if isinstance(row, str) else row} | ({} if topic else {"topic": [column]})
+    of_query = {"sql.streaming.queryId": query, "streaming.sql.batchId": str(batch), "spark.jobGroup.id": run}
+    properties = of_query if query else {}
     rows = iter([pa.record_batch(columns)])
     root = writer._root = root or writer._root
     writer.commit([sink.write(options, root, version, cast(TaskContext, Task(**properties)), rows)])
@@ -198,3 +237,32 @@ def test_another_query_that_writes_the_versions_of_an_application_fails(bootstra
     with pytest.raises(sink.DecidedByAnother, match=f"txnAppId '{name}'.* in query q"):
         write_version(bootstrap, "lost?", name, 0, topic=topic, query="other")
     assert values(bootstrap, topic) == ["a"]
+
+
+def test_a_query_whose_checkpoint_was_restored_from_a_backup_fails_before_rows_of_foreach_batch_are_dropped(
+    bootstrap: str, topic: str, name: str
+) -> None:
+    def each(batch: int, *rows: str, run: str) -> None:
+        write_version(bootstrap, list(rows), name, batch, topic=topic, query="q", batch=batch, run=run)
+
+    first, second, restored = (str(uuid4()) for _ in range(3))
+    for batch, row in enumerate("abc"):
+        each(batch, row, run=first)
+    each(2, "c", run=second)  # a crash
+    with pytest.raises(sink.DecidedByAnother, match=r"a later version, 2, is decided by txnAppId .* was rewound"):
+        each(1, "b", "lost?", run=restored)
+    with pytest.raises(sink.DecidedByAnother, match="with 1 rows, and has 2 now"):
+        each(2, "c", "lost?", run=restored)
+    for run in (second, "a group of its own"):
+        each(3, "d", run=run)
+        with pytest.raises(sink.DecidedByAnother, match="with 1 rows, and has 2 now"):
+            each(3, "d", "lost?", run=restored if run == second else run)
+    assert values(bootstrap, topic) == ["a", "b", "c", "d"]
+
+
+def test_a_batch_that_writes_several_versions_may_run_again(bootstrap: str, topic: str, name: str) -> None:
+    for run, batch in ((str(uuid4()), 0), (str(uuid4()), 0), (str(uuid4()), 1)):
+        for part in (0, 1):
+            row = f"{batch}-{part}"
+            write_version(bootstrap, row, name, 2 * batch + part, topic=topic, query="q", batch=batch, run=run)
+    assert values(bootstrap, topic) == ["0-0", "0-1", "1-0", "1-1"]

@@ -56,8 +56,8 @@ class Stream:
         file.write_text("\n".join(rows) + "\n")
         os.utime(file, (number, number))  # Spark reads the oldest first
 
-    def lines(self) -> DataFrame:
-        return self._spark.readStream.format("text").option("maxFilesPerTrigger", "1").load(str(self._input))
+    def lines(self, files: int = 1) -> DataFrame:
+        return self._spark.readStream.format("text").option("maxFilesPerTrigger", str(files)).load(str(self._input))
 
     def run(self, frame: DataFrame | None = None, **options: str) -> None:
         """Until everything is read."""
@@ -276,6 +276,86 @@ def test_a_second_query_with_the_same_root_fails_instead_of_dropping_its_rows(
     stream.add("b")
     stream.run(topic=topic, root=name)
     assert values(bootstrap, topic) == ["a", "b", "lost?"]
+
+
+def test_a_checkpoint_restored_from_a_backup_fails_instead_of_dropping_what_has_come_since(
+    stream: Stream, spark: SparkSession, write: Write, bootstrap: str, topics: Topics, name: str, tmp_path: Path
+) -> None:
+    """Spark plans the batch anew then, wider than it was. Where Python can't read the checkpoint: the conf names it."""
+    topic, versions = topics.create(), topics.create()
+    spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path / "of the conf"))
+
+    def to_topic() -> None:
+        writer = stream.lines(files=2).writeStream.format("oncelog").option("topic", topic).queryName("backed-up")
+        query = writer.option("kafka.bootstrap.servers", bootstrap).trigger(availableNow=True).start()
+        assert query.awaitTermination(SECONDS_PER_QUERY)
+
+    def each(frame: DataFrame, batch: int) -> None:
+        write(frame, topic=versions, txnAppId=name, txnVersion=str(batch))
+
+    def by_versions() -> None:
+        stream.finish(stream.lines(files=2).writeStream.foreachBatch(each))
+
+    try:
+        for row in ("a", "b", "c"):
+            stream.add(row)
+            if row == "c":  # "b" and "c" are one batch now
+                shutil.rmtree(tmp_path / "of the conf")
+                shutil.rmtree(stream.checkpoint)
+                shutil.copytree(tmp_path / "backup" / "conf", tmp_path / "of the conf")
+                shutil.copytree(tmp_path / "backup" / "versions", stream.checkpoint)
+                for run in (to_topic, by_versions):
+                    with pytest.raises(PySparkException, match="with 1 rows, and has 2 now: the checkpoint was copied"):
+                        run()
+                break
+            to_topic()
+            by_versions()
+            if row == "a":
+                shutil.copytree(tmp_path / "of the conf", tmp_path / "backup" / "conf")
+                shutil.copytree(stream.checkpoint, tmp_path / "backup" / "versions")
+    finally:
+        spark.conf.unset("spark.sql.streaming.checkpointLocation")
+    assert values(bootstrap, topic) == values(bootstrap, versions) == ["a", "b"]
+
+
+@pytest.mark.parametrize("versions", [False, True])
+def test_a_stateful_batch_that_spark_runs_again_keeps_its_state(
+    stream: Stream, spark: SparkSession, write: Write, bootstrap: str, topics: Topics, name: str, versions: bool
+) -> None:
+    """With more rows than Spark hands over at once: the state of a task is kept when all its rows were taken."""
+    topic = topics.create(PARTITIONS)
+    rows = 30_000
+
+    def each(frame: DataFrame, batch: int) -> None:
+        write(frame, topic=topic, txnAppId=name, txnVersion=str(batch))
+
+    def run() -> None:
+        ids = stream.lines().selectExpr(f"explode(sequence(1, {rows})) n", "value").selectExpr("concat(value, n) id")
+        once = ids.dropDuplicates(["id"]).selectExpr("rpad(id, 1000, '.') value")
+        if versions:
+            stream.finish(once.writeStream.foreachBatch(each))
+        else:
+            stream.run(once, topic=topic)
+
+    confs = {
+        "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
+        "spark.sql.streaming.stateStore.providerClass": (
+            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+        ),
+    }
+    for key, value in confs.items():
+        spark.conf.set(key, value)
+    try:
+        stream.add("a")
+        run()
+        stream.forget_the_last_commit()
+        run()
+        stream.add("a", "b")
+        run()
+    finally:
+        for key in confs:
+            spark.conf.unset(key)
+    assert len(values(bootstrap, topic)) == 2 * rows
 
 
 def test_a_stream_in_complete_mode_writes_the_whole_result_of_each_batch(

@@ -239,8 +239,8 @@ def write(bootstrap: str, topics: Topics) -> Iterator[Callable[..., sink.Written
     """One attempt of one task."""
     options = read_sink_options({"kafka.bootstrap.servers": bootstrap, "topic": topics.create()}, streaming=True)
 
-    def write(root: str, token: int, batch: pa.RecordBatch, task: Task | None = None) -> sink.Written:
-        return sink.write(options, root, token, cast(TaskContext, task or Task()), iter([batch]))
+    def write(root: str, token: int, *batches: pa.RecordBatch, task: Task | None = None) -> sink.Written:
+        return sink.write(options, root, token, cast(TaskContext, task or Task()), iter(batches))
 
     yield write
     sink.connected(options.client).client.close()
@@ -254,6 +254,17 @@ def test_a_task_of_a_batch_that_is_decided_is_skipped(
     late = write(name, 5, rows)
     assert late.skipped and late.branch is None
     assert write(name, 6, rows).branch is not None
+
+
+def test_a_task_that_is_skipped_takes_all_its_rows(
+    client: Client, write: Callable[..., sink.Written], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark keeps the state of an aggregation or a join when the last of its rows was taken."""
+    monkeypatch.setattr(sink, "CHUNK_BYTES", 1)
+    rows = [pa.record_batch({"value": [text] * 3}) for text in "abc"]
+    assert decide_over(client, name, 5, *filter(None, [write(name, 5, *rows).branch]))
+    late = write(name, 5, *rows)
+    assert late.skipped and late.rows == 9
 
 
 def test_a_task_without_rows_opens_no_branch(write: Callable[..., sink.Written], name: str) -> None:
@@ -314,7 +325,7 @@ def test_null_arrays_are_reported_as_slow_unless_spark_does_not_measure_them(
     assert write(name, 1, nulls).slow
     assert write(name, 1, pa.record_batch({"value": ["a", "b"], "not written": pa.array([[1], None])})).slow
     assert not write(name, 1, none).slow
-    assert not write(name, 1, nulls, sizing_off).slow
+    assert not write(name, 1, nulls, task=sizing_off).slow
 
 
 def test_the_warning_of_slow_arrays_names_the_line_to_set_and_comes_once(
