@@ -120,8 +120,10 @@ class Branch:
     def send(self, batches: Iterable[RecordBatch]) -> None:
         """Append. Returns before the batches are acknowledged, and waits for earlier ones when too many aren't."""
         for wave in _waves(batches):
+            # For all of it first: while room is made, whatever is unacknowledged may be sent again.
             for batch in wave:
                 self._make_room(batch)
+            for batch in wave:
                 self._unacknowledged.setdefault(batch.target.place, deque()).append(batch)
             try:
                 for node, share in self._requests(wave):

@@ -17,7 +17,15 @@ from pyspark.sql.types import StructType
 
 from service.wire.messages import EndBranchesRequest, EndTxnRequest, InitProducerIdRequest, ProduceRequest
 from spark_sink import sink
-from spark_sink.branch import Branch, BranchFenced, abandon, await_visible, decide, last_decided
+from spark_sink.branch import (
+    UNANSWERED_PER_PARTITION,
+    Branch,
+    BranchFenced,
+    abandon,
+    await_visible,
+    decide,
+    last_decided,
+)
 from spark_sink.client import Client
 from spark_sink.encode import Encoder, RecordBatch, Rows, Target
 from spark_sink.errors import BrokerError, OncelogError, OptionError
@@ -212,6 +220,21 @@ def test_many_partitions_and_many_batches_of_each_go_in_order(
     writing.branch.send([batch for number in range(60) for batch in writing.batches(number)])
     assert decide_over(client, name, 1, writing.branch.seal())
     assert values(bootstrap, topic) == texts(range(60))
+
+
+def test_a_connection_that_is_lost_while_room_is_made_for_a_batch_costs_nothing(
+    client: Client, bootstrap: str, topics: Topics, name: str
+) -> None:
+    """The first of two batches waits for the second, whose partition has as many unanswered as may be."""
+    topic = topics.create(PARTITIONS)
+    writing = Writing(client, topic, name, 1)
+    for number in range(UNANSWERED_PER_PARTITION):
+        writing.send(PARTITIONS * number + 1)
+    client.close()  # every connection, with the answers under way
+    writing.send(0, PARTITIONS * UNANSWERED_PER_PARTITION + 1)
+    assert decide_over(client, name, 1, writing.branch.seal())
+    written = [0, *(PARTITIONS * number + 1 for number in range(UNANSWERED_PER_PARTITION + 1))]
+    assert values(bootstrap, topic) == [f"{number:04}" for number in written]
 
 
 class Task:
