@@ -338,11 +338,17 @@ def await_visible(client: Client, root: str, branches: Collection[NamedBranch]) 
     writes and then counts expects no less. The decision stands, whether this is quick or not."""
     request = DescribeTransactionsRequest(transactional_ids=tuple(branch.transactional_id for branch in branches))
     deadline = monotonic() + VISIBLE_SECONDS
+
+    def marked() -> bool:
+        told = client.ask(client.coordinator(TRANSACTION, root), request, DescribeTransactionsResponse)
+        for one in told.transaction_states:
+            if one.error_code != ErrorCode.transactional_id_not_found:  # it is done, and was forgotten
+                check(one.error_code, f"asking whether {one.transactional_id} is visible")
+        return all(one.transaction_state != DECIDED_BUT_NOT_MARKED for one in told.transaction_states)
+
     try:
-        while monotonic() < deadline:
-            node = client.coordinator(TRANSACTION, root)
-            told = client.ask(node, request, DescribeTransactionsResponse).transaction_states
-            if all(one.transaction_state != DECIDED_BUT_NOT_MARKED for one in told):
+        while (left := deadline - monotonic()) > 0:
+            if client.retrying(marked, patience_seconds=left):
                 return
             sleep(VISIBLE_POLL_SECONDS)
     except OncelogError as error:

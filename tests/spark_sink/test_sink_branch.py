@@ -7,11 +7,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import cast
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from kio.schema.describe_transactions.v0 import DescribeTransactionsRequest, DescribeTransactionsResponse
+from kio.schema.describe_transactions.v0.response import TransactionState
+from kio.schema.errors import ErrorCode
+from kio.schema.types import ProducerId, TransactionalId
+from kio.static.primitive import TZAware, i16
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
@@ -26,7 +32,7 @@ from spark_sink.branch import (
     decide,
     last_decided,
 )
-from spark_sink.client import Client
+from spark_sink.client import Client, milliseconds
 from spark_sink.encode import Encoder, RecordBatch, Rows, Target
 from spark_sink.errors import BrokerError, OncelogError, OptionError
 from spark_sink.messages import NamedBranch
@@ -204,6 +210,33 @@ def test_what_is_given_up_or_abandoned_is_never_seen_and_the_token_can_be_used_a
     assert decide_over(client, name, 1, again.branch.seal())
     abandon(client, name, 1)  # can't undo what is decided
     assert values(bootstrap, topic) == texts(range(10))
+
+
+def test_a_coordinator_that_does_not_know_yet_is_asked_again_before_a_decision_counts_as_visible(
+    client: Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    branch = NamedBranch(transactional_id=TransactionalId(f"{name}::1/a"))
+    told = [
+        (ErrorCode.not_coordinator, ""), (ErrorCode.coordinator_load_in_progress, ""),
+        (ErrorCode.none, "PrepareCommit"), (ErrorCode.transactional_id_not_found, ""),
+        (ErrorCode.none, "not asked for any more"),
+    ]  # fmt: skip
+
+    began = TZAware.parse(datetime(2020, 1, 1, tzinfo=UTC))
+
+    def ask(node: int, request: DescribeTransactionsRequest, answer: type) -> DescribeTransactionsResponse:
+        code, state = told.pop(0)
+        described = TransactionState(
+            error_code=code, transactional_id=branch.transactional_id, transaction_state=state,
+            transaction_timeout=milliseconds(0), transaction_start_time=began, producer_id=ProducerId(-1),
+            producer_epoch=i16(-1), topics=(),
+        )  # fmt: skip
+        return DescribeTransactionsResponse(throttle_time=milliseconds(0), transaction_states=(described,))
+
+    monkeypatch.setattr(client, "coordinator", lambda kind, key: 0)
+    monkeypatch.setattr(client, "ask", ask)
+    await_visible(client, name, [branch])
+    assert len(told) == 1
 
 
 def test_a_timeout_the_broker_does_not_take_names_the_option(client: Client, name: str) -> None:
