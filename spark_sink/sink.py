@@ -259,6 +259,10 @@ def _of_query(written: Written, task: TaskContext) -> Written:
 
 def commit(options: SinkOptions, root: str | None, token: int, messages: Sequence[WriterCommitMessage | None]) -> None:
     written = [one for one in messages if isinstance(one, Written)]
+    if missing := len(messages) - len(written):
+        raise OncelogError(
+            f"{missing} of {len(messages)} tasks left no word of what they wrote; nothing was decided now"
+        )
     if root is None:
         return  # no task ran, so nothing was written
     client = connected(options.client).client

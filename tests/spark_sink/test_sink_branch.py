@@ -391,7 +391,7 @@ def test_the_warning_of_slow_arrays_names_the_line_to_set_and_comes_once(
     options = read_sink_options({"kafka.bootstrap.servers": bootstrap, "topic": "t"}, streaming=True)
     sink.warn_of_slow_arrays.cache_clear()
     for token in (3, 4):
-        sink.commit(options, name, token, [replace(write(name, token, rows), slow=True), None])
+        sink.commit(options, name, token, [replace(write(name, token, rows), slow=True)])
     sink.connected(options.client).client.close()
     (slow_arrays,) = [record.getMessage() for record in caplog.records]
     assert 'spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", "2147483647")' in slow_arrays
@@ -405,4 +405,15 @@ def test_a_decision_that_was_forgotten_is_not_made_again_without_what_was_skippe
     with pytest.raises(OncelogError, match="forgot"):
         sink.commit(options, name, 1, [wrote, sink.Written(name, 1, None, skipped=True)])
     sink.connected(options.client).client.close()
+    assert last_decided(client, name) == -1
+
+
+@pytest.mark.parametrize("also", [0, 1])
+def test_a_batch_of_whose_tasks_one_left_no_message_is_not_decided(
+    client: Client, write: Callable[..., sink.Written], name: str, bootstrap: str, also: int
+) -> None:
+    options = read_sink_options({"kafka.bootstrap.servers": bootstrap, "topic": "t"}, streaming=True)
+    wrote = [write(name, 1, pa.record_batch({"value": ["a"]})) for _ in range(also)]
+    with pytest.raises(OncelogError, match=f"1 of {also + 1} tasks left no word"):
+        sink.commit(options, name if also else None, 1, [*wrote, None])
     assert last_decided(client, name) == -1
