@@ -324,7 +324,7 @@ def test_a_stateful_batch_that_spark_runs_again_keeps_its_state(
 ) -> None:
     """With more rows than Spark hands over at once: the state of a task is kept when all its rows were taken."""
     topic = topics.create(PARTITIONS)
-    rows = 30_000
+    rows = 40_000
 
     def each(frame: DataFrame, batch: int) -> None:
         write(frame, topic=topic, txnAppId=name, txnVersion=str(batch))
@@ -338,11 +338,13 @@ def test_a_stateful_batch_that_spark_runs_again_keeps_its_state(
             stream.run(once, topic=topic)
 
     confs = {
+        "spark.sql.shuffle.partitions": "1",
         "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
         "spark.sql.streaming.stateStore.providerClass": (
             "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
         ),
     }
+    before = {key: spark.conf.get(key) for key in confs}
     for key, value in confs.items():
         spark.conf.set(key, value)
     try:
@@ -353,8 +355,8 @@ def test_a_stateful_batch_that_spark_runs_again_keeps_its_state(
         stream.add("a", "b")
         run()
     finally:
-        for key in confs:
-            spark.conf.unset(key)
+        for key, default in before.items():
+            spark.conf.set(key, str(default))
     assert len(values(bootstrap, topic)) == 2 * rows
 
 
