@@ -27,6 +27,7 @@ class Decider:
     app: str = ""  # batch writes: txnAppId
     topic: str = ""  # batch writes: the option
     batch: int | None = None  # batch writes: which one of the query they are part of
+    write: str = ""  # batch writes: this one, not another in the same batch
 
     def __str__(self) -> str:
         return json.dumps({name: value for name, value in asdict(self).items() if value not in ("", None)})
@@ -121,5 +122,7 @@ def _conflict_of_apps(mine: Decider, token: int, last_token: int, last: Decider 
             return None  # one batch writes several versions
         return f"a later version, {last_token}, is decided by {last.described()}: the checkpoint was rewound"
     if mine.run and last.run == mine.run:
-        return None  # the answer was lost
+        if last.write in ("", mine.write):
+            return None  # the answer was lost
+        return f"it was decided by another write of the same batch, {last.described()}"
     return _other_rows(mine, last)

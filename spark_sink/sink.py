@@ -161,6 +161,7 @@ class BatchSink(SentToWorkers, DataSourceArrowWriter):
         self._options = options
         self._root = options.root or str(uuid4())
         self._token = options.token or 0
+        self._id = uuid4().hex
         self._topics = check_target(options, schema)
         if options.app is not None and self._root == f"{options.app}/":
             self._check_former_root(options.app)
@@ -190,7 +191,7 @@ class BatchSink(SentToWorkers, DataSourceArrowWriter):
         return write(self._options, self._root, self._token, task, iterator, self._topics)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        commit(self._options, self._root, self._token, messages)
+        commit(self._options, self._root, self._token, messages, self._id)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         client = connected(self._options.client).client
@@ -257,7 +258,13 @@ def _of_query(written: Written, task: TaskContext) -> Written:
     return replace(written, query=query, run=task.getLocalProperty(RUN_ID) or "", batch=int(batch) if batch else None)
 
 
-def commit(options: SinkOptions, root: str | None, token: int, messages: Sequence[WriterCommitMessage | None]) -> None:
+def commit(
+    options: SinkOptions,
+    root: str | None,
+    token: int,
+    messages: Sequence[WriterCommitMessage | None],
+    write_id: str = "",
+) -> None:
     written = [one for one in messages if isinstance(one, Written)]
     if missing := len(messages) - len(written):
         raise OncelogError(
@@ -270,7 +277,7 @@ def commit(options: SinkOptions, root: str | None, token: int, messages: Sequenc
         raise OncelogError(f"the brokers forgot that {token} of {root!r} was decided; nothing was decided now")
     branches = [one.branch for one in written if one.branch is not None]
     check_all_saw_the_same(written)
-    me = _decider(options, token, written)
+    me = _decider(options, token, written, write_id)
     answer = decide(client, root, token, branches, str(me))
     if not answer.decided_now:
         check_is_ours(options, root, token, me, answer)
@@ -294,11 +301,12 @@ def check_all_saw_the_same(written: Collection[Written]) -> None:
                 )
 
 
-def _decider(options: SinkOptions, token: int, written: Collection[Written]) -> Decider:
+def _decider(options: SinkOptions, token: int, written: Collection[Written], write_id: str) -> Decider:
     query, run, batch = next(((one.query, one.run, one.batch) for one in written if one.query), ("", "", None))
     me = Decider(query=query, run=run, rows=sum(one.rows for one in written))
     if options.app is not None:
-        return replace(me, run=_own_run(run), app=name_of_app(options.app), topic=options.topic or "", batch=batch)
+        app, topic = name_of_app(options.app), options.topic or ""
+        return replace(me, run=_own_run(run), app=app, topic=topic, batch=batch, write=write_id)
     return replace(me, reads=digest_of_offsets(options.checkpoint, token))
 
 

@@ -13,9 +13,9 @@ from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 from spark_sink import sink
-from spark_sink.branch import decide, last_decided
+from spark_sink.branch import decide, last_decided, last_decision
 from spark_sink.client import Client
-from spark_sink.decider import Decider
+from spark_sink.decider import Decider, name_of_app
 from spark_sink.errors import OptionError
 from spark_sink.sink_options import read_sink_options
 from tests.clients.topics import Topics
@@ -266,3 +266,35 @@ def test_a_batch_that_writes_several_versions_may_run_again(bootstrap: str, topi
             row = f"{batch}-{part}"
             write_version(bootstrap, row, name, 2 * batch + part, topic=topic, query="q", batch=batch, run=run)
     assert values(bootstrap, topic) == ["0-0", "0-1", "1-0", "1-1"]
+
+
+def test_a_second_write_of_a_batch_to_the_same_topic_fails_instead_of_dropping_its_rows(
+    bootstrap: str, topic: str, name: str
+) -> None:
+    first, second = str(uuid4()), str(uuid4())
+    write_version(bootstrap, "good", name, 0, topic=topic, query="q", run=first)
+    with pytest.raises(sink.DecidedByAnother, match=r"another write of the same batch.* give it a txnAppId"):
+        write_version(bootstrap, "bad", name, 0, topic=topic, query="q", run=first)
+    write_version(bootstrap, "good", name, 0, topic=topic, query="q", run=second)
+    write_version(bootstrap, "bad", f"{name}-bad", 0, topic=topic, query="q", run=second)
+    assert values(bootstrap, topic) == ["bad", "good"]
+
+
+def test_a_write_whose_answer_was_lost_is_no_second_one(bootstrap: str, topic: str, name: str) -> None:
+    given = {"kafka.bootstrap.servers": bootstrap, "topic": topic, "txnAppId": name, "txnVersion": "0"}
+    writer = sink.BatchSink(read_sink_options(given, streaming=False), VALUE)
+    of_query = {"sql.streaming.queryId": "q", "streaming.sql.batchId": "0", "spark.jobGroup.id": str(uuid4())}
+    task = cast(TaskContext, Task(**of_query))
+    written = sink.write(writer._options, writer._root, 0, task, iter([pa.record_batch({"value": ["a"]})]))
+    for _ in range(2):
+        writer.commit([written])
+    assert values(bootstrap, topic) == ["a"]
+
+
+def test_the_longest_name_of_a_decider_is_remembered(client: Client, name: str) -> None:
+    longest = Decider(
+        query=str(uuid4()), run=str(uuid4()), rows=10**18, app=name_of_app("a" * 498), topic="t" * 249, batch=10**18,
+        write=uuid4().hex,
+    )  # fmt: skip
+    decide(client, name, 0, (), str(longest))
+    assert Decider.read(last_decision(client, name).decided_by) == longest
