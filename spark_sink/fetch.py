@@ -27,8 +27,9 @@ logger = logging.getLogger(__name__)
 # How many bytes a record may take, as long as nothing is known: a small range shall not fetch what lies behind it.
 FIRST_GUESS_BYTES = 1024
 SMALLEST_FETCH_BYTES = 64 << 10
-# A broker that lags behind may still tell of a topic that was deleted. After so long none does.
-ANOTHER_TOPIC_SECONDS = 5.0
+# A broker that lags behind may still tell of a topic that was deleted, or of the end of a log that it leads no more.
+# After so long it is believed.
+LAGGING_SECONDS = 5.0
 
 GONE = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id)
 
@@ -116,6 +117,7 @@ class _Fetcher:
         self._record_bytes = float(FIRST_GUESS_BYTES)
         self._ahead: tuple[int, Pending[FetchResponse]] | None = None
         self._another_since: float | None = None
+        self._short_since: float | None = None
 
     def ask(self, position: int) -> None:
         """Send for what is at `position`. If that can't be sent, `chunk` finds out."""
@@ -130,7 +132,10 @@ class _Fetcher:
         name = f"{self._range.topic}-{self._range.partition}"
         check(answer.error_code, f"reading {name}")
         part = answer.responses[0].partitions[0]
+        if part.error_code == ErrorCode.offset_out_of_range and not self._options.fail_on_data_loss:
+            self._look_again(position)
         check(part.error_code, f"reading {name} at offset {position}")
+        self._short_since = None
         if not part.records:
             raise NotYetReadable(
                 f"{name} has nothing readable at offset {position}, and should be read to {self._range.end}; its last "
@@ -138,6 +143,15 @@ class _Fetcher:
                 high_watermark=part.high_watermark,
             )
         return part
+
+    def _look_again(self, position: int) -> None:
+        """What a log has lost at its end is passed over for good. So not at the word of one that leads it no more."""
+        part = (self._range.topic, self._range.partition)
+        begin = edges(self._client, [part], Edge.EARLIEST, committed=self._options.committed)[part]
+        now = monotonic()
+        self._short_since = self._short_since or now
+        if begin <= position and now - self._short_since < LAGGING_SECONDS:
+            raise NotYetReadable(f"{part[0]}-{part[1]} ends before offset {position}", high_watermark=-1)
 
     def learn(self, size_bytes: int, offsets: int) -> None:
         self._record_bytes = size_bytes / offsets
@@ -172,4 +186,4 @@ class _Fetcher:
         now = monotonic()
         self._another_since = self._another_since or now
         problem = f"topic {self._range.topic!r} was deleted and made anew"
-        raise TopicMadeAnew(problem, retriable=now - self._another_since < ANOTHER_TOPIC_SECONDS)
+        raise TopicMadeAnew(problem, retriable=now - self._another_since < LAGGING_SECONDS)

@@ -29,7 +29,7 @@ from pyspark.sql.types import (
 
 from spark_sink.client import NO_ID, Client, client_of
 from spark_sink.errors import OncelogError, OptionError, SchemaError, TopicGone
-from spark_sink.fetch import ANOTHER_TOPIC_SECONDS, read_range, report_loss
+from spark_sink.fetch import LAGGING_SECONDS, read_range, report_loss
 from spark_sink.log_offsets import assigned, check_exist, edges, ends, publish, starts
 from spark_sink.offsets import (
     INITIAL,
@@ -144,6 +144,7 @@ class OncelogStreamReader(SentToWorkers, DataSourceStreamReader, SupportsTrigger
         self._ids: Ids = {}
         self._given_up: set[TopicPartition] = set()  # they are gone, and were waited for
         self._others_since: float | None = None  # when topics were first seen that were made anew
+        self._shorter_since: float | None = None  # when logs were first seen that had lost their end
         self._looked_at = float("-inf")
         self._latest: Offsets = {}
         self._taken: Offsets = {}
@@ -277,23 +278,36 @@ class OncelogStreamReader(SentToWorkers, DataSourceStreamReader, SupportsTrigger
             raise TopicGone(
                 ", ".join(f"{_name(part)} was read up to offset {before[part]} and is gone" for part in gone)
             )
-        if others and not self._options.fail_on_data_loss:
-            now = time.monotonic()
-            self._others_since = self._others_since or now
-            if now - self._others_since < min(ANOTHER_TOPIC_SECONDS, self._options.client.patience_seconds):
-                self._looked_at = float("-inf")
-                raise TopicGone("another topic is in the place of " + ", ".join(sorted({topic for topic, _ in others})))
-        self._others_since = None
+        if not others:
+            self._others_since = None
+        elif not self._options.fail_on_data_loss:
+            self._others_since = self._others_since or time.monotonic()
+            what = "another topic is in the place of " + ", ".join(sorted({topic for topic, _ in others}))
+            self._look_again(self._others_since, what)
+
+    def _look_again(self, since: float, what: str) -> None:
+        """Loss that may be passed over is not believed at the word of a broker that lags behind."""
+        if time.monotonic() - since < min(LAGGING_SECONDS, self._options.client.patience_seconds):
+            self._looked_at = float("-inf")
+            raise TopicGone(what)
 
     def _begins_of_lost(self, before: Offsets, others: set[TopicPartition], known: Ids, latest: Offsets) -> Offsets:
         """Where to go on if records that were to be read are gone: at the first record of a topic that was made again,
         or at the end of one that was cut. An error unless loss is allowed.
         """
-        shorter = {part for part in before.keys() & latest.keys() - others if latest[part] < before[part]}
+        shorter = {
+            part: f"{_name(part)} was read up to offset {before[part]} and ends at {latest[part]} now"
+            for part in sorted(before.keys() & latest.keys() - others)
+            if latest[part] < before[part]
+        }
+        if not shorter:
+            self._shorter_since = None
+        elif not self._options.fail_on_data_loss:
+            self._shorter_since = self._shorter_since or time.monotonic()
+            self._look_again(self._shorter_since, ", ".join(shorter.values()))
         for part in sorted(others):
             report_loss(self._options, f"{_name(part)} was read up to offset {before[part]}, and was made anew")
-        for part in sorted(shorter):
-            what = f"{_name(part)} was read up to offset {before[part]} and ends at {latest[part]} now"
+        for part, what in shorter.items():
             report_loss(self._options, what if part[0] in known else f"{what}: it was made anew")
         anew = others & latest.keys() | {part for part in shorter if part[0] not in known}
         client = client_of(self._options.client)

@@ -19,12 +19,14 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from spark_sink import fetch as source_fetch
 from spark_sink import source
 from spark_sink.client import Client
 from spark_sink.decode import Decoder
 from spark_sink.errors import CorruptBatch, DataLost, OptionError
-from spark_sink.fetch import NotYetReadable
-from spark_sink.log_offsets import assigned
+from spark_sink.fetch import NotYetReadable, _Fetcher
+from spark_sink.log_offsets import assigned, edges
+from spark_sink.options import Edge
 from spark_sink.source import OncelogReader, OncelogStreamReader
 from tests.clients.topics import Topics
 from tests.peers.process import BrokerProcess
@@ -34,6 +36,7 @@ from tests.spark_sink.test_client import fetch
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 Row = dict[str, Any]
+Part = tuple[str, int]
 
 
 class Source:
@@ -563,6 +566,43 @@ def test_a_topic_that_lost_its_end_is_an_error_or_goes_on_at_its_end(remade: Rem
     assert end[remade.topic] == {"0": 10}
     assert remade.query(lax=True).rows_between(beyond, end) == []
     assert remade.query(lax=True).stream().latestOffset(end)[remade.topic] == {"0": 10}
+
+
+def test_an_end_that_one_answer_puts_too_low_is_not_believed(remade: Remade, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that leads the log no more, and doesn't know it yet."""
+    stale = [6, 6]
+
+    def with_stale(client: Client, parts: Iterable[Part], edge: Edge, *, committed: bool) -> dict[Part, int]:
+        found = edges(client, parts, edge, committed=committed)
+        if edge is Edge.LATEST and stale:
+            found |= dict.fromkeys(found, stale.pop())
+        return found
+
+    monkeypatch.setattr(source, "edges", with_stale)
+    query = remade.query(lax=True, patience_ms=20_000)
+    assert query.stream().latestOffset(remade.end) == remade.end
+    assert not stale
+
+
+def test_a_range_that_one_answer_puts_beyond_the_end_is_read_all_the_same(
+    remade: Remade, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true = _Fetcher._send
+    beyond = [99, 99]
+    monkeypatch.setattr(_Fetcher, "_send", lambda self, position: true(self, beyond.pop() if beyond else position))
+    query = remade.query(lax=True, patience_ms=20_000)
+    assert values(query.rows_between(remade.begin, remade.end)) == numbers(0, 10)
+    assert not beyond
+
+
+def test_a_log_that_lost_its_end_after_a_batch_was_planned_is_waited_for_and_passed_over(
+    remade: Remade, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_fetch, "LAGGING_SECONDS", 0.3)
+    beyond = [remade.end | {remade.topic: {"0": end}} for end in (20, 30)]
+    with pytest.raises(DataLost, match=f"{remade.topic}-0 should be read from offset 20 to 30, but ends before"):
+        remade.query().rows_between(*beyond)
+    assert remade.query(lax=True, patience_ms=20_000).rows_between(*beyond) == []
 
 
 def test_a_checkpoint_of_an_earlier_version_is_read_with_a_warning_and_names_its_topics_from_then_on(
