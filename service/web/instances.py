@@ -3,8 +3,9 @@ assigned partitions by hand, and are read by their name.
 
 What always holds: an instance lives at the broker that coordinates its group. Its position moves only with an answer
 that shows the records before that position. It reads nothing that its group has given to another member. It commits on
-its own only what it has shown to a client that has sent another request since. An instance that is lost with its broker
-is made again under its name; it takes its place in the group at once, and goes on where the group is.
+its own only what it has shown to a client that has sent another request since, and only if the partition has been its
+own ever since. An instance that is lost with its broker is made again under its name; it takes its place in the group
+at once, and goes on where the group is.
 """
 
 from __future__ import annotations
@@ -130,6 +131,20 @@ class Instance(HttpMember):
         """The instance's member id and epoch in its group."""
         return (self.member_id, self.epoch) if self.is_subscribed else ("", -1)
 
+    def lose(self, partitions: Iterable[TopicPartition]) -> None:
+        for each in partitions:
+            for known in (self.positions, self.shown, self.uncommitted):
+                known.pop(each, None)
+
+    def holds(self, partition: TopicPartition) -> bool:
+        """Whether the instance reads from there, and knows where it stands."""
+        return self.positions.get(partition, SOMEWHERE) != SOMEWHERE
+
+    def is_committed(self, offsets: Mapping[TopicPartition, int]) -> None:
+        for each, offset in offsets.items():
+            if self.uncommitted.get(each) == offset:
+                del self.uncommitted[each]
+
     def move(self, positions: Mapping[TopicPartition, int]) -> None:
         for partition, offset in positions.items():
             self.positions.pop(partition, None)  # other partitions come first next time
@@ -224,7 +239,9 @@ class Instances(Members):
         await self._commit_itself(instance)
         async with instance.turn:
             instance.is_assigned = True
-            instance.positions = {each: instance.positions.get(each, SOMEWHERE) for each in partitions}
+            positions = {each: instance.positions.get(each, SOMEWHERE) for each in partitions}
+            instance.lose(instance.positions.keys() - positions)
+            instance.positions = positions
 
     async def unsubscribe(self, instance: Instance) -> None:
         await self._commit_itself(instance)
@@ -232,8 +249,7 @@ class Instances(Members):
             await self.depart(instance)
             instance.join.topics, instance.pattern, instance.epoch = [], "", 0
             instance.is_assigned = False
-            for each in (instance.positions, instance.shown, instance.uncommitted):
-                each.clear()
+            instance.lose(list(instance.positions))
             self._keep(instance, 0)
 
     async def beat(self, member: HttpMember) -> None:
@@ -331,12 +347,19 @@ class Instances(Members):
         async with instance.turn:
             await self._begin(instance)
             for partition in await answer.take(wait_ms):
-                instance.positions[partition] = await self._reset(instance, partition)
+                left = instance.positions.get(partition)
+                offset = await self._reset(instance, partition)
+                if instance.positions.get(partition) == left:  # else the client has sent the instance elsewhere
+                    instance.lose([partition])
+                    instance.positions[partition] = offset
 
     # -- commits
 
     async def commit(self, instance: Instance, offsets: Mapping[TopicPartition, tuple[int, str | None]]) -> None:
-        """Commit these offsets. The group refuses them if it has removed the instance meanwhile."""
+        """Commit these offsets. They are refused if the group has removed the instance meanwhile, or has taken away a
+        partition that it was reading: another member may have gone on there.
+        """
+        held = {each for each in offsets if instance.holds(each)}
         for tries_left in reversed(range(COMMIT_TRIES)):
             try:
                 await commit_by(self._gateway, instance.group, instance.who, None, offsets)
@@ -344,6 +367,8 @@ class Instances(Members):
                 if problem.error != ErrorCode.STALE_MEMBER_EPOCH or not tries_left:
                     raise
                 await self.beat(instance)  # the group has moved on, and still has this member
+                if not all(map(instance.holds, held)):
+                    raise
             else:
                 return
 
@@ -351,7 +376,7 @@ class Instances(Members):
         """Commit all that was shown."""
         offsets = {each: (offset, None) for each, offset in instance.positions.items() if offset != SOMEWHERE}
         await self.commit(instance, offsets)
-        instance.uncommitted.clear()
+        instance.is_committed({each: offset for each, (offset, _) in offsets.items()})
 
     async def _commit_itself(self, instance: Instance) -> None:
         """Commit without being asked. An error is not told to the client; the next attempt comes later."""
@@ -372,9 +397,7 @@ class Instances(Members):
         except (Problem, ClientFailure) as failure:
             logger.info("consumer instance %s of group %s: %s", instance.member_id, instance.group, failure)
             return
-        for each, offset in ready.items():
-            if instance.uncommitted.get(each) == offset:
-                del instance.uncommitted[each]
+        instance.is_committed(ready)
 
 
 class RecordsAnswer:

@@ -140,6 +140,11 @@ class HttpMember:
     def assignment(self) -> list[Assigned]:
         return [Assigned(*each) for each in sorted(self.positions)]
 
+    def lose(self, partitions: Iterable[TopicPartition]) -> None:
+        """Forget all that was true of these partitions while they were the member's. Others move the group on there."""
+        for each in partitions:
+            self.positions.pop(each, None)
+
     def go_back(self, seen: list[Place]) -> None:
         """The client has got answers up to these positions, and of other partitions nothing."""
         known = {TopicPartition(topic, index): offset for topic, index, offset in seen}
@@ -244,7 +249,7 @@ class Members:
         answer = await self._gateway.ask_coordinator(GROUPS, member.group, request)
         if answer.error_code in REJOIN and not joins:
             member.epoch = 0
-            member.positions.clear()
+            member.lose(list(member.positions))
             return True
         if answer.error_code:
             raise of_error(answer.error_code, answer.error_message)
@@ -264,8 +269,7 @@ class Members:
         changed = given.keys() != member.positions.keys()
         if lost := [each for each in member.positions if each not in given]:
             await self.give_up(member, lost)
-        for each in lost:
-            del member.positions[each]
+            member.lose(lost)
         fresh = [each for each in given if each not in member.positions]
         if fresh:
             begun = await self.starts(member, fresh)

@@ -6,7 +6,7 @@ import asyncio
 import math
 import threading
 import time
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 from uuid import UUID
 
@@ -15,10 +15,11 @@ import pytest
 from log.ids import TopicPartition
 from service.web import members
 from service.web.fetching import Lens, Piece
-from service.web.instances import Instances
+from service.web.instances import Instance, Instances
 from service.web.members import HttpMember, Join
 from service.web.problems import Problem
 from service.wire.error_codes import ErrorCode
+from service.wire.messages import OffsetCommitRequest
 from tests.batches import data
 from tests.service.web.kit import PATIENCE_S, Http, ask_and_go
 
@@ -189,6 +190,76 @@ def test_a_topic_that_was_made_while_the_heartbeat_was_under_way_is_read(monkeyp
     monkeypatch.setattr(of_broker, "starts", starts)
     assert asyncio.run(of_broker._beat_once(member))
     assert member.positions == {TopicPartition("new", 0): 0, TopicPartition("new", 1): 0}
+
+
+class Coordinator:
+    """A gateway that answers heartbeats with these assignments of the topic `t`, and sees every commit."""
+
+    def __init__(self, *assigned: list[int] | ErrorCode) -> None:
+        self.assigned = list(assigned)
+        self.committed: list[dict[int, int]] = []
+        self.refusals: list[ErrorCode] = []
+        self.image = Mock(topic_names={UUID(int=7): "t"}, topics={"t": Mock(id=UUID(int=7))})
+        self.topic = self.image.topics.get
+
+    async def ask_coordinator(self, _: Any, __: str, request: Any) -> Any:
+        if isinstance(request, OffsetCommitRequest):
+            (topic,) = request.topics
+            self.committed.append({each.partition_index: each.committed_offset for each in topic.partitions})
+            code = self.refusals.pop(0) if self.refusals else ErrorCode.NONE
+            return Mock(topics=[Mock(partitions=[Mock(error_code=code)])])
+        given = self.assigned.pop(0) if self.assigned else None
+        if isinstance(given, ErrorCode):
+            return Mock(error_code=given)
+        assigned = None if given is None else Mock(topic_partitions=[Mock(topic_id=UUID(int=7), partitions=given)])
+        return Mock(error_code=0, member_epoch=1, heartbeat_interval_ms=3000, assignment=assigned)
+
+
+def instance_of(coordinator: Coordinator, positions: dict[int, int]) -> tuple[Instances, Instance]:
+    """An instance that has shown its client everything before these positions."""
+    instances = Instances(cast(Any, coordinator))
+    instance = Instance("group", "i1", Join(["t"]), 0.0, pattern="")
+    instances._members["group", "i1"] = instance
+    asyncio.run(instances.beat(instance))
+    instance.move({TopicPartition("t", index): offset for index, offset in positions.items()})
+    return instances, instance
+
+
+@pytest.mark.parametrize("is_seen", [False, True], ids=["shown", "seen"])
+@pytest.mark.parametrize("lost", [[[0], [0]], [ErrorCode.FENCED_MEMBER_EPOCH]], ids=["taken", "fenced"])
+def test_an_instance_does_not_commit_what_it_showed_before_another_member_had_the_partition(
+    lost: list[list[int] | ErrorCode], is_seen: bool
+) -> None:
+    """It committed the group back to where it had been itself, and showed again what the other had committed."""
+    coordinator = Coordinator([0, 1], [0, 1], *lost, [0, 1], [0, 1])
+    instances, instance = instance_of(coordinator, {0: 3, 1: 3})
+
+    async def go_on() -> None:
+        if is_seen:
+            instances.find("group", "i1")
+        await instances.beat(instance)
+        await instances.beat(instance)
+        before = len(coordinator.committed)
+        instances.find("group", "i1")
+        await instances._commit_itself(instance)
+        assert all(1 not in each for each in coordinator.committed[before:])
+
+    asyncio.run(go_on())
+    assert set(instance.positions) == {TopicPartition("t", 0), TopicPartition("t", 1)}
+    assert not coordinator.assigned
+
+
+def test_an_instance_commits_nothing_by_request_that_the_group_takes_away_meanwhile() -> None:
+    """The group had moved on, so the same offsets were committed once more, in the place of the new owner."""
+    coordinator = Coordinator([0, 1], [0, 1], [0], [0])
+    instances, instance = instance_of(coordinator, {0: 3, 1: 3})
+    coordinator.refusals = [ErrorCode.STALE_MEMBER_EPOCH]
+    with pytest.raises(Problem, match="group") as refused:
+        asyncio.run(instances.commit_all(instance))
+    assert refused.value.error == ErrorCode.STALE_MEMBER_EPOCH
+    assert coordinator.committed == [{0: 3, 1: 3}]
+    asyncio.run(instances.commit_all(instance))
+    assert coordinator.committed[1:] == [{0: 3}]
 
 
 def test_an_error_in_one_partition_skips_nothing_in_another(monkeypatch: pytest.MonkeyPatch) -> None:
