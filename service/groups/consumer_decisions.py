@@ -285,7 +285,7 @@ class ConsumerDecisions:
         """The topics of as many expressions as fit into one turn, and whether these were the last expressions."""
         matched: dict[str, frozenset[str]] = {}
         steps = MATCHED_AT_ONCE
-        while ahead.regexes:
+        while ahead.regexes and steps > 0:
             regex = ahead.regexes[-1]
             if regex in group.tallies.using:
                 known = group.regex_matches.get(regex)

@@ -18,19 +18,23 @@ import re2
 # characters. RE2 has the last two limits only when it has read the whole expression, which may take seconds: it expands
 # repetitions, and a Unicode class costs 0.1 ms, or 9 ms if case is ignored.
 MAX_CHARACTERS = 1_000
+MAX_PLAIN_CHARACTERS = 2_000  # of a list of names
 MAX_REPEATED = 500  # the sum of all counts: 5 in `a{5}`, 5 in `a{2,5}`
 MAX_UNICODE_CLASSES = 3
 MAX_MEMORY_BYTES = 32 * 1024
 MAX_INSTRUCTIONS = 800
 
+# Names and the beginnings of names, with `|` between them. Of each alternative at most one place can go on, so a match
+# costs what the alternatives are, not what the instructions are.
+PLAIN = re.compile(r"(?:[\w.^$|-]|\\[.-])*", re.ASCII)
 COUNTS = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 IGNORES_CASE = re.compile(r"\(\?[a-zA-Z]*i")
 NOT_LATIN = re.compile("[^\x00-\xff]")
 
 # What is done in one turn, in instructions x characters: no more than matching the longest name with the largest
 # expression. It takes a millisecond at most.
-MATCHED_AT_ONCE = MAX_INSTRUCTIONS * 250
 STEPS_OF_A_CALL = 1_000  # a match costs as much besides
+MATCHED_AT_ONCE = STEPS_OF_A_CALL + MAX_INSTRUCTIONS * 250
 STEPS_OF_A_CHARACTER = 200  # when an expression is compiled
 STEPS_OF_A_NAME = 10  # to find out whether it is new
 
@@ -43,7 +47,8 @@ class BoundedRegex:
     """An expression over names. `of_topics`: all names are ASCII."""
 
     def __init__(self, pattern: str, *, of_topics: bool = True) -> None:
-        _refuse_what_takes_long(pattern)
+        is_plain = PLAIN.fullmatch(pattern) is not None
+        _refuse_what_takes_long(pattern, MAX_PLAIN_CHARACTERS if is_plain else MAX_CHARACTERS)
         options = re2.Options()
         options.log_errors = False
         options.never_capture = True
@@ -57,7 +62,7 @@ class BoundedRegex:
             self._compiled = re2.compile(said, options)
         except re2.error as error:
             raise InvalidRegex(error.args[0].decode(errors="replace")) from None
-        self._instructions: int = self._compiled.programsize
+        self._instructions: int = 1 + pattern.count("|") if is_plain else self._compiled.programsize
         if self._instructions > MAX_INSTRUCTIONS:
             raise InvalidRegex("pattern too large")
 
@@ -69,9 +74,9 @@ class BoundedRegex:
         return STEPS_OF_A_CALL + self._instructions * len(name)
 
 
-def _refuse_what_takes_long(pattern: str) -> None:
-    if len(pattern) > MAX_CHARACTERS:
-        raise InvalidRegex(f"it has more than {MAX_CHARACTERS} characters")
+def _refuse_what_takes_long(pattern: str, characters: int) -> None:
+    if len(pattern) > characters:
+        raise InvalidRegex(f"it has more than {characters} characters")
     counts = (max(int(least), int(most or 0)) for least, most in COUNTS.findall(pattern))
     if sum(counts) > MAX_REPEATED:
         raise InvalidRegex(f"its counts of repetitions are more than {MAX_REPEATED} together")

@@ -32,6 +32,7 @@ from service.wire.messages import (
     DescribeConfigsResource,
     DescribeGroupsRequest,
     DescribeTransactionsRequest,
+    DescribeUserScramCredentialsRequest,
     FindCoordinatorRequest,
     ListOffsetsPartition,
     ListOffsetsRequest,
@@ -40,6 +41,7 @@ from service.wire.messages import (
     MetadataRequestTopic,
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
+    UserName,
 )
 from service.wire.messages.schemas import MESSAGES
 from service.wire.messages.versions import ApiKey
@@ -115,6 +117,7 @@ LISTING: dict[str, Struct] = {
     "offsets": OffsetFetchRequest(groups=[OffsetFetchRequestGroup(name, None, -1, None) for name in NAMES]),
     "coordinators": FindCoordinatorRequest(key_type=0, coordinator_keys=NAMES),
     "transactions": DescribeTransactionsRequest(NAMES),
+    "users": DescribeUserScramCredentialsRequest([UserName(name) for name in NAMES]),
     "settings": DescribeConfigsRequest([DescribeConfigsResource(32, name, None) for name in NAMES]),
     "ends": ListOffsetsRequest(topics=[ListOffsetsTopic(name, [ListOffsetsPartition(0)]) for name in NAMES]),
     "ends of one topic": ListOffsetsRequest(

@@ -8,9 +8,10 @@ import pytest
 from service.groups import resuming
 from service.groups.assignment_round import STEPS_AT_ONCE, TARGETS_AT_ONCE
 from service.groups.commands import LEAVE_EPOCH, STATIC_LEAVE_EPOCH, ConsumerHeartbeatReply, ForgetTopic
-from service.groups.consumer_decisions import QUIET_MS, QUIET_MS_MIN, UNSETTLED_INTERVAL_MS
+from service.groups.consumer_decisions import QUIET_MS, QUIET_MS_MIN, REGEX_MIN_INTERVAL_MS, UNSETTLED_INTERVAL_MS
 from service.groups.consumer_group import ConsumerGroup
 from service.groups.records import current_record
+from service.groups.regex import MATCHED_AT_ONCE, STEPS_OF_A_NAME
 from service.groups.settings import ConsumerTimes, GroupSettings
 from service.groups.states import MemberState
 from service.groups.topics import TopicFacts
@@ -381,6 +382,20 @@ def test_expressions_that_take_long_are_resolved_in_turns(driver: Driver) -> Non
     settle(driver, "a", "b")
     facts = {member.member_id: member for member in driver.consumer().members}
     assert [len(facts[member].assigned) for member in "ab"] == [0, 300]
+
+
+def test_many_expressions_are_looked_at_in_turns_although_no_topic_is_new(driver: Driver) -> None:
+    for number in range(500):
+        driver.topics.put(f"orders-{number}", 1)
+    for number in range(200):
+        driver.beat(f"m{number}", 0, subscribed_topics=None, subscribed_regex=f"orders-1{number}|other.*")
+    for _ in turns(driver):
+        pass
+    driver.topics.remove("orders-7")
+    driver.now_ms += REGEX_MIN_INTERVAL_MS + 1
+    driver.beat("m0", group_of(driver).members["m0"].member_epoch)
+    unfinished = sum(1 for _ in turns(driver) if group_of(driver).regex_round is not None)
+    assert unfinished >= 200 * 500 * STEPS_OF_A_NAME // MATCHED_AT_ONCE
 
 
 # A large group's target

@@ -122,6 +122,8 @@ def test_what_would_take_long_is_refused_at_once(pattern: str) -> None:
         r"\pL\pN\P{Han}",
         r"(?i)[\x00-\xff]{99}" + r"[\x00-\xff]" * 70,
         "|".join(f"team-{number}\\.orders\\..*" for number in range(45)),
+        "|".join(f"^orders.customer-{number:03d}.changed$" for number in range(60)),
+        "|".join("a" * size for size in range(1, 60)),
     ],
 )
 def test_the_worst_that_is_accepted_takes_a_millisecond(pattern: str) -> None:
@@ -159,6 +161,7 @@ def looked(matches: TopicMatches, names: Iterable[str]) -> int:
     turns, named = 1, dict.fromkeys(names)
     while matches.look(named, MATCHED_AT_ONCE) is None:
         turns += 1
+        assert turns < 100_000, "it gets on"
     return turns
 
 
@@ -167,6 +170,20 @@ def test_an_expression_is_matched_in_turns_of_bounded_work() -> None:
     matches = TopicMatches(LARGE)
     assert looked(matches, names) >= len(names) * BoundedRegex(LARGE).steps(names[0]) // MATCHED_AT_ONCE
     assert matches.topics == frozenset()
+
+
+def test_the_largest_expression_gets_through_the_longest_name_in_one_turn() -> None:
+    largest = next(f".{{{count}}}xy" for count in range(500, 0, -1) if fits(f".{{{count}}}xy"))
+    assert BoundedRegex(largest).steps(LONGEST) > MATCHED_AT_ONCE - 1_000
+    assert looked(TopicMatches(largest), [LONGEST]) <= 2
+
+
+def fits(pattern: str) -> bool:
+    try:
+        BoundedRegex(pattern)
+    except InvalidRegex:
+        return False
+    return True
 
 
 def test_many_ordinary_expressions_are_compiled_in_turns_too() -> None:
