@@ -127,7 +127,7 @@ class HttpMember:
     """The next heartbeat must tell the group the new list of topics."""
     positions: dict[TopicPartition, int] = field(default_factory=dict)
     begun: dict[TopicPartition, int] = field(default_factory=dict)
-    """Where the member began in the partitions that it has had."""
+    """Where the member began in the partitions that it has had; lower if the log ended before that."""
     interval_s: float = 3.0
     beaten_s: float = 0.0
     is_gone: bool = False
@@ -146,10 +146,12 @@ class HttpMember:
             self.positions.pop(each, None)
 
     def go_back(self, seen: list[Place]) -> None:
-        """The client has got answers up to these positions, and of other partitions nothing."""
+        """The client has got answers up to these positions, and of other partitions nothing. What it got before another
+        member had the partition does not count: the group is further now.
+        """
         known = {TopicPartition(topic, index): offset for topic, index, offset in seen}
         for partition, offset in self.positions.items():
-            self.positions[partition] = min(offset, max(known.get(partition, self.begun[partition]), 0))
+            self.positions[partition] = min(offset, max(known.get(partition, 0), self.begun[partition]))
 
     @property
     def state(self) -> MemberJoined:
@@ -453,6 +455,7 @@ async def _poll(
                 if partition in member.positions:  # else the member has left meanwhile
                     del member.positions[partition]  # other partitions come first next time
                     member.positions[partition] = offset
+                    member.begun[partition] = min(member.begun[partition], offset)
         if records or not left_ms(deadline):
             return records
         if positions:

@@ -171,6 +171,36 @@ def test_partitions_that_no_answer_has_named_begin_again_where_they_began() -> N
     assert member.positions == {known: 7, new: 5}, "never forward: then records could be skipped"
 
 
+def test_a_client_goes_back_no_further_than_to_where_the_group_was_when_the_partition_came_back() -> None:
+    """Its last answer was from before another member had the partition, and what that one had committed came again."""
+    member = HttpMember("group", "member", Join(["t"]), 0.0, positions={WHERE: 6}, begun={WHERE: 6})
+    member.go_back([(*WHERE, 3)])
+    assert member.positions == {WHERE: 6}
+    member.positions[WHERE] = 9
+    member.go_back([(*WHERE, 3)])
+    assert member.positions == {WHERE: 6}, "the answer after that one did not come"
+
+
+def test_an_answer_that_did_not_come_is_given_again_though_the_log_ended_before_the_member_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def found(*_: Any, **__: Any) -> list[Piece]:
+        return [Piece(WHERE, ErrorCode.OFFSET_OUT_OF_RANGE)]
+
+    async def end(*_: Any) -> int:
+        return 2
+
+    monkeypatch.setattr(members, "fetch", found)
+    monkeypatch.setattr(members, "at_time", end)
+    gateway: Any = Mock(leader=lambda partition: 1)
+    member = HttpMember("group", "member", Join(["t"]), 0.0, positions={WHERE: 8}, begun={WHERE: 8}, beaten_s=math.inf)
+    asyncio.run(members._poll(gateway, Mock(), member, None, Lens(), 500, 1000, 0.0))
+    assert member.positions == {WHERE: 2}
+    member.positions[WHERE] = 5
+    member.go_back([(*WHERE, 2)])
+    assert member.positions == {WHERE: 2}
+
+
 def test_a_topic_that_was_made_while_the_heartbeat_was_under_way_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The group tells an assignment once, so a partition that was dropped was read by nobody."""
     topic_id = UUID(int=7)
