@@ -118,8 +118,8 @@ def _conflict_of_apps(mine: Decider, token: int, last_token: int, last: Decider 
     if not mine.query:
         return None
     if last_token > token:
-        if last.query and last.batch is not None and last.batch == mine.batch:
-            return None  # one batch writes several versions
+        if last.query and (last.batch is None or last.batch == mine.batch):
+            return None  # one batch writes several versions; versions of this program before left no batch
         return f"a later version, {last_token}, is decided by {last.described()}: the checkpoint was rewound"
     if mine.run and last.run == mine.run:
         if last.write in ("", mine.write):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 from uuid import uuid4
@@ -15,7 +16,7 @@ from pyspark.sql.types import StructType
 from spark_sink import sink
 from spark_sink.branch import decide, last_decided, last_decision
 from spark_sink.client import Client
-from spark_sink.decider import Decider, name_of_app
+from spark_sink.decider import Decider, conflict, name_of_app
 from spark_sink.errors import OptionError
 from spark_sink.sink_options import read_sink_options
 from tests.clients.topics import Topics
@@ -266,6 +267,12 @@ def test_a_batch_that_writes_several_versions_may_run_again(bootstrap: str, topi
             row = f"{batch}-{part}"
             write_version(bootstrap, row, name, 2 * batch + part, topic=topic, query="q", batch=batch, run=run)
     assert values(bootstrap, topic) == ["0-0", "0-1", "1-0", "1-1"]
+
+
+def test_versions_that_a_former_program_decided_without_their_batch_are_passed_over() -> None:
+    mine, before = (Decider("q", app="a", topic="t", batch=batch) for batch in (7, None))
+    assert conflict(mine, 14, 15, before, None) is None
+    assert conflict(mine, 14, 15, replace(before, batch=8), None)
 
 
 def test_a_second_write_of_a_batch_to_the_same_topic_fails_instead_of_dropping_its_rows(
