@@ -10,7 +10,8 @@ What always holds:
  - The state is a fold over the log: the same batches lead to the same state. One thing is an exception: when a producer
    was last seen is told by the broker's own clock.
  - A producer with an open transaction in this partition is never forgotten.
- - If a producer is forgotten early, its coordinator's epoch is not: late markers of that coordinator stay refused.
+ - If a producer is forgotten early, its coordinator's epoch is kept for a while: late markers of an earlier one stay
+   refused.
  - The whole window of five batches is in the snapshot, so that a repeat is recognised after a restart, too.
 
 Only `isolation.stable.StableOffsets` knows which transactions are open. This view reads them there
@@ -56,8 +57,8 @@ from idempotence.window import (
 )
 from log.batch import CONTROL, TRANSACTIONAL, BatchHeader, Buffer
 from log.clock import CLOCK_SET_MS
-from log.control import Marker, read_marker
-from log.ids import LAST_EPOCH_TO_JUMP_TO, NO_EPOCH, NO_OFFSET, NO_SEQUENCE
+from log.control import read_marker
+from log.ids import NO_EPOCH, NO_OFFSET, NO_SEQUENCE
 
 MAX_PRODUCERS: Final = 1_000_000
 """The default limit for one partition: 200 to 400 MB when full. Kafka has no limit and runs out of memory (KIP-936)."""
@@ -69,12 +70,18 @@ MAX_VERIFYING: Final = 10_000
 """For how many producers the first batch of a transaction may be in verification. Beyond that the oldest verification
 is forgotten, and that producer must ask again.
 """
+MAX_FORGOTTEN: Final = 1_000
+"""Of how many producers that were forgotten early the coordinator's epoch is kept: of those that were forgotten last. A
+late marker comes within seconds, or never.
+"""
 
 _CLOCK_SET_S: Final = CLOCK_SET_MS // 1000
 _SNAPSHOT_HEAD: Final = struct.Struct(">BI")
-_FORGOTTEN_EPOCH: Final = struct.Struct(">i")
-_SNAPSHOT_VERSION: Final = 2
-_VERSION_WITHOUT_FORGOTTEN_EPOCH: Final = 1
+_FORGOTTEN_COUNT: Final = struct.Struct(">I")
+_FORGOTTEN: Final = struct.Struct(">qi")
+_WITH_NONE_FORGOTTEN, _WITH_ONE_EPOCH, _WITH_FORGOTTEN = 1, 2, 3
+"""The versions of a snapshot. The second has one coordinator epoch for all that are forgotten, which is passed over."""
+_ONE_EPOCH_BYTES: Final = 4
 _PRODUCER_AND_COUNT: Final = struct.Struct(">q2xB")
 _SEEN: Final = struct.Struct(">23xI")
 _COORDINATOR_EPOCH: Final = struct.Struct(">8xhxi")
@@ -139,7 +146,7 @@ class ProducerStates:
     must_see_all = False
 
     __slots__ = (
-        "_forgotten_epoch",
+        "_forgotten",
         "_full_at_s",
         "_limit",
         "_next_shelf",
@@ -164,8 +171,8 @@ class ProducerStates:
         self._suspects: list[int] = []
         self._next_shelf = 0
         self._producers = Shelves()
-        self._forgotten_epoch = NO_EPOCH
-        """The latest coordinator epoch of those that were forgotten early. Every new producer begins with it."""
+        self._forgotten: dict[int, int] = {}
+        """The coordinator epoch of producers that were forgotten early, the last one last. They begin again with it."""
         self._verifying: dict[int, _Verifying] = {}
         self._now_s = 0
         self._full_at_s = -1
@@ -372,12 +379,14 @@ class ProducerStates:
         if base_sequence < 0:
             self._apply_unnumbered(header, entry)
             return
-        coordinator_epoch, count, kept = self._forgotten_epoch, 1, b""
+        coordinator_epoch, count, kept = NO_EPOCH, 1, b""
         if entry is not None:
             current_epoch, coordinator_epoch = _COORDINATOR_EPOCH.unpack_from(entry)
             if current_epoch == epoch:
                 kept = entry[WINDOW_AT:KEPT_BEFORE_PUSH]
                 count = 1 + len(kept) // BATCH.size
+        elif self._forgotten:
+            coordinator_epoch = self._forgotten.pop(producer_id, NO_EPOCH)
         self._producers.put(
             producer_id,
             HEAD_AND_BATCH.pack(
@@ -397,8 +406,10 @@ class ProducerStates:
 
     def _apply_unnumbered(self, header: BatchHeader, entry: bytes | None) -> None:
         """Take up offsets that were committed in a transaction. They raise the epoch; they are not in the window."""
-        coordinator_epoch, kept = self._forgotten_epoch, b""
-        if entry is not None:
+        kept = b""
+        if entry is None:
+            coordinator_epoch = self._forgotten.pop(header.producer_id, NO_EPOCH)
+        else:
             current_epoch, coordinator_epoch = _COORDINATOR_EPOCH.unpack_from(entry)
             if current_epoch == header.producer_epoch:
                 kept = entry[WINDOW_AT:]
@@ -411,22 +422,20 @@ class ProducerStates:
         producer_id, epoch = header.producer_id, header.producer_epoch
         self._verifying.pop(producer_id, None)
         entry = self._producers.get(producer_id)
-        if entry is None and (len(self._producers) >= self._limit or self._room.is_full):
-            self._forget_early(marker.coordinator_epoch)
-            return  # nothing was open here to be ended, and the coordinator knows the producer's epoch as well
-        kept, coordinator_epoch = b"", self._coordinator_epoch(entry, marker)
+        if entry is None:
+            known = self._forgotten.pop(producer_id, NO_EPOCH)
+            coordinator_epoch = max(known, marker.coordinator_epoch)
+            if len(self._producers) >= self._limit or self._room.is_full:
+                self._forget_early(producer_id, coordinator_epoch)
+                return  # nothing was open here to be ended, and the coordinator knows the producer's epoch as well
+        elif marker.type is None:  # the cleaner has removed the marker's record: the last known one stays
+            _, coordinator_epoch = _COORDINATOR_EPOCH.unpack_from(entry)
+        else:
+            coordinator_epoch = marker.coordinator_epoch
+        kept = b""
         if entry is not None and EPOCH.unpack_from(entry)[0] == epoch:
             kept = entry[WINDOW_AT:]  # in transaction versions 0 and 1 the sequences go on after the marker
         self._put(producer_id, epoch, coordinator_epoch, header.max_timestamp, kept)
-
-    def _coordinator_epoch(self, entry: bytes | None, marker: Marker) -> int:
-        """The coordinator epoch in the marker. If the cleaner has removed the marker's record, the last known one
-        stays.
-        """
-        known: int = self._forgotten_epoch if entry is None else _COORDINATOR_EPOCH.unpack_from(entry)[1]
-        if marker.type is None:
-            return known
-        return max(marker.coordinator_epoch, known) if entry is None else marker.coordinator_epoch
 
     def _put(self, producer_id: int, epoch: int, coordinator_epoch: int, timestamp_ms: int, window: bytes) -> None:
         count = len(window) // BATCH.size
@@ -495,7 +504,7 @@ class ProducerStates:
                     seen_s = unseen_since_s
                 if (is_old := seen_s <= now_s - IDLE_S) or len(entry) == WINDOW_AT:
                     if not is_old:
-                        self._forget_early(_COORDINATOR_EPOCH.unpack_from(entry)[1])
+                        self._forget_early(producer_id, _COORDINATOR_EPOCH.unpack_from(entry)[1])
                     self._producers.remove(producer_id)
                     gone += 1
             if looked >= at_most:
@@ -505,11 +514,13 @@ class ProducerStates:
             self._next_shelf += 1
         return gone, looked
 
-    def _forget_early(self, coordinator_epoch: int) -> None:
-        """Keep the epoch of a producer that is forgotten. A coordinator that is refused for the sake of it goes on in
-        a later epoch. So the epoch must be one that it can reach, whatever a forged marker named.
-        """
-        self._forgotten_epoch = max(self._forgotten_epoch, min(coordinator_epoch, LAST_EPOCH_TO_JUMP_TO))
+    def _forget_early(self, producer_id: int, coordinator_epoch: int) -> None:
+        """Keep the coordinator's epoch of a producer that is forgotten, instead of the one that was forgotten first."""
+        if coordinator_epoch == NO_EPOCH:
+            return
+        if len(self._forgotten) >= MAX_FORGOTTEN:
+            del self._forgotten[next(iter(self._forgotten))]
+        self._forgotten[producer_id] = coordinator_epoch
 
     def _note_first_look(self, now_s: int) -> int:
         """The time of the first look with a clock that was set."""
@@ -545,26 +556,34 @@ class ProducerStates:
 
     def snapshot(self) -> list[Collection[bytes]]:
         """Everything that `apply` built, with the whole windows."""
-        head = _SNAPSHOT_HEAD.pack(_SNAPSHOT_VERSION, len(self._producers))
-        return [(head + _FORGOTTEN_EPOCH.pack(self._forgotten_epoch),), *self._producers.lend()]
+        version = _WITH_FORGOTTEN if self._forgotten else _WITH_NONE_FORGOTTEN
+        head = _SNAPSHOT_HEAD.pack(version, len(self._producers))
+        if self._forgotten:
+            packed = (_FORGOTTEN.pack(*each) for each in self._forgotten.items())
+            head += _FORGOTTEN_COUNT.pack(len(self._forgotten)) + b"".join(packed)
+        return [(head,), *self._producers.lend()]
 
     def restore(self, data: bytes | None) -> None:
         """Replace the state by that of a snapshot; None: by an empty one. ValueError if the bytes are no snapshot;
         nothing has changed then.
         """
-        self._producers, self._forgotten_epoch = (Shelves(), NO_EPOCH) if data is None else _read_snapshot(data)
+        self._producers, self._forgotten = (Shelves(), {}) if data is None else _read_snapshot(data)
         self._verifying.clear()
 
 
-def _read_snapshot(data: bytes) -> tuple[Shelves, int]:
-    """The producers, and the coordinator epoch of those that were forgotten."""
+def _read_snapshot(data: bytes) -> tuple[Shelves, dict[int, int]]:
+    """The producers, and the coordinator epochs of those that were forgotten."""
+    forgotten: dict[int, int] = {}
     try:
         version, count = _SNAPSHOT_HEAD.unpack_from(data)
-        at, forgotten_epoch = _SNAPSHOT_HEAD.size, NO_EPOCH
-        if version == _SNAPSHOT_VERSION:
-            (forgotten_epoch,) = _FORGOTTEN_EPOCH.unpack_from(data, at)
-            at += _FORGOTTEN_EPOCH.size
-        elif version != _VERSION_WITHOUT_FORGOTTEN_EPOCH:
+        at = _SNAPSHOT_HEAD.size
+        if version == _WITH_FORGOTTEN:
+            begin = at + _FORGOTTEN_COUNT.size
+            at = begin + _FORGOTTEN_COUNT.unpack_from(data, at)[0] * _FORGOTTEN.size
+            forgotten = dict(_FORGOTTEN.iter_unpack(data[begin:at]))
+        elif version == _WITH_ONE_EPOCH:
+            at += _ONE_EPOCH_BYTES
+        elif version != _WITH_NONE_FORGOTTEN:
             raise ValueError(f"producer snapshot of version {version}")
         producers = Shelves(count)
         read, head_bytes, batch_bytes = _PRODUCER_AND_COUNT.unpack_from, WINDOW_AT, BATCH.size
@@ -579,4 +598,4 @@ def _read_snapshot(data: bytes) -> tuple[Shelves, int]:
         raise ValueError("the producer snapshot is cut short") from error
     if at != len(data) or len(producers) != count:
         raise ValueError("the producer snapshot does not add up")
-    return producers, forgotten_epoch
+    return producers, forgotten

@@ -21,8 +21,6 @@ NO_PRODUCER_ID: Final = -1
 NO_PRODUCER_EPOCH: Final = -1
 NO_SEQUENCE: Final = -1
 NO_TIMESTAMP: Final = -1
-LAST_EPOCH_TO_JUMP_TO: Final = 2**31 - 1 - 2**20
-"""Leader epochs end at 2^31 - 1. No jump goes beyond this, so that epochs are left for elections."""
 ZERO_TOPIC_ID: Final = TopicId(bytes(16))
 
 TOPIC_ID_BYTES: Final = 16

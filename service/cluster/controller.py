@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from idempotence.producer_ids import ProducerIdBlock, next_block
-from log.ids import LAST_EPOCH_TO_JUMP_TO, TopicId, TopicPartition
+from log.ids import TopicId, TopicPartition
 from service.cluster.election import elect, is_caught_up, least_in_sync, settled, with_isr
 from service.cluster.image import (
     ABSENT,
@@ -44,6 +44,8 @@ from service.wire.error_codes import ErrorCode
 
 Reply_co = TypeVar("Reply_co", covariant=True)
 
+LAST_EPOCH_TO_JUMP_TO = 2**31 - 1 - 2**20
+"""Leader epochs end at 2^31 - 1. No jump goes beyond this, so that epochs are left for elections."""
 DECIDED_A_TURN = 250
 """How many things of a request are decided about in one turn of the loop. Each takes five to twenty microseconds."""
 MOST_AT_ONCE = 1000

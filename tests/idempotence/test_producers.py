@@ -4,7 +4,7 @@ nothing else.
 
 import pytest
 
-from idempotence.producers import IDLE_S, MAX_VERIFYING, BatchOrigin, Guard, ProducerStates
+from idempotence.producers import IDLE_S, MAX_FORGOTTEN, MAX_VERIFYING, BatchOrigin, Guard, ProducerStates
 from idempotence.verdicts import (
     ACCEPTED,
     CoordinatorFenced,
@@ -19,7 +19,6 @@ from idempotence.verdicts import (
 from isolation.stable import StableOffsets
 from log.batch import BatchHeader, build_batch, build_from_stored, read_header
 from log.cleaning_job import LastBatches
-from log.ids import LAST_EPOCH_TO_JUMP_TO
 from log.views import whole
 from tests import batches
 from tests.rules import rule
@@ -611,26 +610,39 @@ def test_offsets_of_who_was_forgotten_are_not_open_to_late_markers_either() -> N
     assert partition.end(7, epoch=0, version=0, coordinator_epoch=5) == CoordinatorFenced(5, 6)
 
 
-def test_the_epoch_of_a_forged_marker_can_be_reached_by_every_coordinator() -> None:
-    """Otherwise no transaction of any new producer could end here."""
+@pytest.mark.parametrize("ended_by_marker", [True, False])
+def test_the_coordinator_epoch_of_who_is_forgotten_concerns_no_other_producer(ended_by_marker: bool) -> None:
+    """Other producers have other coordinators, which lead in epochs of their own."""
     partition = Partition(limit=1)
-    partition.write(8)
-    partition.end(666, epoch=0, coordinator_epoch=2**31 - 1)
-    partition.now_ms += IDLE_S * 1_000
-    assert partition.write(7, transactional=True) is ACCEPTED
-    assert partition.producers.coordinator_epoch(7) == LAST_EPOCH_TO_JUMP_TO
-    assert partition.end(7, epoch=0, version=0, coordinator_epoch=LAST_EPOCH_TO_JUMP_TO) is ACCEPTED
+    if not ended_by_marker:
+        partition.write(8)
+    partition.end(7, epoch=0, coordinator_epoch=6)
+    partition.now_ms += (0 if ended_by_marker else IDLE_S) * 1_000
+    assert partition.write(9, transactional=True) is ACCEPTED
+    assert partition.end(9, epoch=0, version=0, coordinator_epoch=5) is ACCEPTED
+
+
+def test_of_those_who_are_forgotten_only_the_last_ones_are_known() -> None:
+    partition = Partition(limit=1)
+    for producer_id in range(MAX_FORGOTTEN + 2):
+        partition.end(producer_id, epoch=0, coordinator_epoch=6)
+    assert len(partition.producers) == 1
+    partition.restart()
+    known = []
+    for producer_id in range(MAX_FORGOTTEN + 2):
+        partition.apply(batches.data(producer_id, offset=partition.end_offset))
+        known.append(partition.producers.coordinator_epoch(producer_id))
+    assert known == [-1] + [6] * (MAX_FORGOTTEN + 1)
 
 
 def test_who_is_idle_is_forgotten_whole() -> None:
-    """Then other coordinators need not go on in later epochs."""
     partition = Partition(limit=2)
     partition.write(8)
     partition.end(7, epoch=0, version=0, coordinator_epoch=6)
     partition.now_ms += IDLE_S * 1_000
     assert partition.write(9) is ACCEPTED
+    assert partition.write(7) is ACCEPTED
     assert partition.producers.coordinator_epoch(7) == -1
-    assert partition.producers.coordinator_epoch(9) == -1
 
 
 # ---------------------------------------------------------------- looking in, snapshots
@@ -682,8 +694,21 @@ def test_a_snapshot_of_the_version_before_can_be_read() -> None:
     partition = Partition()
     partition.write(1)
     now = whole(partition.producers.snapshot())
-    partition.producers.restore(b"\x01" + now[1:5] + now[9:])
+    partition.producers.restore(b"\x02" + now[1:5] + b"\0\0\0\x06" + now[5:])
     assert whole(partition.producers.snapshot()) == now
+
+
+def test_a_snapshot_without_forgotten_producers_is_of_the_first_version() -> None:
+    """So the program before can read it."""
+    partition = Partition(limit=2)
+    partition.write(1)
+    assert whole(partition.producers.snapshot())[:1] == b"\x01"
+    partition.end(7, epoch=0, coordinator_epoch=6)
+    partition.end(8, epoch=0, coordinator_epoch=6)
+    snapshot = whole(partition.producers.snapshot())
+    assert snapshot[:1] == b"\x03"
+    partition.producers.restore(snapshot)
+    assert whole(partition.producers.snapshot()) == snapshot
 
 
 @pytest.mark.parametrize("harm", ["short", "long", "version", "window"])
@@ -696,7 +721,7 @@ def test_a_damaged_snapshot_is_refused_and_changes_nothing(harm: str) -> None:
         "short": intact[:-1],
         "long": intact + b"\0",
         "version": b"\x09" + intact[1:],
-        "window": intact[:19] + b"\x06" + intact[20:],
+        "window": intact[:15] + b"\x06" + intact[16:],
     }[harm]
     with pytest.raises(ValueError, match=r"snapshot|window"):
         partition.producers.restore(damaged)
