@@ -13,7 +13,7 @@ A marker whose answer was lost may still arrive later. From transaction version 
 a late marker ends no other transaction. With older clients the next transaction has the same epoch. So before such a
 marker is sent again, the coordinator takes a new epoch, and the partition then refuses the earlier copy. What a shard
 has sent is not known to the shard that is loaded after it. If both have the same epoch, the new one takes a new epoch
-before it sends such markers.
+before it sends such markers. Only these wait for that.
 
 A partition is known by topic name and index, as its transaction names it. If the topic was deleted and created again
 meanwhile, the marker goes to the new topic. There it ends only what the same transaction wrote; nobody can know whether
@@ -138,6 +138,11 @@ class Owed:
     def name(self) -> str:
         return f"marker of {self.markers.transactional_id} for {self.topic_partition}"
 
+    @property
+    def names_transaction(self) -> bool:
+        """Whether the marker's epoch names its transaction, so that a late copy ends no other."""
+        return self.markers.transaction_version >= EPOCH_NAMES_TRANSACTION
+
 
 class TurnQueue:
     """Markers that wait for the same thing to be done with them. They are taken in turns, in the order they came."""
@@ -205,12 +210,15 @@ class MarkerCourier:
             await self._write_in_turns(owed)
         elif self._is_current(doubtful):
             await self._outdate(doubtful)
+            # If there is no later epoch yet, only markers of older clients wait for it.
+            async for some in slices_in_turns(owed, WRITTEN_A_TURN):
+                self._write_if_current([each for each in some if each.names_transaction])
 
     async def _sent_by_a_former_shard(self, shard: Shard[TxnCoordinator]) -> Owed | None:
         """A marker of an older client that a former shard may have sent in this epoch."""
         owed = self._owed(shard, shard.partition, shard.machine.owed_markers())
         async for each in in_turns(owed, REFUSED_A_TURN):
-            if each.markers.transaction_version < EPOCH_NAMES_TRANSACTION:
+            if not each.names_transaction:
                 each.may_come_late = True
                 return each
         return None
@@ -420,8 +428,8 @@ class MarkerCourier:
         except PeerAway as away:
             logger.info("markers for broker %d: %s", broker_id, away)
             async for owed in in_turns(batch, REFUSED_A_TURN):
-                older = owed.markers.transaction_version < EPOCH_NAMES_TRANSACTION
-                owed.may_come_late = owed.may_come_late or (older and away.may_come_late)
+                if away.may_come_late and not owed.names_transaction:
+                    owed.may_come_late = True
                 self._later(owed)
             return
         settled: list[Owed] = []

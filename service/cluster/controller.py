@@ -458,7 +458,7 @@ class RaiseLeaderEpoch:
         state = topic.partitions.get(self.partition.partition) if topic is not None else None
         if topic is None or state is None or state.leader != self.broker_id:
             return MetadataDecision(Refusal(ErrorCode.NOT_LEADER_OR_FOLLOWER))
-        if self.at_least > LAST_EPOCH_TO_JUMP_TO:
+        if self.at_least > max(LAST_EPOCH_TO_JUMP_TO, state.leader_epoch + 1):  # a single step is no jump
             return MetadataDecision(
                 Refusal(ErrorCode.INVALID_REQUEST, f"There is no room above leader epoch {self.at_least}.")
             )

@@ -297,7 +297,8 @@ def test_while_the_epoch_can_not_be_raised_nothing_is_sent_that_a_former_shard_m
     stage.run()
     assert stage.raised_to == [4] * 4
     assert stage.delays == [RETRY_S, 2 * RETRY_S, 4 * RETRY_S]
-    assert stage.written == []
+    assert stage.written == [PAYMENTS], "the epoch of the producer tells this one from others, whenever it comes"
+    assert stage.told == [told(PAYMENTS, of=OTHERS)]
 
 
 def test_a_shard_that_is_dropped_after_its_replay_raises_no_epoch(monkeypatch: pytest.MonkeyPatch) -> None:

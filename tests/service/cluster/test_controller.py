@@ -9,6 +9,7 @@ from log.ids import TopicPartition
 from service.cluster.controller import (
     DECIDED_A_TURN,
     FINALIZED_FEATURES,
+    LAST_EPOCH_TO_JUMP_TO,
     AllocateProducerIds,
     AlterPartition,
     FenceBroker,
@@ -402,3 +403,11 @@ def test_a_leader_leads_on_in_a_later_epoch() -> None:
     assert world.run(RaiseLeaderEpoch(ORDERS, 2, 9)) == Refusal(ErrorCode.NOT_LEADER_OR_FOLLOWER)
     assert world.run(RaiseLeaderEpoch(TopicPartition("gone", 0), 1, 9)) == Refusal(ErrorCode.NOT_LEADER_OR_FOLLOWER)
     assert isinstance(world.run(RaiseLeaderEpoch(ORDERS, 1, 2**31 - 1)), Refusal), "elections need room above"
+
+
+def test_who_has_jumped_as_far_as_can_be_goes_on_in_single_steps() -> None:
+    """Otherwise a coordinator that a forged marker brought there could outdate no marker any more."""
+    world, _ = three_replicas()
+    assert world.run(RaiseLeaderEpoch(ORDERS, 1, LAST_EPOCH_TO_JUMP_TO)) == LAST_EPOCH_TO_JUMP_TO
+    assert isinstance(world.run(RaiseLeaderEpoch(ORDERS, 1, LAST_EPOCH_TO_JUMP_TO + 2)), Refusal)
+    assert world.run(RaiseLeaderEpoch(ORDERS, 1, LAST_EPOCH_TO_JUMP_TO + 1)) == LAST_EPOCH_TO_JUMP_TO + 1
