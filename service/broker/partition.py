@@ -259,7 +259,7 @@ class Partition:
             leader_epoch,
             replicas,
             isr,
-            high_watermark=self.high_watermark,
+            high_watermark=min(self.high_watermark, self.log.end_offset),
             epoch_start_offset=self.leads_from_offset,
             partition_epoch=partition_epoch,
             eligible=eligible,
@@ -455,9 +455,11 @@ class Partition:
                 "%s is cut to offset %d, though offsets up to %d were committed: what compaction had left is lost",
                 *(self.topic_partition, end_offset, self._known_high_watermark),
             )
-        truncate_to(self.log, end_offset)
+        try:
+            truncate_to(self.log, end_offset)
+        finally:  # a cut into a gap that finds no room there has still been made
+            self._known_high_watermark = min(self._known_high_watermark, self.log.end_offset)
         assert self.log.end_offset <= end_offset, "nothing is left of what the leader does not have"
-        self._known_high_watermark = min(self._known_high_watermark, self.log.end_offset)
 
     def start_over(self, offset: int) -> None:
         """Remove everything, and begin at `offset`, where the leader's log begins."""

@@ -1,13 +1,16 @@
 """What a partition promises while who is in sync changes, and when its role does."""
 
 from dataclasses import replace
+from errno import ENOSPC
 from pathlib import Path
 
 import pytest
 
-from log.batch import build_batch, read_header
+from log.batch import build_batch, read_header, restamp
 from log.control import ControlType
+from log.disk import DiskFault
 from log.ids import TopicPartition
+from log.segment import Segment
 from service.broker.acceptance import RefusedBatch
 from service.broker.partition import Appended, Partition
 from service.ports import RealClock
@@ -178,6 +181,32 @@ def test_a_follower_forgets_the_epochs_in_which_it_led_and_wrote_nothing(tmp_pat
         batch[:8], batch[12:16] = (1).to_bytes(8, "big"), wrote_in.to_bytes(4, "big")
         partition.append_replicated(memoryview(batch), read_header(batch), now_ms=1)
         assert partition.log.epochs.epoch_at(1) == wrote_in
+
+    on_stage(tmp_path, scene, OS)
+
+
+def test_a_cut_that_finds_no_room_behind_a_gap_leaves_nothing_committed_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Led by this log, a new record would have been committed before any follower had it."""
+
+    def no_room(*_: object) -> None:
+        raise DiskFault(ENOSPC, "no room")
+
+    async def scene(stage: Stage) -> None:
+        partition = await led(stage)
+        partition.follow(2, 5, fsync=False)
+        for offset in (0, 1, 20):
+            batch = memoryview(bytearray(build_batch([(b"key", b"value", (), 1)])))
+            restamp(batch, base_offset=offset, leader_epoch=5)
+            partition.append_replicated(batch, read_header(batch), now_ms=1)
+        partition.learn_high_watermark(21)
+        with monkeypatch.context() as planted, pytest.raises(DiskFault):
+            planted.setattr(Segment, "create", no_room)
+            partition.cut(20)
+        assert partition.log.end_offset == partition.high_watermark == 2
+        partition.lead(6, 1, (1, 2), (1, 2), fsync=False)
+        assert partition.committed(appended(partition)) is not None
 
     on_stage(tmp_path, scene, OS)
 
