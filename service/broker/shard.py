@@ -146,8 +146,9 @@ class FewAnswersATurn:
 
     def _next_turn(self) -> None:
         self._left = ANSWERS_A_TURN
-        waiting, self._waiting = self._waiting, {}
-        for go_on in waiting:
+        while self._left > 0 and self._waiting:  # who gets no further is last in the next turn
+            go_on = next(iter(self._waiting))
+            del self._waiting[go_on]
             go_on()
 
 

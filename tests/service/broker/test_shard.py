@@ -15,7 +15,7 @@ import service.broker.shard
 from log.batch import BatchHeader, Record, build_batch
 from log.ids import TopicPartition
 from service.broker.partition import Partition
-from service.broker.shard import ANSWERS_A_TURN, RECORDS_A_TURN, Mishaps, Shard
+from service.broker.shard import ANSWERS_A_TURN, RECORDS_A_TURN, FewAnswersATurn, Mishaps, Shard
 from service.groups.commands import CommitOffsets, OffsetToCommit
 from service.ports import RealClock
 from service.stores.memory import MemoryServer
@@ -337,3 +337,25 @@ def test_a_slow_disk_commits_much_at_once_and_others_have_turns_while_it_is_answ
         assert await committed_offset(stage) == (many - 1, NONE)
 
     on_txn_stage(tmp_path, scene, log_durability="fsync")
+
+
+def test_who_has_much_to_answer_lets_others_answer_in_the_next_turn() -> None:
+    answers, given = FewAnswersATurn(), []
+
+    def answer(name: str, left: int) -> None:
+        def go_on() -> None:
+            nonlocal left
+            while left and answers.may_give(1, go_on):
+                left -= 1
+                given.append(name)
+
+        go_on()
+
+    async def main() -> None:
+        for name in "abc":
+            answer(name, 3 * ANSWERS_A_TURN)
+        for _ in range(9):
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert given == [name for name in "aabcabcbc" for _ in range(ANSWERS_A_TURN)]
