@@ -14,7 +14,8 @@ What always holds:
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from log.batch import HEADER_BYTES, CorruptBatch, read_header
@@ -24,6 +25,7 @@ from log.ids import TopicPartition
 from log.partition_log import PartitionLog
 from log.removal import keep_start, raise_start_offset
 from log.replica import cut_by_epoch
+from log.unbroken import unbroken
 from service.broker.fetch_sessions import LOOK_AROUND_MS
 from service.broker.housekeeper import Housekeeper
 from service.broker.in_sync import InSyncSets
@@ -557,8 +559,11 @@ class Fetcher:
             *(partition.topic_partition, log.end_offset, offset, self._leader),
         )
         durable = durable_after_cut(log, offset)
-        async with self._parts.housekeeper.distrusting(partition, durable), log.alone():
-            await distrust(log, durable, offset)
+        async with (
+            self._parts.housekeeper.distrusting(partition, durable),
+            log.alone(),
+            _distrusting(log, durable, offset),
+        ):
             # Retention or the cleaner may have changed the segments meanwhile, so that a cut may restart the log now.
             # Then it is not what was prepared for: the next round asks again.
             if place.holds and durable_after_cut(log, offset) >= durable:
@@ -587,8 +592,7 @@ class Fetcher:
                 " there",
                 *(partition.topic_partition, offset, self._leader, log.end_offset),
             )
-        async with self._parts.housekeeper.distrusting(partition, 0), log.alone():
-            await distrust(log, 0, offset)
+        async with self._parts.housekeeper.distrusting(partition, 0), log.alone(), _distrusting(log, 0, offset):
             if place.holds:
                 partition.start_over(offset)
             else:
@@ -622,6 +626,20 @@ def address_of(broker: RegisteredBroker, listener: str | None) -> tuple[str, int
     """The address at which other brokers ask this broker."""
     endpoint = (broker.endpoint(listener) if listener is not None else None) or broker.endpoints[0]
     return endpoint.host, endpoint.port
+
+
+@asynccontextmanager
+async def _distrusting(log: PartitionLog, durable: int, offset: int) -> AsyncIterator[None]:
+    """`distrust` before a cut. If the cut fails, or the task is cancelled before it, the start is kept again: after a
+    crash, what was deleted below it could be read.
+    """
+    try:
+        await unbroken(distrust(log, durable, offset))
+        yield
+    except BaseException:
+        with suppress(DiskFault):  # the first fault is told, and the disk remembers its own faults
+            await unbroken(keep_start(log))
+        raise
 
 
 def _begins_inside(records: memoryview, log: PartitionLog) -> int | None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from log.batch import build_batch, read_header, restamp
-from log.cutting import restart_at
+from log.checkpoints import START_OFFSET, read_offset
+from log.cutting import distrust, restart_at
 from log.disk import DiskFault
 from log.identity import PARTITION_METADATA
 from log.ids import TopicPartition
@@ -214,6 +215,44 @@ def test_a_cut_that_is_another_one_when_the_log_is_free_is_prepared_for_again(
     monkeypatch.setattr(Partition, "cut", cut)
     on_cluster_stage(tmp_path, lose_a_tail, 3, 1, 2, given=OS | PATIENT)
     assert (prepared[0], cuts) == (4, [0])
+
+
+@pytest.mark.parametrize("befalls", ["a full disk", "a stop"])
+def test_a_restart_of_the_log_that_does_not_come_about_gives_back_nothing_that_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, befalls: str
+) -> None:
+    """The start was lowered for it."""
+
+    async def distrust_and_stop(log: PartitionLog, durable: int, offset: int) -> None:
+        await distrust(log, durable, offset)
+        (restart,) = (task for task in asyncio.all_tasks() if task.get_name() == "restart")
+        restart.cancel()
+        await asyncio.sleep(0)
+
+    def no_room(*_: object) -> None:
+        raise DiskFault(errno.ENOSPC, "no room")
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2)
+        await stage.write(*"abcd")
+        await stage.alike(1, 2)
+        partition = stage.partition(2)
+        log = partition.log
+        await raise_start_offset(log, 3)
+        (fetcher,) = stage.broker(2).replication._fetchers.values()
+        (place,) = (place for place in fetcher.places() if place.partition is partition)
+        with monkeypatch.context() as planted:
+            if befalls == "a stop":
+                planted.setattr(replication, "distrust", distrust_and_stop)
+            else:
+                planted.setattr(Partition, "start_over", no_room)
+            restart = asyncio.create_task(fetcher._start_over(place, 1), name="restart")
+            await asyncio.wait([restart])
+        assert restart.cancelled() if befalls == "a stop" else isinstance(restart.exception(), DiskFault)
+        assert log.start_offset == 3
+        assert read_offset(log.disk, log.folder, START_OFFSET) == 3
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
 
 
 def test_who_does_not_keep_up_falls_out_and_comes_in_again(tmp_path: Path) -> None:
