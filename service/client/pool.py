@@ -3,8 +3,9 @@
 What always holds: there is one connection for each address and lane, however many requests are made at once. A broker
 answers a connection's requests in their order. So a request that it lets wait on purpose has a connection for itself,
 and requests that may wait for something else than others do have a lane: they hold up no other. Nothing waits longer
-than the timeout, by the loop's clock. A connection that failed or was ended is dropped, and the next request makes a
-new one. A failure is a `ClientFailure` that names the address.
+than the timeout for a connection, and no longer for its answer, by the loop's clock. Who waits while another connects
+shares the outcome. A connection that failed or was ended is dropped, and the next request makes a new one. A failure is
+a `ClientFailure` that names the address.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ class Pool:
         self.timeout_s = timeout_s
         self._client_id = client_id
         self._clients: dict[tuple[Address, Hashable], Client] = {}
-        self._connecting: dict[Address, asyncio.Lock] = {}
+        self._connecting: dict[tuple[Address, Hashable], asyncio.Future[ClientFailure | None]] = {}
+        """Attempts under way. An attempt ends in its failure; or in None if there is a connection, or if the caller who
+        made it was cancelled.
+        """
         self._waited: dict[Address, list[Client]] = {}
         """Connections on which requests have waited and nothing is asked now."""
 
@@ -87,14 +91,14 @@ class Pool:
         try:
             return await self._answer(client, address, request, self.timeout_s, version)
         except ClientFailure:
-            await self._forget(address, lane, client)
+            self._forget(address, lane, client)
             raise
 
     async def _ask_apart(self, address: Address, request: Request[R], wait_s: float, version: int | None) -> R:
         """Ask on a connection for this request alone. A request that is given up does not go on waiting there."""
         idle = self._waited.setdefault(address, [])
         idle[:] = [each for each in idle if each.is_open]  # the broker ends those that were idle for long
-        client = idle.pop() if idle else await self._connect(address)
+        client = idle.pop() if idle else await self._connect(address, self.timeout_s)
         is_answered = False
         try:
             answer = await self._answer(client, address, request, self.timeout_s + wait_s, version)
@@ -122,22 +126,40 @@ class Pool:
 
     async def client(self, address: Address, lane: Hashable = None) -> Client:
         """The connection to `address`, made if there is none."""
-        known = self._clients.get((address, lane))
-        if known is not None and known.is_open:
-            return known
-        async with self._connecting.setdefault(address, asyncio.Lock()):
-            client = self._clients.get((address, lane))
-            if client is None or not client.is_open:
-                client = await self._connect(address)
-                for lost in [place for place, each in self._clients.items() if not each.is_open]:
-                    del self._clients[lost]  # of lanes that are not used any more
-                self._clients[address, lane] = client
-            return client
+        place = address, lane
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.timeout_s
+        while True:
+            known = self._clients.get(place)
+            if known is not None and known.is_open:
+                return known
+            attempt = self._connecting.get(place)
+            if attempt is None:
+                return await self._attempt(place, deadline - loop.time())
+            await asyncio.wait([attempt])
+            if (failure := attempt.result()) is not None:
+                raise ClientFailure(failure.message, failure.kind)
 
-    async def _connect(self, address: Address) -> Client:
+    async def _attempt(self, place: tuple[Address, Hashable], patience_s: float) -> Client:
+        attempt = self._connecting[place] = asyncio.get_running_loop().create_future()
+        failed: ClientFailure | None = None
+        try:
+            client = await self._connect(place[0], patience_s)
+            for lost in [where for where, each in self._clients.items() if not each.is_open]:
+                del self._clients[lost]  # of lanes that are not used any more
+            self._clients[place] = client
+        except ClientFailure as failure:
+            failed = failure
+            raise
+        finally:
+            del self._connecting[place]
+            attempt.set_result(failed)
+        return client
+
+    async def _connect(self, address: Address, patience_s: float) -> Client:
         client = Client(address.host, address.port, self._client_id)
         try:
-            async with asyncio.timeout(self.timeout_s):
+            async with asyncio.timeout(patience_s):
                 await client.connect()
         except TimeoutError:
             message = f"no broker answered at {address} within {self.timeout_s:g} s"
@@ -147,11 +169,11 @@ class Pool:
             return client
         raise ClientFailure(message, FailureKind.UNREACHABLE)
 
-    async def _forget(self, address: Address, lane: Hashable, client: Client) -> None:
+    def _forget(self, address: Address, lane: Hashable, client: Client) -> None:
         """Drop the connection that failed, and no other: another caller may have made a new one meanwhile."""
         if self._clients.get((address, lane)) is client:
             del self._clients[address, lane]
-        await client.close()
+        client.abort()  # to close it would wait until the broker has taken what was not sent yet
 
 
 def reason(error: BaseException) -> str:
