@@ -295,14 +295,29 @@ class Gateway:
         return cast(R, answer)
 
     async def ask_coordinator(self, topic: InternalTopic, key: str, request: Request[R], *, wait_s: float = 0.0) -> R:
-        """Ask the coordinator. Ask again while the answer's first error code says that it is moving or loading."""
+        """Ask the coordinator. Ask again while the answer's first error code says that it is moving or loading. A
+        coordinator that stops leading may have done what it was asked for: if no other one answers afterwards, the
+        failure says that it may have been carried out.
+        """
         deadline = asyncio.get_running_loop().time() + TIMEOUT_S
+        in_doubt = False
         while True:
-            node = await self.coordinator(topic, key)
-            answer = await self.ask(node, request, wait_s=wait_s, needs=self.needed_by([self.home(topic, key)]))
+            try:
+                node = await self.coordinator(topic, key)
+                answer = await self.ask(node, request, wait_s=wait_s, needs=self.needed_by([self.home(topic, key)]))
+            except (Problem, ClientFailure) as failure:
+                if not in_doubt:
+                    raise
+                raise ClientFailure(str(failure), FailureKind.UNREACHABLE, may_come_late=True) from None
             code = first_error(answer)
-            if code not in MOVED or asyncio.get_running_loop().time() > deadline:
+            if code not in MOVED:
                 return answer
+            in_doubt = in_doubt or code != ErrorCode.COORDINATOR_LOAD_IN_PROGRESS  # said before anything is done
+            if asyncio.get_running_loop().time() > deadline:
+                if not in_doubt:
+                    return answer
+                message = f"the coordinator of {key!r} is moving"
+                raise ClientFailure(message, FailureKind.UNREACHABLE, may_come_late=True)
             await asyncio.sleep(PAUSE_S)
 
     async def ask_controller(self, request: Request[R]) -> R:

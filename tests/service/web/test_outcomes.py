@@ -18,7 +18,7 @@ from log.batch import build_batch
 from log.ids import TopicPartition
 from service.client.failures import ClientFailure, FailureKind
 from service.settings.broker import Endpoint
-from service.web import fetching
+from service.web import fetching, gateway
 from service.web.app import WebServer
 from service.web.fetching import Lens, Piece, fetch, opened
 from service.web.forwarding import forward
@@ -30,7 +30,14 @@ from service.web.producing import BatchOut, Seal
 from service.web.sending import OutgoingBatch
 from service.web.transactions import Name, Open, OpenTransactions, commit, put_batch
 from service.wire.error_codes import ErrorCode
-from service.wire.messages import EndTxnRequest, EndTxnResponse, InitProducerIdRequest, InitProducerIdResponse
+from service.wire.messages import (
+    DeletableGroupResult,
+    DeleteGroupsResponse,
+    EndTxnRequest,
+    EndTxnResponse,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+)
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.web.kit import PATIENCE_S
 
@@ -188,6 +195,43 @@ def test_what_another_broker_may_have_done_is_not_said_to_be_undone(
             assert find.status == 200
         await web.stop()
 
+    on_stage(tmp_path, scene)
+
+
+@pytest.mark.parametrize("then", ["no broker there", "nobody coordinates", "it goes on moving"])
+@pytest.mark.parametrize(
+    ("first", "told"),
+    [(ErrorCode.NOT_COORDINATOR, (504, "unknown")), (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, (503, "none"))],
+)
+def test_what_a_coordinator_may_have_done_before_it_moved_is_not_said_to_be_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: ErrorCode, told: tuple[int, str], then: str
+) -> None:
+    """It was, if no other one could be asked."""
+    asked = 0
+
+    async def ask(*_: object, **__: object) -> object:
+        nonlocal asked
+        asked += 1
+        if asked > 1 and then == "no broker there":
+            raise NEVER_SENT
+        return DeleteGroupsResponse(results=[DeletableGroupResult("g", first)])
+
+    async def coordinator(*_: object) -> int:
+        if asked and then == "nobody coordinates":
+            raise NOBODY
+        return 2
+
+    async def scene(stage: Stage) -> None:
+        web = WebServer(stage.broker, connections_max=10)
+        await web.start([Endpoint("HTTP", "127.0.0.1", 0, "HTTP")])
+        stage.broker.ready.set()
+        cast(Any, web.gateway).ask, cast(Any, web.gateway).coordinator = ask, coordinator
+        async with ClientSession() as client:
+            answer = await client.delete(f"http://127.0.0.1:{web.endpoints[0].port}/v1/groups/g")
+            assert (answer.status, (await answer.json())["outcome"]) == told
+        await web.stop()
+
+    monkeypatch.setattr(gateway, "TIMEOUT_S", 0.1)
     on_stage(tmp_path, scene)
 
 
