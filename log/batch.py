@@ -519,6 +519,13 @@ def build_plain_batch(
     return assemble(header, b"".join(parts))
 
 
+def build_empty_batch() -> bytearray:
+    """A batch without records, as the cleaner may leave one. It takes up one offset, and has no time."""
+    times = NO_TIMESTAMP, NO_TIMESTAMP
+    header = BatchHeader(0, 0, NO_EPOCH, MAGIC, 0, 0, 0, *times, NO_PRODUCER_ID, NO_PRODUCER_EPOCH, NO_SEQUENCE, 0)
+    return assemble(header, b"")
+
+
 def build_from_stored(
     header: BatchHeader, records: Sequence[StoredRecord], *, delete_horizon_ms: int | None = None
 ) -> bytes:

@@ -47,6 +47,7 @@ from log.cleaning_job import (
 from log.compress import compress
 from log.control import ControlType, read_marker
 from log.disk import Disk
+from log.ids import NO_OFFSET
 from log.segment import Segment
 from log.swap import CLEANED
 
@@ -188,6 +189,8 @@ class _Census:
         self._flags = _Scratch(kept_bytes, job.scratch_folder, room)
         self._batches = 0
         self._records = 0
+        self.end_offset = NO_OFFSET
+        """Where the last batch ends. The segment may end behind it, if compaction has removed what stood there."""
         self.unreadable: dict[int, int] = {}
         """Batches that can't be opened, by their number (counted over all segments), with how many flags each has: none
         if that was found before its records were counted.
@@ -197,6 +200,7 @@ class _Census:
 
     def add(self, header: BatchHeader, batch: memoryview) -> None:
         index, self._batches = self._batches, self._batches + 1
+        self.end_offset = header.next_offset
         try:
             check(header, batch)
             if header.is_control or self.transactions.is_aborted(header) or not header.record_count:
@@ -476,7 +480,7 @@ class _Keeper:
         self._unreadable = census.unreadable
         self._transactions = census.transactions
         self._flags = memoryview(census.flags)  # type: ignore[arg-type] # numpy's stub does not say that arrays are buffers
-        self._producers = LastBatches(job.last_batches, job.last_markers, job.segments[-1].end_offset)
+        self._producers = LastBatches(job.last_batches, job.last_markers, census.end_offset)
         self._job = job
         self._horizon_ms = job.now_ms + job.delete_retention_ms
         self._cleaned = cleaned

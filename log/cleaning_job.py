@@ -96,8 +96,8 @@ class AbortedTransactions:
 
 
 class LastBatches:
-    """Which batches and markers stay in the log, even without records: what producers are known by, and the end of what
-    is cleaned.
+    """Which batches and markers stay in the log, even without records: what producers are known by, and the last batch
+    of what is cleaned, which ends at `end_offset`.
     """
 
     def __init__(self, batches: Sequence[int], markers: Sequence[int], end_offset: int) -> None:

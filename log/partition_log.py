@@ -200,6 +200,15 @@ class PartitionLog:
         return sum(segment.size_bytes for segment in self.segments)
 
     @property
+    def ends_in_gap(self) -> bool:
+        """Whether compaction has removed what stood at the end. This reads only if the active segment is empty."""
+        active = self.segments.active
+        if self.start_offset == self.end_offset or (active is not None and active.size_bytes):
+            return False
+        last = next((segment for segment in reversed(self.segments) if segment.size_bytes), None)
+        return last is None or last.end_before(last.size_bytes) < self.end_offset
+
+    @property
     def damage(self) -> Sequence[Damage]:
         """Durable bytes that recovery found damaged. A log with any damage must not lead."""
         return self.recovery.damage if self.recovery is not None else ()

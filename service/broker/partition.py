@@ -43,6 +43,7 @@ from log.batch import (
     TRANSACTIONAL,
     BatchHeader,
     CorruptBatch,
+    build_empty_batch,
     clear_attributes,
     crc32c,
     read_header,
@@ -325,6 +326,19 @@ class Partition:
             self._settled(moved=self.replicas.require(config.min_insync_replicas))
 
     # -- leading
+
+    def close_gap(self, *, now_ms: int) -> None:
+        """If this log ends in a gap, append an empty batch. Followers copy batches, and would never come to the end
+        otherwise. The cleaner keeps the last batch; but a log that was cut in a gap ends there, and so may a log that a
+        former cleaner left.
+        """
+        log = self.log
+        try:
+            if log.config.compacts and log.ends_in_gap:
+                empty = build_empty_batch()
+                self._append(memoryview(empty), read_header(empty), -1, now_ms)
+        except (DiskFault, CorruptBatch) as error:
+            self.unreadable(error)
 
     def decided(self, isr: tuple[int, ...], partition_epoch: int, eligible: tuple[int, ...]) -> None:
         """The metadata says who is in sync now, and who else is eligible to lead."""

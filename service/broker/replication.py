@@ -117,6 +117,8 @@ class Replication:
             now_ms=self.in_sync.now_ms(),
         )
         self._release(partition)
+        if begins:
+            partition.close_gap(now_ms=self._parts.env.clock.wall_ms())
         return begins
 
     def _release(self, partition: Partition) -> None:

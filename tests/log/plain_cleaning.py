@@ -9,6 +9,7 @@ from log.cleaning import clean
 from log.cleaning_job import AbortedTransactions, Cleaned, CleaningJob, LastBatches, groups_of
 from log.control import ControlType, read_marker
 from log.disk import Disk
+from log.ids import NO_OFFSET
 from log.segment import SUFFIXES, Segment, SegmentFacts, segment_name
 from log.swap import CLEANED
 
@@ -27,7 +28,8 @@ class PlainCleaner:
         self.job = job
         self.cleaned = Cleaned()
         self.transactions = AbortedTransactions(job.aborted)
-        self.last = LastBatches(job.last_batches, job.last_markers, job.segments[-1].end_offset)
+        ends = [header.next_offset for _, header, _ in self.batches(job.segments)]
+        self.last = LastBatches(job.last_batches, job.last_markers, ends[-1] if ends else NO_OFFSET)
         self.with_data: set[int] = set()
         self.latest: dict[bytes, tuple[int, int]] = {}
 

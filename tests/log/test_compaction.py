@@ -211,6 +211,17 @@ def test_the_last_batch_stays_so_that_a_copy_of_the_log_comes_to_its_end() -> No
     assert offsets(bench) == [2], "another batch is the last one now"
 
 
+def test_the_last_batch_stays_where_the_segment_ends_in_a_gap_already() -> None:
+    """Behind a gap, the end of a sealed segment is the beginning of the next one after a crash."""
+    bench = Bench(MemoryDisk())
+    bench.put((b"a", b"1"))
+    bench.put((None, b"has no place"))
+    bench.log.end_offset += 5
+    bench.log.segments[-1].end_offset += 5
+    cleaned(bench)
+    assert [(header.next_offset, header.record_count) for header, _ in bench.log.scan(0)] == [(1, 1), (2, 0)]
+
+
 def test_nothing_undecided_active_or_undurable_is_touched() -> None:
     async def run() -> None:
         disk = MemoryDisk()

@@ -195,6 +195,33 @@ def test_what_was_never_committed_does_not_survive_in_a_gap(tmp_path: Path) -> N
     on_cluster_stage(tmp_path, scene, 4, 1, 2, 3, given=OS | PATIENT | {"log.cleaner.backoff.ms": "3600000"})
 
 
+@pytest.mark.parametrize("ends", ["stop", "kill"])
+def test_a_log_that_ends_in_a_gap_is_followed_to_its_end(tmp_path: Path, ends: str) -> None:
+    """A former cleaner left such a log, or a cut in a gap did. Nobody writes behind it."""
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, min_insync_replicas="1", cleanup_policy="compact")
+        for value in "abc":
+            await stage.write(value)
+        await stage.stop(2)
+        await stage.in_sync(1)
+        partition = stage.partition(1)
+        log = partition.log
+        log.end_offset += 7
+        log.start_segment(1)
+        log.durability.gaps_left = log.end_offset
+        await partition.flush()
+        await (stage.stop(1) if ends == "stop" else stage.kill(1))
+        await stage.start(1)
+        await stage.start(2)
+        await stage.in_sync(1, 2)
+        await stage.alike(1, 2)
+        assert [offset for offset, _, _ in stored(stage.partition(2))] == [0, 1, 2, 10]
+        assert (await stage.write("d")).base_offset == 11
+
+    on_cluster_stage(tmp_path, scene, 3, 1, 2, given=OS)
+
+
 def test_a_cut_that_is_another_one_when_the_log_is_free_is_prepared_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
