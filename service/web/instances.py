@@ -38,12 +38,13 @@ from service.web.members import (
     LATEST,
     MEMBERS_MAX,
     POLL_BEAT_S,
+    SOMEWHERE,
     STEP_MS,
     HttpMember,
     Join,
     Members,
     commit_by,
-    committed_by,
+    offsets_by_now,
 )
 from service.web.problems import Problem, of_error
 from service.web.records import RecordOut
@@ -52,8 +53,6 @@ from service.wire.error_codes import ErrorCode
 
 logger = logging.getLogger("oncelog.http")
 
-SOMEWHERE = -1
-"""The position of a partition that has not been read from yet."""
 COMMIT_EVERY_S = 5.0
 KEPT_BYTES_MAX = 16 << 20
 """The most bytes of subscriptions and assignments, in the form in which they came, of all instances together."""
@@ -290,8 +289,10 @@ class Instances(Members):
         ]
         if not fresh:
             return
-        committed = await committed_by(self._gateway, instance.group, fresh)
+        committed, unsettled = await offsets_by_now(self._gateway, instance.group, fresh)
         for each in fresh:
+            if each in unsettled:
+                continue  # the instance goes on beating meanwhile
             offset = committed[each][0] if each in committed else await self._reset(instance, each)
             if instance.positions.get(each) == SOMEWHERE:
                 instance.positions[each] = offset

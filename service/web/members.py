@@ -41,7 +41,7 @@ from service.web.consuming import (
 from service.web.event_format import BATCHED
 from service.web.fetching import Lens, Shown, before_the_next, fetch, left_ms, opened
 from service.web.forwarding import client_gone, forward
-from service.web.gateway import PAUSE_S, Gateway
+from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.groups import Assigned
 from service.web.problems import Problem, of_error
 from service.web.records import RecordOut, with_text_numbers
@@ -62,6 +62,8 @@ from service.wire.messages import (
 logger = logging.getLogger("oncelog.http")
 
 EARLIEST, LATEST = -2, -1
+SOMEWHERE = -1
+"""The position of a partition that can't be read yet, because it is not known where the group is in it."""
 LEAVE = -1
 MEMBERS_MAX = 10_000
 STEP_MS = 500
@@ -135,6 +137,11 @@ class HttpMember:
     """How many polls have said how far the client has got. What an earlier poll would find, the last one gives."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by one poll or heartbeat at a time, because both change positions."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing can be read until a heartbeat tells what, and from where."""
+        return all(offset == SOMEWHERE for offset in self.positions.values())
 
     @property
     def assignment(self) -> list[Assigned]:
@@ -230,7 +237,16 @@ class Members:
             for _ in range(5):
                 member.beaten_s = asyncio.get_running_loop().time()
                 if not await self._beat_once(member):
-                    return
+                    break
+            waiting = [each for each, offset in member.positions.items() if offset == SOMEWHERE]
+            if waiting:
+                await self._begin_in(member, waiting)
+
+    async def _begin_in(self, member: HttpMember, partitions: list[TopicPartition]) -> None:
+        begun = await self.starts(member, partitions)
+        if not member.is_gone:
+            member.begun.update(begun)
+            member.positions.update(begun)
 
     async def _beat_once(self, member: HttpMember) -> bool:
         image = self._gateway.image
@@ -274,9 +290,7 @@ class Members:
             member.lose(lost)
         fresh = [each for each in given if each not in member.positions]
         if fresh:
-            begun = await self.starts(member, fresh)
-            member.begun.update(begun)
-            member.positions.update(begun)
+            await self._begin_in(member, fresh)
         return changed
 
     async def give_up(self, member: HttpMember, partitions: list[TopicPartition]) -> None:
@@ -285,15 +299,18 @@ class Members:
         """
 
     async def starts(self, member: HttpMember, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where the group is in these partitions. If a transaction is about to commit offsets, its end
-        is waited for.
+        """Where the group is in these partitions: SOMEWHERE while a transaction is about to commit offsets there. The
+        member goes on beating until that one has ended, and is asked for again with each heartbeat.
         """
-        committed = await committed_by(self._gateway, member.group, partitions, (member.member_id, member.epoch))
+        who = member.member_id, member.epoch
+        committed, unsettled = await offsets_by_now(self._gateway, member.group, partitions, who)
         where = EARLIEST if member.join.auto_offset_reset == "earliest" else LATEST
         found = {}
         for each in partitions:
             if each in committed:
                 found[each] = committed[each][0]
+            elif each in unsettled:
+                found[each] = SOMEWHERE
             else:
                 found[each] = await at_time(self._gateway, each, where, Isolation.READ_COMMITTED.value)
         return found
@@ -305,12 +322,24 @@ NOBODY: tuple[str | None, int] = (None, -1)
 """Member id and epoch of a caller that is no member of the group."""
 
 
-async def committed_by(
-    gateway: Gateway, group: str, partitions: Iterable[TopicPartition], who: tuple[str | None, int] = NOBODY
-) -> Committed:
+async def committed_by(gateway: Gateway, group: str, partitions: Iterable[TopicPartition]) -> Committed:
     """What the group has committed for these partitions. If a transaction is about to commit offsets, its end is waited
-    for.
+    for, but not for long.
     """
+    deadline = asyncio.get_running_loop().time() + TIMEOUT_S
+    while True:
+        committed, unsettled = await offsets_by_now(gateway, group, partitions)
+        if not unsettled:
+            return committed
+        if asyncio.get_running_loop().time() > deadline:
+            raise of_error(ErrorCode.UNSTABLE_OFFSET_COMMIT, f"a transaction is open with offsets of group {group!r}")
+        await asyncio.sleep(PAUSE_S)
+
+
+async def offsets_by_now(
+    gateway: Gateway, group: str, partitions: Iterable[TopicPartition], who: tuple[str | None, int] = NOBODY
+) -> tuple[Committed, set[TopicPartition]]:
+    """What the group has committed for these partitions, and those for which a transaction is about to commit."""
     image = gateway.image
     topics = [
         OffsetFetchRequestTopics(name, image.topics[name].id, [each.partition for each in of_topic])
@@ -318,24 +347,22 @@ async def committed_by(
         if name in image.topics
     ]
     request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group, *who, topics)], require_stable=True)
-    while True:
-        (answer,) = (await gateway.ask_coordinator(GROUPS, group, request)).groups
-        codes = {part.error_code for topic in answer.topics for part in topic.partitions} - {0}
-        if ErrorCode.UNSTABLE_OFFSET_COMMIT in codes:
-            await asyncio.sleep(PAUSE_S)
-            continue
-        code = answer.error_code or next(iter(codes), 0)
-        if code:
-            raise of_error(code, f"offsets of group {group!r}")
-        return {
-            TopicPartition(topic.name or image.topic_names[topic.topic_id], part.partition_index): (  # type: ignore[index]
-                part.committed_offset,
-                part.metadata,
-            )
-            for topic in answer.topics
-            for part in topic.partitions
-            if part.committed_offset >= 0
-        }
+    (answer,) = (await gateway.ask_coordinator(GROUPS, group, request)).groups
+    if answer.error_code:
+        raise of_error(answer.error_code, f"offsets of group {group!r}")
+    committed: Committed = {}
+    unsettled: set[TopicPartition] = set()
+    for topic in answer.topics:
+        name = topic.name or image.topic_names[topic.topic_id]  # type: ignore[index]
+        for part in topic.partitions:
+            each = TopicPartition(name, part.partition_index)
+            if part.error_code == ErrorCode.UNSTABLE_OFFSET_COMMIT:
+                unsettled.add(each)
+            elif part.error_code:
+                raise of_error(part.error_code, f"offsets of group {group!r}")
+            elif part.committed_offset >= 0:
+                committed[each] = part.committed_offset, part.metadata
+    return committed, unsettled
 
 
 async def commit_by(
@@ -439,7 +466,7 @@ async def _poll(
     while True:
         if member.is_gone:
             raise Problem("member-expired", "the member has left its group")
-        if loop.time() - member.beaten_s > (IDLE_BEAT_S if not member.positions else POLL_BEAT_S):
+        if loop.time() - member.beaten_s > (IDLE_BEAT_S if member.is_idle else POLL_BEAT_S):
             await gateway.members.beat(member)
         async with member.turn:
             if seen is not None:
@@ -470,7 +497,7 @@ async def _read(
     """Records, and the positions behind them. The member itself does not move: after an error in one partition nobody
     gets what was found in the others.
     """
-    asked = dict(member.positions)
+    asked = {each: offset for each, offset in member.positions.items() if offset != SOMEWHERE}
     by_leader: dict[int, dict[TopicPartition, int]] = {}
     for partition, offset in asked.items():
         by_leader.setdefault(gateway.leader(partition), {})[partition] = offset
@@ -499,7 +526,10 @@ async def _read(
 
 
 def _token(member: HttpMember) -> str:
-    content: Token = member.epoch, [(*each, offset) for each, offset in sorted(member.positions.items())]
+    content: Token = (
+        member.epoch,
+        [(*each, offset) for each, offset in sorted(member.positions.items()) if offset != SOMEWHERE],
+    )
     return base64.urlsafe_b64encode(msgspec.json.encode(content)).decode()
 
 

@@ -123,6 +123,7 @@ OF_ERROR: Mapping[E, str] = {
     E.COORDINATOR_LOAD_IN_PROGRESS: "not-now",
     E.COORDINATOR_NOT_AVAILABLE: "not-now",
     E.NOT_COORDINATOR: "not-now",
+    E.UNSTABLE_OFFSET_COMMIT: "not-now",
     E.NOT_CONTROLLER: "not-now",
     E.KAFKA_STORAGE_ERROR: "not-now",
     E.REQUEST_TIMED_OUT: "outcome-unknown",

@@ -16,10 +16,17 @@ from log.ids import TopicPartition
 from service.web import members
 from service.web.fetching import Lens, Piece
 from service.web.instances import Instance, Instances
-from service.web.members import HttpMember, Join
+from service.web.members import SOMEWHERE, HttpMember, Join
 from service.web.problems import Problem
 from service.wire.error_codes import ErrorCode
-from service.wire.messages import OffsetCommitRequest
+from service.wire.messages import (
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopics,
+)
 from tests.batches import data
 from tests.service.web.kit import PATIENCE_S, Http, ask_and_go
 
@@ -290,6 +297,54 @@ def test_an_instance_commits_nothing_by_request_that_the_group_takes_away_meanwh
     assert coordinator.committed == [{0: 3, 1: 3}]
     asyncio.run(instances.commit_all(instance))
     assert coordinator.committed[1:] == [{0: 3}]
+
+
+@pytest.mark.parametrize("kind", ["member", "instance"])
+def test_a_member_goes_on_beating_while_a_transaction_is_open_with_offsets_of_its_group(kind: str) -> None:
+    """It waited for the end of the transaction without a heartbeat, so the group removed it."""
+    coordinator = Coordinator([0, 1], [0, 1])
+    heartbeats = coordinator.ask_coordinator
+    answers = [(ErrorCode.UNSTABLE_OFFSET_COMMIT, -1)]
+
+    async def asked(where: Any, key: str, request: Any) -> Any:
+        if not isinstance(request, OffsetFetchRequest):
+            return await heartbeats(where, key, request)
+        (group,) = request.groups
+        assert group.topics
+        parts = [
+            OffsetFetchResponsePartitions(index, 5, error_code=0)
+            if not index
+            else OffsetFetchResponsePartitions(index, answers[0][1], error_code=answers[0][0])
+            for index in group.topics[0].partition_indexes
+        ]
+        return OffsetFetchResponse(
+            groups=[OffsetFetchResponseGroup("group", topics=[OffsetFetchResponseTopics("t", partitions=parts)])]
+        )
+
+    cast(Any, coordinator).ask_coordinator = asked
+    first, second = TopicPartition("t", 0), TopicPartition("t", 1)
+
+    async def play() -> None:
+        async with asyncio.timeout(10):
+            if kind == "member":
+                here, member = members.Members(cast(Any, coordinator)), HttpMember("group", "m1", Join(["t"]), 0.0)
+                await here.beat(member)
+                assert member.positions == {first: 5, second: SOMEWHERE}
+                assert members._read_token(members._token(member)) == (1, [("t", 0, 5)])
+                answers[0] = ErrorCode.NONE, 7
+                await here.beat(member)
+                assert member.begun == {first: 5, second: 7}
+            else:
+                there = Instances(cast(Any, coordinator))
+                member = instance = Instance("group", "i1", Join(["t"]), 0.0, pattern="")
+                await there.beat(instance)
+                await there._begin(instance)
+                assert instance.positions == {first: 5, second: SOMEWHERE}
+                answers[0] = ErrorCode.NONE, 7
+                await there._begin(instance)
+            assert member.positions == {first: 5, second: 7}
+
+    asyncio.run(play())
 
 
 def test_an_error_in_one_partition_skips_nothing_in_another(monkeypatch: pytest.MonkeyPatch) -> None:
