@@ -177,10 +177,23 @@ class Members:
             raise Problem("throttled", f"{MEMBERS_MAX} members read by HTTP here")
         member_id = str(UUID(bytes=self._gateway.env.unique(), version=4))
         member = HttpMember(group, member_id, join, asyncio.get_running_loop().time())
-        await self.beat(member)
-        self._members[group, member_id] = member
+        self._members[group, member_id] = member  # it counts while it joins
+        try:
+            await self.beat(member)
+        except BaseException as failure:
+            self.forget(member)
+            if isinstance(failure, Problem | ClientFailure):
+                self._gateway.env.tasks.spawn(f"member {member_id} leaves", self._depart_unseen(member))
+            raise
         self._gateway.env.tasks.spawn(f"member {member_id}", self._live(member))
         return member
+
+    async def _depart_unseen(self, member: HttpMember) -> None:
+        """Nobody knows of the member, but its group may have given it partitions."""
+        try:
+            await self.depart(member)
+        except (Problem, ClientFailure) as failure:
+            logger.info("member %s of group %s may be left there: %s", member.member_id, member.group, failure)
 
     def find(self, group: str, member_id: str) -> HttpMember:
         member = self._members.get((group, member_id))

@@ -299,6 +299,37 @@ def test_an_instance_commits_nothing_by_request_that_the_group_takes_away_meanwh
     assert coordinator.committed[1:] == [{0: 3}]
 
 
+def test_a_member_that_joined_in_vain_leaves_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client was told of the failure, and the group kept its partitions for it until the session was over."""
+    coordinator = Coordinator([0, 1])
+    heartbeats = coordinator.ask_coordinator
+    epochs: list[int] = []
+    under_way: list[asyncio.Future[None]] = []
+
+    async def asked(where: Any, key: str, request: Any) -> Any:
+        await asyncio.sleep(0)
+        if isinstance(request, OffsetFetchRequest):
+            raise Problem("not-now")
+        epochs.append(request.member_epoch)
+        return await heartbeats(where, key, request)
+
+    def spawn(_: str, work: Any) -> None:
+        under_way.append(asyncio.ensure_future(work))
+
+    async def play() -> None:
+        gateway = cast(Any, coordinator)
+        gateway.ask_coordinator = asked
+        gateway.env = Mock(unique=lambda: bytes(16), tasks=Mock(spawn=spawn))
+        here = members.Members(gateway)
+        monkeypatch.setattr(members, "MEMBERS_MAX", 1)
+        told = await asyncio.gather(here.add("g", Join(["t"])), here.add("g", Join(["t"])), return_exceptions=True)
+        assert sorted(cast(Problem, each).slug for each in told) == ["not-now", "throttled"]
+        await asyncio.gather(*under_way)
+        assert epochs == [0, -1] and not here._members
+
+    asyncio.run(play())
+
+
 @pytest.mark.parametrize("kind", ["member", "instance"])
 def test_a_member_goes_on_beating_while_a_transaction_is_open_with_offsets_of_its_group(kind: str) -> None:
     """It waited for the end of the transaction without a heartbeat, so the group removed it."""
