@@ -116,7 +116,7 @@ def test_those_who_wait_have_a_connection_though_the_one_who_makes_it_gives_up()
 def test_a_connection_on_which_nothing_goes_on_is_dropped_without_waiting_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A broker that had not taken all bytes held whoever closed the connection, without end."""
+    """A broker that had not taken all bytes held the caller that dropped its connection, without end."""
 
     async def forever(*_: object) -> None:
         await asyncio.Event().wait()
