@@ -111,7 +111,12 @@ def settled(state: PartitionState, alive: Container[int], least: int) -> Partiti
 def held_by(replicas: tuple[int, ...], state: PartitionState, alive: Container[int], least: int) -> PartitionState:
     """The state in which the partition has only these of its replicas, and one of them leads. No reassignment is in
     progress then.
+
+    If one is removed, the leader epoch rises. Until its broker is told, it goes on to fetch for the copy that it will
+    delete. If it is a replica again by then, that copy must not count for the new one, which is empty.
     """
     isr = tuple(member for member in state.isr if member in replicas)
     new = with_isr(state._replace(replicas=replicas, adding=(), removing=()), isr, least)
-    return new if new.leader in replicas else elect(new, alive, least)
+    if new.leader not in replicas:
+        return elect(new, alive, least)
+    return new if len(replicas) == len(state.replicas) else new._replace(leader_epoch=new.leader_epoch + 1)
