@@ -16,6 +16,7 @@ from log.batch import CorruptBatch
 from log.disk import DiskFault
 from log.ids import TopicPartition, folder_of
 from log.relocation import FUTURE, Relocation, stem_of
+from service.broker.housekeeper import Housekeeper
 from service.broker.log_folder import LogFolder
 from service.broker.opening import PartitionMaker
 from service.broker.partition import Partition
@@ -67,12 +68,14 @@ class FolderMoves:
         partitions: PartitionTable,
         folders: Sequence[LogFolder],
         maker: PartitionMaker,
+        housekeeper: Housekeeper,
     ) -> None:
         self._env = env
         self._metadata = metadata
         self._partitions = partitions
         self._folders = folders
         self._maker = maker
+        self._housekeeper = housekeeper
         self._moves: dict[Partition, FolderMove] = {}
         self._queue: deque[FolderMove] = deque()
         """Moves to carry out. A move that was called off stays in here until the files it left are removed."""
@@ -200,15 +203,19 @@ class FolderMoves:
                 await relocation.copy.flush()
             await self._pace(move, copied)
             if not copied or relocation.copy.end_offset >= high_watermark:
-                return await relocation.take_over(
-                    folder_of(partition.topic_partition),
-                    now_ms=self._env.clock.wall_ms(),
-                    breathe=breathe,
-                    may=lambda: self._may_go_on(move),
-                    decided=lambda: self._decided(move),
-                    origin_failed=partition.folder.fail,
-                    target_failed=move.target.fail,
-                )
+                # If the topic is deleted and the process dies, the next start finds the former folder, which does not
+                # have the partition's name. So no recovery point may be left that a new topic of that name is judged
+                # by.
+                async with self._housekeeper.distrusting(partition, 0):
+                    return await relocation.take_over(
+                        folder_of(partition.topic_partition),
+                        now_ms=self._env.clock.wall_ms(),
+                        breathe=breathe,
+                        may=lambda: self._may_go_on(move),
+                        decided=lambda: self._decided(move),
+                        origin_failed=partition.folder.fail,
+                        target_failed=move.target.fail,
+                    )
         return False
 
     async def _pace(self, move: FolderMove, copied_bytes: float) -> None:

@@ -76,7 +76,7 @@ class Broker:
             config, env.clock, Inspector(env), coordination.transaction_gate, self.replication.in_sync
         )
         self.maker = PartitionMaker(env, config, self.partitions, self.folders, self.housekeeper)
-        self.moves = FolderMoves(env, self.metadata, self.partitions, self.folders, self.maker)
+        self.moves = FolderMoves(env, self.metadata, self.partitions, self.folders, self.maker, self.housekeeper)
         self.compactor = Compactor(env, config, self.partitions, self.moves)
         self.holdings = Holdings(
             env.tasks,

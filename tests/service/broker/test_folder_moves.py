@@ -16,7 +16,7 @@ from log.ids import TopicPartition
 from log.manifest import MANIFEST
 from log.relocation import FORMER, FUTURE, stem_of
 from log.removal import raise_start_offset, remove_oldest
-from service.broker.folder_moves import RATE
+from service.broker.folder_moves import RATE, FolderMove, FolderMoves
 from service.broker.partition import Appended, Partition
 from service.ports import RealClock
 from service.stores.memory import MemoryServer
@@ -380,6 +380,33 @@ def test_what_a_folder_lists_of_a_partition_that_moved_away_does_not_outlive_it(
         await moved(partition, folders.two)
         await stage.ask(DeleteTopicsRequest(topic_names=["moved"], timeout_ms=5000), 5)
         await until(lambda: not any(housekeeper.written_points.values()))
+
+    folders.live(scene)
+
+
+def test_no_recovery_point_is_left_by_the_partition_when_it_is_decided_that_it_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The former folder does not have the partition's name: a topic of that name would be judged by the point."""
+    folders = Folders(tmp_path)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("moved")
+        partition, housekeeper = await stage.served("moved"), stage.broker.housekeeper
+        await write(partition, 3)
+        await housekeeper.write_points(partition.folder)
+        points = housekeeper.written_points[partition.folder]
+        assert points[partition.topic_partition] == 3
+        origin, decided, seen = partition.folder, FolderMoves._decided, list[int]()
+
+        def look(moves: FolderMoves, move: FolderMove) -> None:
+            seen.append(housekeeper.written_points[origin][partition.topic_partition])
+            decided(moves, move)
+
+        monkeypatch.setattr(FolderMoves, "_decided", look)
+        assert await move(stage, folders.two) is ErrorCode.NONE
+        await moved(partition, folders.two)
+        assert seen == [0]
 
     folders.live(scene)
 
