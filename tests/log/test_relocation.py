@@ -220,16 +220,22 @@ def test_what_was_deleted_stays_deleted_although_compaction_has_removed_the_dele
     asyncio.run(run())
 
 
+async def known_by_views_alone() -> Moving:
+    """A log without its first segments: only its views know the producer 7, whose batch stood there."""
+    bench = Moving()
+    bench.put((b"a", b"1"), producer=7)
+    for count in range(30):
+        bench.put((b"k%d" % count, bytes(50)))
+    await bench.log.flush()
+    await remove_oldest(bench.log, lambda: 2)
+    return bench
+
+
 def test_what_the_views_knew_of_removed_batches_is_known_after_a_cut_of_the_moved_log() -> None:
     """Before the move there was a snapshot at the beginning of each segment, from which a cut could go on."""
 
     async def run() -> None:
-        bench = Moving()
-        bench.put((b"a", b"1"), producer=7)
-        for count in range(30):
-            bench.put((b"k%d" % count, bytes(50)))
-        await bench.log.flush()
-        await remove_oldest(bench.log, lambda: 2)
+        bench = await known_by_views_alone()
         known, end_offset = dict(bench.producers.last), bench.log.end_offset
         bench.put((b"b", b"2"), producer=8)
         assert await bench.finish(bench.begin())
@@ -243,12 +249,7 @@ def test_what_the_views_knew_of_removed_batches_is_known_after_a_cut_of_the_move
 @pytest.mark.parametrize("recovery_point", [0, 1 << 40])
 def test_what_the_views_knew_of_removed_batches_is_known_after_a_crash_of_the_moved_log(recovery_point: int) -> None:
     async def run() -> None:
-        bench = Moving()
-        bench.put((b"a", b"1"), producer=7)
-        for count in range(30):
-            bench.put((b"k%d" % count, bytes(50)))
-        await bench.log.flush()
-        await remove_oldest(bench.log, lambda: 2)
+        bench = await known_by_views_alone()
         assert await bench.finish(bench.begin())
         bench.put((b"b", b"2"), producer=8)
         end_offset = bench.log.end_offset
