@@ -15,7 +15,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -863,12 +863,17 @@ def a_former_folder_keeps_its_point() -> Iterator[None]:
     async def keep(keeper: Housekeeper, folder: LogFolder) -> None:
         return
 
+    @contextlib.asynccontextmanager
+    async def trusting(keeper: Housekeeper, partition: Partition, offset: int) -> AsyncIterator[None]:
+        yield
+
     async def open_all_as_noted(maker: PartitionMaker, image: Image, node_id: int) -> None:
         with replaced(Housekeeper, "write_points", keep):
             await open_all(maker, image, node_id)
 
     with (
         replaced(Housekeeper, "forget_points", forget),
+        replaced(Housekeeper, "distrusting", trusting),
         replaced(PartitionMaker, "open_all", open_all_as_noted),
     ):
         yield
