@@ -15,7 +15,6 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from service.broker.internal_topics import TRANSACTIONS
-from service.client.cluster import MOVED
 from service.web.answers import as_json, read_json
 from service.web.gateway import Gateway
 from service.web.problems import Outcome, Problem, of_error
@@ -97,11 +96,9 @@ async def decide(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     question = EndBranchesRequest(
         *(root, token, wanted.commit, named, wanted.producer_id, wanted.epoch), decided_by=wanted.decided_by
     )
-    answer = await gateway.ask_coordinator(TRANSACTIONS, root, question)
-    if answer.error_code in MOVED:  # a coordinator that stops leading may have written the decision before
-        raise Problem("outcome-unknown", answer.error_message, error=answer.error_code, outcome="unknown")
-    if answer.error_code:
-        raise of_error(answer.error_code, answer.error_message or f"branches of {root!r}", writing=True)
+    answer, in_doubt = await gateway.ask_to_change(TRANSACTIONS, root, question)
+    if code := answer.error_code:
+        raise of_error(code, answer.error_message or f"branches of {root!r}", writing=True, in_doubt=in_doubt)
     if answer.decided_now:
         await _until_visible(gateway, named)
     outcome = _outcome(answer, token, wanted)

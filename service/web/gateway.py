@@ -294,28 +294,32 @@ class Gateway:
             asyncio.get_running_loop().call_soon(session.unpin)
         return cast(R, answer)
 
-    async def ask_coordinator(self, topic: InternalTopic, key: str, request: Request[R], *, wait_s: float = 0.0) -> R:
-        """Ask the coordinator. Ask again while the answer's first error code says that it is moving or loading. A
-        coordinator that stops leading may have done what it was asked for: if no other one answers afterwards, the
-        failure says that it may have been carried out.
+    async def ask_coordinator(self, topic: InternalTopic, key: str, request: Request[R]) -> R:
+        """Ask the coordinator. Ask again while the answer's first error code says that it is moving or loading."""
+        return (await self.ask_to_change(topic, key, request))[0]
+
+    async def ask_to_change(self, topic: InternalTopic, key: str, request: Request[R]) -> tuple[R, bool]:
+        """The coordinator's answer, and whether another one may have done before what it was asked for: one that stops
+        leading may have. So if the answer is a refusal, something may have changed all the same. If no other one
+        answers afterwards, the failure says that it may have been carried out.
         """
         deadline = asyncio.get_running_loop().time() + TIMEOUT_S
         in_doubt = False
         while True:
             try:
                 node = await self.coordinator(topic, key)
-                answer = await self.ask(node, request, wait_s=wait_s, needs=self.needed_by([self.home(topic, key)]))
+                answer = await self.ask(node, request, needs=self.needed_by([self.home(topic, key)]))
             except (Problem, ClientFailure) as failure:
                 if not in_doubt:
                     raise
                 raise ClientFailure(str(failure), FailureKind.UNREACHABLE, may_come_late=True) from None
             code = first_error(answer)
             if code not in MOVED:
-                return answer
+                return answer, in_doubt
             in_doubt = in_doubt or code != ErrorCode.COORDINATOR_LOAD_IN_PROGRESS  # said before anything is done
             if asyncio.get_running_loop().time() > deadline:
                 if not in_doubt:
-                    return answer
+                    return answer, in_doubt
                 message = f"the coordinator of {key!r} is moving"
                 raise ClientFailure(message, FailureKind.UNREACHABLE, may_come_late=True)
             await asyncio.sleep(PAUSE_S)

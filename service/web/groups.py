@@ -170,9 +170,9 @@ async def describe(gateway: Gateway, request: web.Request) -> web.Response:
 
 async def delete(gateway: Gateway, request: web.Request) -> web.Response:
     group = request.match_info["group"]
-    answer = await gateway.ask_coordinator(GROUPS, group, DeleteGroupsRequest([group]))
+    answer, in_doubt = await gateway.ask_to_change(GROUPS, group, DeleteGroupsRequest([group]))
     if code := answer.results[0].error_code:
-        raise of_error(code, f"group {group!r}", writing=True)
+        raise of_error(code, f"group {group!r}", writing=True, in_doubt=in_doubt)
     return web.Response(status=204)
 
 
@@ -213,12 +213,19 @@ async def reset(gateway: Gateway, request: web.Request) -> web.Response:
             raise Problem("invalid-request", f"{offset} is no offset")
         topic = topics.setdefault(each.topic, OffsetCommitRequestTopic(each.topic, gateway.topic(each.topic).id))
         topic.partitions.append(OffsetCommitRequestPartition(each.partition, offset))
-    answer = await gateway.ask_coordinator(GROUPS, group, OffsetCommitRequest(group, topics=list(topics.values())))
-    for asked in answer.topics:
-        for each_answer in asked.partitions:
-            if each_answer.error_code:
-                raise of_error(each_answer.error_code, f"group {group!r}", writing=True)
+    await commit_offsets(gateway, OffsetCommitRequest(group, topics=list(topics.values())))
     return as_json(GroupOffsets([GroupOffset(*each, offset) for each, offset in sorted(new.items())]))
+
+
+async def commit_offsets(gateway: Gateway, request: OffsetCommitRequest) -> None:
+    """Commit offsets. The outcome of a refusal is `none` only if no partition's offset was committed."""
+    group = request.group_id
+    answer, in_doubt = await gateway.ask_to_change(GROUPS, group, request)
+    codes = [each.error_code for topic in answer.topics for each in topic.partitions]
+    if refused := next(filter(None, codes), 0):
+        is_partly = not all(codes)
+        detail = f"group {group!r}: offsets of other partitions were committed" if is_partly else f"group {group!r}"
+        raise of_error(refused, detail, writing=True, in_doubt=in_doubt or is_partly)
 
 
 async def new_offsets(gateway: Gateway, cluster: Cluster, group: str, wanted: Reset) -> dict[TopicPartition, int]:

@@ -42,7 +42,7 @@ from service.web.event_format import BATCHED
 from service.web.fetching import Lens, Shown, before_the_next, fetch, left_ms, opened
 from service.web.forwarding import client_gone, forward
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
-from service.web.groups import Assigned
+from service.web.groups import Assigned, commit_offsets
 from service.web.problems import Problem, of_error
 from service.web.records import RecordOut, with_text_numbers
 from service.web.routing import JSON, Route, integer, text
@@ -390,20 +390,14 @@ async def commit_by(
         asked = OffsetCommitRequestTopic(name, gateway.topic(name).id)
         for each in partitions:
             offset, metadata = offsets[each]
-            if not 0 <= offset < 2**63 or not 0 <= each.partition < 2**31:
+            if not 0 <= offset < 2**63:
                 raise Problem("invalid-request", f"{offset} is no offset")
             asked.partitions.append(OffsetCommitRequestPartition(each.partition, offset, -1, metadata))
         topics.append(asked)
     if not topics:
         return
     member_id, epoch = who
-    answer = await gateway.ask_coordinator(
-        GROUPS, group, OffsetCommitRequest(group, epoch, member_id, instance_id, topics=topics)
-    )
-    for topic in answer.topics:
-        for part in topic.partitions:
-            if part.error_code:
-                raise of_error(part.error_code, f"group {group!r}", writing=True)
+    await commit_offsets(gateway, OffsetCommitRequest(group, epoch, member_id, instance_id, topics=topics))
 
 
 # -- requests
@@ -570,6 +564,8 @@ async def commit(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     else:
         generation = member.epoch
         offsets = {TopicPartition(each.topic, each.partition): (each.offset, each.metadata) for each in wanted.offsets}
+    for each in offsets:
+        gateway.state(each)  # or the others would be committed without it
     await commit_by(gateway, member.group, (member.member_id, generation), member.join.instance_id, offsets)
     return web.Response(status=204)
 

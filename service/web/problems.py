@@ -207,12 +207,16 @@ def error_name(code: int) -> str:
         return f"ERROR_{code}"
 
 
-def of_error(code: int, detail: str | None = None, *, writing: bool = False, **more: Any) -> Problem:
-    """The problem for one of Kafka's errors. With `writing`, the request may have been carried out all the same."""
+def of_error(
+    code: int, detail: str | None = None, *, writing: bool = False, in_doubt: bool = False, **more: Any
+) -> Problem:
+    """The problem for one of Kafka's errors. With `writing`, the error itself tells whether the request may have been
+    carried out all the same. `in_doubt`: whatever the error is, it may have been.
+    """
     slug = OF_ERROR.get(E(code) if code in E.__members__.values() else E.UNKNOWN_SERVER_ERROR, "server-error")
     if slug == "outcome-unknown" and not writing:
         slug = "not-now"
-    outcome: Outcome = "unknown" if writing and code in MAY_BE_WRITTEN else "none"
+    outcome: Outcome = "unknown" if in_doubt or (writing and code in MAY_BE_WRITTEN) else "none"
     return Problem(slug, detail, error=code, outcome=outcome, **more)
 
 

@@ -94,6 +94,18 @@ def test_two_members_share_a_topic_and_a_commit_of_the_former_generation_is_refu
         assert http.delete(member).status == 204
 
 
+def test_a_commit_that_names_a_partition_that_is_not_there_commits_nothing(http: Http, topic: str) -> None:
+    """The offsets of the others were committed, and the outcome was said to be none."""
+    assert http.post("/v1/topics", {"name": topic, "partitions": 1}).status == 201
+    member = joined(http, topic, topic)
+    until(http, member, 1)
+    offsets = [{"topic": topic, "partition": partition, "offset": 0} for partition in (0, 1)]
+    refused = http.post(f"{member}/offsets", {"offsets": offsets})
+    assert (refused.status, refused.json["outcome"]) == (404, "none")
+    assert http.get(f"/v1/groups/{topic}/offsets").json["offsets"] == []
+    assert http.delete(member).status == 204
+
+
 def test_a_member_whose_client_is_silent_leaves(http: Http, topic: str) -> None:
     assert http.post("/v1/topics", {"name": topic}).status == 201
     member = joined(http, topic, topic, session_timeout_ms=1000)
@@ -239,12 +251,13 @@ class Coordinator:
         self.image = Mock(topic_names={UUID(int=7): "t"}, topics={"t": Mock(id=UUID(int=7))})
         self.topic = self.image.topics.get
 
+    async def ask_to_change(self, _: Any, __: str, request: OffsetCommitRequest) -> tuple[Any, bool]:
+        (topic,) = request.topics
+        self.committed.append({each.partition_index: each.committed_offset for each in topic.partitions})
+        code = self.refusals.pop(0) if self.refusals else ErrorCode.NONE
+        return Mock(topics=[Mock(partitions=[Mock(error_code=code)])]), False
+
     async def ask_coordinator(self, _: Any, __: str, request: Any) -> Any:
-        if isinstance(request, OffsetCommitRequest):
-            (topic,) = request.topics
-            self.committed.append({each.partition_index: each.committed_offset for each in topic.partitions})
-            code = self.refusals.pop(0) if self.refusals else ErrorCode.NONE
-            return Mock(topics=[Mock(partitions=[Mock(error_code=code)])])
         given = self.assigned.pop(0) if self.assigned else None
         if isinstance(given, ErrorCode):
             return Mock(error_code=given)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,19 +25,25 @@ from service.web.fetching import Lens, Piece, fetch, opened
 from service.web.forwarding import forward
 from service.web.gateway import Gateway, Outgoing
 from service.web.idempotency import KeyRecord, Keys, Memory
+from service.web.members import HttpMember, Join
 from service.web.problems import Problem
 from service.web.producers import Producer, ProducerPool
 from service.web.producing import BatchOut, Seal
 from service.web.sending import OutgoingBatch
 from service.web.transactions import Name, Open, OpenTransactions, commit, put_batch
+from service.wire.base import Struct
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     DeletableGroupResult,
     DeleteGroupsResponse,
+    EndBranchesResponse,
     EndTxnRequest,
     EndTxnResponse,
     InitProducerIdRequest,
     InitProducerIdResponse,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
 )
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.web.kit import PATIENCE_S
@@ -185,7 +192,7 @@ def test_what_another_broker_may_have_done_is_not_said_to_be_undone(
         web = WebServer(stage.broker, connections_max=10)
         await web.start([Endpoint("HTTP", "127.0.0.1", 0, "HTTP")])
         stage.broker.ready.set()
-        cast(Any, web.gateway).ask_controller = cast(Any, web.gateway).ask_coordinator = lost
+        cast(Any, web.gateway).ask_controller = cast(Any, web.gateway).ask_to_change = lost
         async with ClientSession() as client:
             url = f"http://127.0.0.1:{web.endpoints[0].port}"
             answer = await client.request(method, url + path, json=body)
@@ -233,6 +240,88 @@ def test_what_a_coordinator_may_have_done_before_it_moved_is_not_said_to_be_undo
 
     monkeypatch.setattr(gateway, "TIMEOUT_S", 0.1)
     on_stage(tmp_path, scene)
+
+
+DELETED = DeleteGroupsResponse(results=[DeletableGroupResult("g", ErrorCode.GROUP_ID_NOT_FOUND)])
+
+
+def committed(*codes: ErrorCode) -> OffsetCommitResponse:
+    partitions = [OffsetCommitResponsePartition(index, code) for index, code in enumerate(codes)]
+    return OffsetCommitResponse(topics=[OffsetCommitResponseTopic("t", partitions=partitions)])
+
+
+@pytest.mark.parametrize(
+    ("first", "outcome"), [(ErrorCode.NOT_COORDINATOR, "unknown"), (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "none")]
+)
+@pytest.mark.parametrize(
+    ("method", "path", "body", "refusal", "status"),
+    [
+        ("DELETE", "/v1/groups/g", None, DELETED, 404),
+        (
+            *("PUT", "/v1/groups/g/offsets", {"offsets": [{"topic": "t", "partition": 0, "offset": 3}]}),
+            *(committed(ErrorCode.UNKNOWN_MEMBER_ID), 410),
+        ),
+        (
+            *("POST", "/v1/groups/g/members/m/offsets", {"offsets": [{"topic": "t", "partition": 0, "offset": 3}]}),
+            *(committed(ErrorCode.STALE_MEMBER_EPOCH), 409),
+        ),
+        (
+            *("PUT", "/v1/branches/r/decisions/1", {"commit": True}),
+            *(EndBranchesResponse(error_code=ErrorCode.PRODUCER_FENCED), 409),
+        ),
+    ],
+    ids=["delete", "reset", "commit", "decide"],
+)
+def test_a_refusal_does_not_hide_that_the_coordinator_before_may_have_done_it(
+    tmp_path: Path, first: ErrorCode, outcome: str, method: str, path: str, body: object, refusal: Struct, status: int
+) -> None:
+    """The refusal may come of what that one did: a group that it deleted is not there."""
+
+    async def scene(stage: Stage) -> None:
+        async with asked_in_turn(stage, refused_by(refusal, first), refusal) as url, ClientSession() as client:
+            answer = await client.request(method, url + path, json=body)
+            assert (answer.status, (await answer.json())["outcome"]) == (status, outcome)
+
+    on_stage(tmp_path, scene)
+
+
+def test_offsets_that_were_committed_without_others_are_not_said_to_be_uncommitted(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        answered = committed(ErrorCode.NONE, ErrorCode.OFFSET_METADATA_TOO_LARGE)
+        async with asked_in_turn(stage, answered) as url, ClientSession() as client:
+            offsets = [{"topic": "t", "partition": index, "offset": 3} for index in range(2)]
+            answer = await client.post(f"{url}/v1/groups/g/members/m/offsets", json={"offsets": offsets})
+            assert (answer.status, (await answer.json())["outcome"]) == (422, "unknown")
+
+    on_stage(tmp_path, scene)
+
+
+def refused_by(answer: Struct, code: ErrorCode) -> Struct:
+    """The same answer with another error."""
+    if isinstance(answer, DeleteGroupsResponse):
+        return DeleteGroupsResponse(results=[DeletableGroupResult("g", code)])
+    return committed(code) if isinstance(answer, OffsetCommitResponse) else EndBranchesResponse(error_code=code)
+
+
+@asynccontextmanager
+async def asked_in_turn(stage: Stage, *answers: Struct) -> AsyncIterator[str]:
+    """The address of a web server for which coordinators answer like this. It has a member of a group, and a topic."""
+    web = WebServer(stage.broker, connections_max=10)
+    await web.start([Endpoint("HTTP", "127.0.0.1", 0, "HTTP")])
+    stage.broker.ready.set()
+    await stage.create("t", 2)
+    web.gateway.members._members["g", "m"] = HttpMember("g", "m", Join(["t"]), 0.0)
+    left = list(answers)
+
+    async def ask(*_: object, **__: object) -> Struct:
+        return left.pop(0)
+
+    async def coordinator(*_: object) -> int:
+        return web.gateway.node_id
+
+    cast(Any, web.gateway).ask, cast(Any, web.gateway).coordinator = ask, coordinator
+    yield f"http://127.0.0.1:{web.endpoints[0].port}"
+    await web.stop()
 
 
 @pytest.mark.parametrize("owns", [True, False])
