@@ -2,8 +2,9 @@
 follower has fallen behind or caught up.
 
 What always holds: only the metadata store changes an in-sync set, by compare-and-set. This broker acts on a new set
-when its image shows it. There is one proposal a partition at a time. A proposal whose outcome is unknown counts as if
-it held, until the image shows what holds.
+when its image shows it. There is one proposal a partition at a time, except that
+a new one may be made when the image shows that an earlier one can't be accepted any more. A proposal whose outcome is
+unknown counts as if it held, until the image shows what holds.
 """
 
 import asyncio
@@ -108,6 +109,10 @@ class InSyncSets:
             logger.exception("%s: the in-sync set could not be proposed", partition.topic_partition)
             reply, doubtful = Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, repr(error)), True
         if partition.role is not role:
+            return
+        if isinstance(reply, Refusal) and replicas.partition_epoch != command.partition_epoch:
+            # A later state is known, so this proposal can't be accepted any more. Another one may be under way since
+            # then, and its members must go on to count (R7).
             return
         if isinstance(reply, Refusal):
             logger.info(

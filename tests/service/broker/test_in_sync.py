@@ -95,6 +95,45 @@ def test_a_refusal_by_a_later_image_does_not_say_that_the_set_was_never_accepted
     on_stage(tmp_path, scene, OS)
 
 
+def test_the_refusal_of_an_earlier_proposal_leaves_the_next_one_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the first one was under way another broker changed the set, and a follower was proposed that had caught up.
+    If it did not count, it could come to lead without what was acknowledged meanwhile.
+    """
+
+    async def scene(stage: Stage) -> None:
+        partition = await led(stage, isr=(1, 2), min_in_sync=1)
+        metadata = stage.broker.metadata
+        metadata.unsubscribe(stage.broker.holdings.follow)
+        refused: asyncio.Future[Refusal] = asyncio.get_running_loop().create_future()
+
+        async def slow(*_: object) -> Refusal:
+            return await refused
+
+        execute = metadata.execute
+        monkeypatch.setattr(metadata, "execute", slow)
+        assert isinstance(partition.role, Leading)
+        first, second = ((1, 0),), ((1, 0), (3, LIFE))
+        partition.replicas.proposed(first)
+        proposing = asyncio.ensure_future(stage.broker.replication.in_sync._propose(partition, partition.role, first))
+        await asyncio.sleep(0)
+        await execute(RaiseLeaderEpoch(partition.topic_partition, 1, 9))
+        state = metadata.image.partition(partition.topic_partition)
+        assert state is not None
+        partition.decided((1,), state.partition_epoch, ())
+        partition.replicas.proposed(second)
+        refused.set_result(Refusal(ErrorCode.INVALID_UPDATE_VERSION))
+        await proposing
+        appended = partition.append_from_client(
+            memoryview(bytearray(build_batch([(b"k", b"v", (), 1)]))), acks=-1, now_ms=1
+        )
+        assert isinstance(appended, Appended)
+        assert partition.committed(appended.end_offset) is not None, "3 may be in sync, and does not have it"
+
+    on_stage(tmp_path, scene, OS)
+
+
 def test_a_proposal_that_fails_is_not_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without another one, a follower that died would stay in sync, and nothing would be committed any more."""
 
