@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from log.disk import TEMPORARY, Disk
+from log.manifest import read_and_remove_manifest
 
 logger = logging.getLogger("oncelog.broker")
 
@@ -109,6 +110,10 @@ async def claim(disks: Mapping[str, Disk], *, cluster_id: str, node_id: int, fre
             "this broker had %d more data folder(s) than it was started with: partitions that were there are empty now",
             missing,
         )
+        # So it may not go on leading as if nothing was lost (R4, R5). It must not, either, if the process dies here and
+        # the next start finds no folder missing.
+        for disk in disks.values():
+            await read_and_remove_manifest(disk)
     for name, disk in disks.items():
         facts = found[name]
         if facts is None or not facts.directory_id:

@@ -6,6 +6,7 @@ import itertools
 import pytest
 
 from log.disk import DiskFault
+from log.manifest import read_and_remove_manifest, write_manifest
 from service.broker.data_folder import META_FILE, FolderFacts, StartError, claim, read_all
 from tests.log.memory_disk import MemoryDisk
 
@@ -64,6 +65,30 @@ def test_an_empty_folder_where_one_is_missing_is_refused() -> None:
         start({"a": a, "b": MemoryDisk()})
     start({"a": a})  # it was taken out on purpose
     start({"a": a, "b": MemoryDisk()})  # and another came
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_start_without_one_of_its_folders_is_none_after_a_stop_in_order(
+    dies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was in that folder is lost. If the broker went on leading, the others would cut their logs to nothing."""
+    a, b = MemoryDisk(), MemoryDisk()
+    start({"a": a, "b": b})
+    for disk in (a, b):
+        asyncio.run(write_manifest(disk, ()))
+    if dies:
+        with monkeypatch.context() as patch, pytest.raises(DiskFault):
+            patch.setattr(MemoryDisk, "write_atomic", died)
+            start({"a": a})
+    start({"a": a})
+    assert not asyncio.run(read_and_remove_manifest(a)).is_there
+    asyncio.run(write_manifest(a, ()))
+    start({"a": a})  # the next time nothing is missing
+    assert asyncio.run(read_and_remove_manifest(a)).is_there
+
+
+async def died(disk: MemoryDisk, path: str, data: bytes) -> None:
+    raise DiskFault(5, "died", path)
 
 
 def test_a_further_folder_is_taken_in() -> None:
