@@ -466,10 +466,10 @@ class ClusterMetadata:
         except Exception:  # without this, the broker would go on leading by an image that no longer changes
             logger.exception("the metadata can't be followed")
             over = MetadataLost(ErrorCode.KAFKA_STORAGE_ERROR, "The metadata can't be followed.")
+        if self._session is session:  # nobody may act by a session that is not followed
+            self._lost(str(over))
         if not begun.done():
             begun.set_exception(over)
-        elif self._session is session:
-            self._lost(str(over))
 
     async def _watch(self, session: StoreSession, begun: asyncio.Future[None]) -> MetadataLost | None:
         """Follow the store until the session is over. Commits that are known already are passed over, and after a gap

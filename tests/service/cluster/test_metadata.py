@@ -30,7 +30,7 @@ from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.cluster.topic_commands import CreatePartitions, CreateTopics, DeleteTopics, MorePartitions, NewTopic
 from service.ports import RealClock, RealEnv
 from service.stores.memory import Fate, Faults, MemoryServer, MemorySession, MemoryStore
-from service.stores.port import Change, Check, Entry, Op, Result
+from service.stores.port import Change, Check, Entry, Event, Op, Result
 from service.wire.error_codes import ErrorCode
 from tests.service.cluster.worlds import ENDPOINTS, topic_id
 
@@ -116,6 +116,30 @@ def test_a_broker_whose_session_ends_again_and_again_while_it_registers_gets_in_
                 epoch = await metadata.register(ENDPOINTS, rack=None, clean=True)
                 assert metadata.image.brokers[1].epoch == epoch
             assert ended == 2
+
+    asyncio.run(main())
+
+
+def test_a_broker_registers_by_no_session_that_it_can_not_follow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be given topics and leaderships, and hear of none."""
+
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            metadata = await world.broker()
+            metadata._lost("the session ends while the logs are read")
+            watch = MemorySession.watch
+
+            def fails_once(session: MemorySession) -> AsyncIterator[Event]:
+                monkeypatch.setattr(MemorySession, "watch", watch)
+                raise RuntimeError("disk I/O error")
+
+            monkeypatch.setattr(MemorySession, "watch", fails_once)
+            monkeypatch.setattr(metadata_module, "REJOIN_S_MIN", 0.001)
+            async with asyncio.timeout(5):
+                epoch = await metadata.register(ENDPOINTS, rack=None, clean=True)
+            assert metadata.image.brokers[1].epoch == epoch
 
     asyncio.run(main())
 
