@@ -211,6 +211,18 @@ class Instances(Members):
         else:
             await super().leave(member)
 
+    async def give_up_on(self, member: HttpMember) -> None:
+        """If its client chose the name, it makes the instance again, which takes over its place in the group."""
+        assert isinstance(member, Instance)
+        if member.is_named:
+            self.forget(member)
+        else:
+            await super().give_up_on(member)
+
+    def belongs(self, member: HttpMember) -> bool:
+        assert isinstance(member, Instance)
+        return member.is_subscribed and super().belongs(member)
+
     async def depart(self, member: HttpMember) -> None:
         if member.epoch > 0:
             await super().depart(member)

@@ -27,6 +27,7 @@ from log.ids import TopicPartition
 from service.broker.internal_topics import GROUPS
 from service.client.cluster import MOVED, by_topic
 from service.client.failures import ClientFailure
+from service.cluster.image import NO_LEADER
 from service.web.answers import as_json, query_int, read_json
 from service.web.consuming import (
     LENS,
@@ -40,6 +41,7 @@ from service.web.consuming import (
 )
 from service.web.event_format import BATCHED
 from service.web.fetching import Lens, Shown, before_the_next, fetch, left_ms, opened
+from service.web.following import passes
 from service.web.forwarding import client_gone, forward
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.groups import Assigned, commit_offsets
@@ -70,6 +72,7 @@ STEP_MS = 500
 """How often a poll checks whether the partitions still belong to its member."""
 REJOIN = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH)
 REBALANCE_TIMEOUT_MS = 60_000
+FIRST_WITHIN_S = 5.0
 IDLE_BEAT_S, POLL_BEAT_S = 0.1, 1.0
 """The pauses between heartbeats without and with a poll."""
 
@@ -239,8 +242,14 @@ class Members:
                 await self.beat(member)
         except (Problem, ClientFailure) as failure:
             logger.info("member %s of group %s is gone: %s", member.member_id, member.group, failure)
+            await self.give_up_on(member)
         finally:
             self.forget(member)
+
+    async def give_up_on(self, member: HttpMember) -> None:
+        """Remove a member whose heartbeats fail."""
+        self.forget(member)
+        await self._depart_unseen(member)
 
     async def beat(self, member: HttpMember) -> None:
         """Send a heartbeat and take over what the group assigns. If the assignment changed, send
@@ -249,17 +258,19 @@ class Members:
         async with member.turn:
             for _ in range(5):
                 member.beaten_s = asyncio.get_running_loop().time()
-                if not await self._beat_once(member):
+                if not self.belongs(member) or not await self._beat_once(member):
                     break
-            waiting = [each for each, offset in member.positions.items() if offset == SOMEWHERE]
-            if waiting:
-                await self._begin_in(member, waiting)
+            if waiting := [each for each, offset in member.positions.items() if offset == SOMEWHERE]:
+                begun = await self.starts(member, waiting)
+                if not member.is_gone:
+                    member.begun.update(begun)
+                    member.positions.update(begun)
 
-    async def _begin_in(self, member: HttpMember, partitions: list[TopicPartition]) -> None:
-        begun = await self.starts(member, partitions)
-        if not member.is_gone:
-            member.begun.update(begun)
-            member.positions.update(begun)
+    def belongs(self, member: HttpMember) -> bool:
+        """Whether it is a member, or is to be one. Who waited for its turn may have slept through that it left, and
+        would join the group again.
+        """
+        return not member.is_gone
 
     async def _beat_once(self, member: HttpMember) -> bool:
         image = self._gateway.image
@@ -278,6 +289,8 @@ class Members:
             topic_partitions=owned,
         )
         answer = await self._gateway.ask_coordinator(GROUPS, member.group, request)
+        if member.is_gone:
+            return False
         if answer.error_code in REJOIN and not joins:
             member.epoch = 0
             member.lose(list(member.positions))
@@ -301,9 +314,9 @@ class Members:
         if lost := [each for each in member.positions if each not in given]:
             await self.give_up(member, lost)
             member.lose(lost)
-        fresh = [each for each in given if each not in member.positions]
-        if fresh:
-            await self._begin_in(member, fresh)
+        fresh = dict.fromkeys((each for each in given if each not in member.positions), SOMEWHERE)
+        member.begun.update(fresh)
+        member.positions.update(fresh)  # also if it can't be found out now where to begin there
         return changed
 
     async def give_up(self, member: HttpMember, partitions: list[TopicPartition]) -> None:
@@ -312,21 +325,32 @@ class Members:
         """
 
     async def starts(self, member: HttpMember, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where the group is in these partitions: SOMEWHERE while a transaction is about to commit offsets there. The
-        member goes on beating until that one has ended, and is asked for again with each heartbeat.
+        """Where the group is in these partitions: SOMEWHERE while a transaction is about to commit offsets there, or
+        the leader doesn't tell where its log begins or ends. The member goes on beating until then, and is asked for
+        again with each heartbeat.
         """
         who = member.member_id, member.epoch
         committed, unsettled = await offsets_by_now(self._gateway, member.group, partitions, who)
-        where = EARLIEST if member.join.auto_offset_reset == "earliest" else LATEST
-        found = {}
-        for each in partitions:
-            if each in committed:
-                found[each] = committed[each][0]
-            elif each in unsettled:
-                found[each] = SOMEWHERE
-            else:
-                found[each] = await at_time(self._gateway, each, where, Isolation.READ_COMMITTED.value)
+        found = dict.fromkeys(partitions, SOMEWHERE) | {each: offset for each, (offset, _) in committed.items()}
+        new = [each for each in partitions if each not in committed and each not in unsettled]
+        found.update(zip(new, await asyncio.gather(*(self._first(member, each) for each in new)), strict=True))
         return found
+
+    async def _first(self, member: HttpMember, partition: TopicPartition) -> int:
+        """Where to begin in a partition for which the group has committed nothing. A leader that is silent must not
+        keep the member from beating.
+        """
+        where = EARLIEST if member.join.auto_offset_reset == "earliest" else LATEST
+        try:
+            async with asyncio.timeout(FIRST_WITHIN_S):
+                return await at_time(self._gateway, partition, where, Isolation.READ_COMMITTED.value)
+        except TimeoutError:
+            return SOMEWHERE
+        except (Problem, ClientFailure) as failure:
+            is_deleted = isinstance(failure, Problem) and failure.slug == "unknown-topic"
+            if not (is_deleted or passes(failure)):
+                raise
+            return SOMEWHERE
 
 
 Committed = dict[TopicPartition, tuple[int, str | None]]
@@ -507,7 +531,9 @@ async def _read(
     asked = {each: offset for each, offset in member.positions.items() if offset != SOMEWHERE}
     by_leader: dict[int, dict[TopicPartition, int]] = {}
     for partition, offset in asked.items():
-        by_leader.setdefault(gateway.leader(partition), {})[partition] = offset
+        state = gateway.image.partition(partition)
+        if state is not None and state.leader != NO_LEADER:
+            by_leader.setdefault(state.leader, {})[partition] = offset
     work = [
         fetch(gateway, node, positions, lens.isolation, max_bytes=max_bytes, wait_ms=wait_ms)
         for node, positions in by_leader.items()

@@ -7,12 +7,13 @@ import math
 import threading
 import time
 from typing import Any, cast
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 from uuid import UUID
 
 import pytest
 
 from log.ids import TopicPartition
+from service.cluster.image import NO_LEADER
 from service.web import members
 from service.web.fetching import Lens, Piece
 from service.web.instances import Instance, Instances
@@ -237,7 +238,7 @@ def test_a_topic_that_was_made_while_the_heartbeat_was_under_way_is_read(monkeyp
     member = HttpMember("group", "member", Join(["new"]), 0.0)
     of_broker = members.Members(gateway)
     monkeypatch.setattr(of_broker, "starts", starts)
-    assert asyncio.run(of_broker._beat_once(member))
+    asyncio.run(of_broker.beat(member))
     assert member.positions == {TopicPartition("new", 0): 0, TopicPartition("new", 1): 0}
 
 
@@ -338,9 +339,130 @@ def test_a_member_that_joined_in_vain_leaves_its_group(monkeypatch: pytest.Monke
         told = await asyncio.gather(here.add("g", Join(["t"])), here.add("g", Join(["t"])), return_exceptions=True)
         assert sorted(cast(Problem, each).slug for each in told) == ["not-now", "throttled"]
         await asyncio.gather(*under_way)
-        assert epochs == [0, -1] and not here._members
+        assert epochs == [0, 1, -1] and not here._members
 
     asyncio.run(play())
+
+
+NOTHING_COMMITTED = OffsetFetchResponse(groups=[OffsetFetchResponseGroup("group")])
+
+
+def watched(coordinator: Coordinator, sent: asyncio.Event | None = None) -> list[int]:
+    """The epochs of the heartbeats that the coordinator gets. Nothing is committed in its group."""
+    heartbeats = coordinator.ask_coordinator
+    epochs: list[int] = []
+
+    async def asked(where: Any, key: str, request: Any) -> Any:
+        if isinstance(request, OffsetFetchRequest):
+            return NOTHING_COMMITTED
+        epochs.append(request.member_epoch)
+        if sent is not None:
+            sent.set()
+            await asyncio.sleep(0)
+        return await heartbeats(where, key, request)
+
+    cast(Any, coordinator).ask_coordinator = asked
+    return epochs
+
+
+@pytest.mark.parametrize("is_sent", [False, True], ids=["waiting", "sent"])
+def test_a_member_that_has_left_is_not_joined_again_by_a_request_that_came_before(is_sent: bool) -> None:
+    """A read waited for its turn to beat. The group no longer knew the member, which joined anew, and its partitions
+    were read by nobody.
+    """
+    coordinator = Coordinator(*[ErrorCode.UNKNOWN_MEMBER_ID] * 3)
+    sent = asyncio.Event()
+    epochs = watched(coordinator, sent)
+
+    async def play() -> None:
+        here = members.Members(cast(Any, coordinator))
+        member = HttpMember("group", "m1", Join(["t"]), 0.0, epoch=4)
+        async with member.turn:
+            beating = asyncio.ensure_future(here.beat(member))
+            await asyncio.sleep(0)
+            if not is_sent:
+                await here.leave(member)
+        if is_sent:
+            await sent.wait()
+            await here.leave(member)
+        await beating
+
+    asyncio.run(play())
+    assert epochs == ([4, -1] if is_sent else [-1])
+
+
+@pytest.mark.parametrize("name", [None, "i1"], ids=["unnamed", "named"])
+def test_who_is_given_up_because_its_heartbeats_fail_leaves_its_group(name: str | None) -> None:
+    """The group kept its partitions for nobody until the session was over. An instance whose client chose the name is
+    made again under it, maybe elsewhere.
+    """
+    coordinator = Coordinator(ErrorCode.UNKNOWN_SERVER_ERROR)
+    epochs = watched(coordinator)
+
+    async def play() -> None:
+        gateway = cast(Any, coordinator)
+        gateway.node_id, gateway.coordinator = 1, AsyncMock(return_value=1)
+        instances = Instances(gateway)
+        now_s = asyncio.get_running_loop().time()
+        instance = Instance("group", "i1", Join(["t"]), now_s, 4, "", interval_s=0.0, is_named=name is not None)
+        instances._members["group", "i1"] = instance
+        await instances._live(instance)
+        assert not instances._members and instance.is_gone
+
+    asyncio.run(play())
+    assert epochs == ([4, -1] if name is None else [4])
+
+
+@pytest.mark.parametrize("is_silent", [False, True], ids=["none", "silent"])
+def test_a_partition_whose_leader_does_not_tell_where_it_begins_is_read_later(
+    monkeypatch: pytest.MonkeyPatch, is_silent: bool
+) -> None:
+    """The group names an assignment once. It was dropped when an election was under way, and nobody read the partition.
+    Many that a silent leader had were asked for one after the other, and the group removed the member meanwhile.
+    """
+    coordinator = Coordinator([0, 1, 2], [0, 1, 2])
+    watched(coordinator)
+    first, *others = (TopicPartition("t", index) for index in range(3))
+    is_over = False
+
+    async def at_time(_: Any, partition: TopicPartition, *__: Any) -> int:
+        if partition == first or is_over:
+            return 5
+        if is_silent:
+            await asyncio.sleep(math.inf)
+        raise Problem("not-now", "no leader")
+
+    monkeypatch.setattr(members, "at_time", at_time)
+    monkeypatch.setattr(members, "FIRST_WITHIN_S", 0.3)
+
+    async def play() -> None:
+        nonlocal is_over
+        here, member = members.Members(cast(Any, coordinator)), HttpMember("group", "m1", Join(["t"]), 0.0)
+        async with asyncio.timeout(0.5):
+            await here.beat(member)
+        assert member.positions == {first: 5} | dict.fromkeys(others, SOMEWHERE)
+        member.go_back([(*first, 5)])
+        is_over = True
+        await here.beat(member)
+        assert member.positions == member.begun == dict.fromkeys([first, *others], 5)
+
+    asyncio.run(play())
+
+
+def test_a_partition_without_a_leader_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = TopicPartition("t", 0), TopicPartition("t", 1)
+    asked: list[dict[TopicPartition, int]] = []
+
+    async def found(_: Any, __: int, positions: dict[TopicPartition, int], *___: Any, **____: Any) -> list[Piece]:
+        asked.append(positions)
+        return []
+
+    monkeypatch.setattr(members, "fetch", found)
+    leaders = {first: Mock(leader=3), second: Mock(leader=NO_LEADER)}
+    gateway: Any = Mock(image=Mock(partition=leaders.get))
+    member = HttpMember("g", "m", Join(["t"]), 0.0, positions={first: 7, second: 8, TopicPartition("gone", 0): 1})
+    assert asyncio.run(members._read(gateway, member, Lens(), 500, 1000, 0)) == ([], {})
+    assert asked == [{first: 7}]
 
 
 @pytest.mark.parametrize("kind", ["member", "instance"])
