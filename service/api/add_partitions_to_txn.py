@@ -2,7 +2,7 @@
 choice only to ask).
 
 If a partition does not exist, none is added: the answer names those that do not exist, and has OPERATION_NOT_ATTEMPTED
-for the others.
+for the others. Brokers of this cluster name the topic's id, too: then a topic with another id is not the one they mean.
 """
 
 from log.ids import TopicPartition
@@ -14,6 +14,7 @@ from service.turns import NAMED_A_TURN, Steps, Turn, done_in_turns, in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
+    ZERO_UUID,
     AddPartitionsToTxnPartitionResult,
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
@@ -101,11 +102,13 @@ def _named(topics: Topics, image: Image) -> Steps[tuple[tuple[TopicPartition, ..
     for topic in topics:
         if turn.is_over():
             yield
+        known = image.topics.get(topic.name)
+        is_meant = known is not None and topic.topic_id in (ZERO_UUID, known.id)
         for index in topic.partitions:
             if turn.is_over():
                 yield
             partition = TopicPartition(topic.name, index)
-            if image.partition(partition) is None:
+            if not is_meant or image.partition(partition) is None:
                 unknown[partition] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             else:
                 named[partition] = None

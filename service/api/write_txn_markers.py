@@ -2,7 +2,8 @@
 transactions in partitions that this broker leads.
 
 A coordinator epoch that no coordinator has reached is refused with UNKNOWN_LEADER_EPOCH, and may be tried again: this
-broker may not have heard of it yet. Kafka accepts any epoch.
+broker may not have heard of it yet. Kafka accepts any epoch. Brokers of this cluster name the topic's id, too: a marker
+for another topic of the name is refused with UNKNOWN_TOPIC_OR_PARTITION (R16).
 """
 
 import asyncio
@@ -19,9 +20,11 @@ from service.turns import NAMED_A_TURN, Steps, Turn, done_in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
+    ZERO_UUID,
     WritableTxnMarker,
     WritableTxnMarkerPartitionResult,
     WritableTxnMarkerResult,
+    WritableTxnMarkerTopic,
     WritableTxnMarkerTopicResult,
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
@@ -97,14 +100,19 @@ def _write(
                 if turn.is_over(A_MARKER):
                     yield
                 partitions.append(result := WritableTxnMarkerPartitionResult(index))
-                written.append((result, _write_one(parts, marker, TopicPartition(topic.name, index))))
+                written.append((result, _write_one(parts, marker, topic, index)))
             topics.append(WritableTxnMarkerTopicResult(topic.name, partitions))
         results.append(WritableTxnMarkerResult(marker.producer_id, topics))
     return results
 
 
-def _write_one(parts: WriteTxnMarkersParts, marker: WritableTxnMarker, topic_partition: TopicPartition) -> Written:
+def _write_one(
+    parts: WriteTxnMarkersParts, marker: WritableTxnMarker, topic: WritableTxnMarkerTopic, index: int
+) -> Written:
+    topic_partition = TopicPartition(topic.name, index)
     partition = parts.partitions.get(topic_partition)
+    if partition is not None and topic.topic_id not in (ZERO_UUID, partition.topic_id):
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     obeyed = partition.producers.coordinator_epoch(marker.producer_id) if partition is not None else NO_EPOCH
     if marker.coordinator_epoch > max(obeyed, parts.internal_topics.latest_coordinator_epoch):
         # Otherwise the partition would refuse every coordinator from then on.

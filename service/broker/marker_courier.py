@@ -16,8 +16,9 @@ has sent is not known to the shard that is loaded after it. If both have the sam
 before it sends such markers. Only these wait for that.
 
 A partition is known by topic name and index, as its transaction names it. If the topic was deleted and created again
-meanwhile, the marker goes to the new topic. There it ends only what the same transaction wrote; nobody can know whether
-it wrote anything there.
+meanwhile, the marker goes to the new topic. There it ends only what the same transaction wrote. If it wrote anything
+there, this broker has heard of the new topic (`transaction_gate.py`). A broker that leads the deleted one, because it
+has not heard of that, refuses the marker by the topic's id.
 
 In most cases every partition is led by this broker and no write waits for a disk. Then all of this happens in one step
 of the loop, and the producer's next transaction finds its predecessor complete. Markers for partitions that another
@@ -31,7 +32,7 @@ decides.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -44,12 +45,14 @@ from service.broker.partition_table import PartitionTable
 from service.broker.peers import PeerAway, Peers
 from service.broker.shard import Shard
 from service.cluster.controller import RaiseLeaderEpoch, Refusal
+from service.cluster.image import Topic
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.groups.coordinator import GroupCoordinator
 from service.ports import Env
 from service.turns import in_turns, slices_in_turns
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
+    ZERO_UUID,
     DescribeProducersRequest,
     DescribeProducersRequestTopicRequest,
     WritableTxnMarker,
@@ -422,7 +425,8 @@ class MarkerCourier:
         asked: dict[tuple[int, int], dict[TopicPartition, Owed]] = {}
         for owed in batch:
             asked.setdefault((owed.epoch, id(owed.markers)), {})[owed.topic_partition] = owed
-        request = WriteTxnMarkersRequest([_entry(named) for named in asked.values()])
+        topics = self._metadata.image.topics
+        request = WriteTxnMarkersRequest([_entry(named, topics) for named in asked.values()])
         try:
             answer = await self._peers.ask(broker_id, request, lane=lane)
         except PeerAway as away:
@@ -462,11 +466,13 @@ class MarkerCourier:
             shard.tell(MarkersWritten(markers.transactional_id, markers.producer_id, markers.producer_epoch, done))
 
 
-def _entry(named: dict[TopicPartition, Owed]) -> WritableTxnMarker:
+def _entry(named: dict[TopicPartition, Owed], known: Mapping[str, Topic]) -> WritableTxnMarker:
     first = next(iter(named.values()))
     topics: dict[str, WritableTxnMarkerTopic] = {}
     for name, index in named:
-        topics.setdefault(name, WritableTxnMarkerTopic(name)).partition_indexes.append(index)
+        if name not in topics:
+            topics[name] = WritableTxnMarkerTopic(name, [], known[name].id if name in known else ZERO_UUID)
+        topics[name].partition_indexes.append(index)
     return WritableTxnMarker(
         first.markers.producer_id,
         first.markers.producer_epoch,

@@ -10,6 +10,10 @@ A coordinator that was replaced and does not know it still has the transaction o
 an older client the next transaction has the same epoch. So an answer counts only if no marker of a later coordinator is
 in the partition. The guard tells of a marker that comes meanwhile.
 
+A transaction knows its partitions by topic name. A topic that was deleted and made again is another topic, of which the
+coordinator may not have heard. It would send the marker to where the deleted one was led, and the new one would never
+get it. So a coordinator on another broker is told the topic's id, and confirms only what it has heard of (R16).
+
 What always holds: a write that the coordinator did not confirm is refused. The error tells the client whether to try
 again, to abort, or to give up.
 """
@@ -91,7 +95,7 @@ class TransactionGate:
             if not guards:
                 return admitted
             writer = wanted[0][1]
-            partitions = tuple([wanted[place][0].topic_partition for place in guards])
+            partitions = [wanted[place][0] for place in guards]
             epoch = NO_EPOCH if writer.adds_itself else self._coordinators.epoch(writer.transactional_id)
             refused = await self._ask(partitions, writer, timeout_ms)
             judging = _judge(wanted, guards, refused, epoch, admitted)
@@ -125,9 +129,8 @@ class TransactionGate:
             now_ms=self._env.clock.wall_ms(),
         )
 
-    async def _ask(
-        self, partitions: tuple[TopicPartition, ...], writer: TransactionalWriter, timeout_ms: int
-    ) -> Refusals:
+    async def _ask(self, asked: Sequence[Partition], writer: TransactionalWriter, timeout_ms: int) -> Refusals:
+        partitions = tuple([partition.topic_partition for partition in asked])
         command: AddPartitions | VerifyPartitions
         if writer.adds_itself:
             patience_ms = min(PATIENCE_MS, timeout_ms)
@@ -137,7 +140,7 @@ class TransactionGate:
         try:
             verdict = await self._coordinators.handle(writer.transactional_id, command)
         except NotCoordinator:
-            return await self._ask_elsewhere(partitions, writer)
+            return await self._ask_elsewhere(asked, writer)
         except CoordinatorLoading:
             return dict.fromkeys(partitions, TRY_AGAIN)
         except DecisionFailed:
@@ -146,18 +149,20 @@ class TransactionGate:
         refused = _refusal(verdict, writer)
         return {} if refused is None else dict.fromkeys(concerned, refused)
 
-    async def _ask_elsewhere(self, partitions: tuple[TopicPartition, ...], writer: TransactionalWriter) -> Refusals:
+    async def _ask_elsewhere(self, asked: Sequence[Partition], writer: TransactionalWriter) -> Refusals:
         refused: Refusals = {}
-        async for some in slices_in_turns(partitions, ASKED_TOGETHER):
+        async for some in slices_in_turns(asked, ASKED_TOGETHER):
             refused |= await self._ask_leader(some, writer)
         return refused
 
-    async def _ask_leader(self, partitions: Sequence[TopicPartition], writer: TransactionalWriter) -> Refusals:
+    async def _ask_leader(self, asked: Sequence[Partition], writer: TransactionalWriter) -> Refusals:
         """Ask the broker that coordinates the transactional id, with AddPartitionsToTxn as brokers send it."""
         leader = self._coordinators.leader(writer.transactional_id)
+        partitions = [partition.topic_partition for partition in asked]
         topics: dict[str, AddPartitionsToTxnTopic] = {}
-        for name, index in partitions:
-            topics.setdefault(name, AddPartitionsToTxnTopic(name)).partitions.append(index)
+        for partition in asked:
+            name, index = partition.topic_partition
+            topics.setdefault(name, AddPartitionsToTxnTopic(name, [], partition.topic_id)).partitions.append(index)
         transaction = AddPartitionsToTxnTransaction(
             writer.transactional_id,
             writer.producer_id,

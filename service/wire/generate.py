@@ -4,7 +4,8 @@
 
 The folder holds the `*.json` files that Kafka's jars carry under `common/message/` (kafka-clients,
 kafka-group-coordinator, kafka-transaction-coordinator). Our own APIs stand in own/, in the same form, with keys from
-20000 on, far above Kafka's. Nothing imports this module at run time.
+20000 on, far above Kafka's. What our brokers tell each other in Kafka's messages is in OWN_FIELDS, with tags from 10000
+on: whoever does not know a tag skips it. Nothing imports this module at run time.
 
 A struct keeps its name from the JSON; where two messages below use one name for structs of their own, each is prefixed
 with the name of its message (`FetchResponseSnapshotId`). What is generated holds the union of all versions.
@@ -45,6 +46,12 @@ ConsumerGroupTargetAssignmentMemberKey ConsumerGroupTargetAssignmentMemberValue
 ConsumerGroupCurrentMemberAssignmentKey ConsumerGroupCurrentMemberAssignmentValue
 ConsumerGroupRegularExpressionKey ConsumerGroupRegularExpressionValue TransactionLogKey TransactionLogValue
 """
+
+OWN_FIELDS = {
+    "AddPartitionsToTxnTopic": {"name": "TopicId", "type": "uuid", "taggedVersions": "4+", "tag": 10_000},
+    "WritableTxnMarkerTopic": {"name": "TopicId", "type": "uuid", "taggedVersions": "1+", "tag": 10_000},
+}
+"""By struct. Transactions know topics by name, and a topic that was made again is another one."""
 
 MESSAGES = [*(api + side for api in (APIS + OWN_APIS).split() for side in ("Request", "Response")), *DATA.split()]
 PYTHON_TYPES = {
@@ -183,7 +190,7 @@ class Module:
             if message.api_key is not None:
                 docstring = f"Key {message.api_key}, v" + docstring[1:]
         struct = StructDefinition(self.python_name(message, name), docstring)
-        for each in fields:
+        for each in [*fields, OWN_FIELDS[name]] if name in OWN_FIELDS else fields:
             type_name = each["type"]
             inner = struct_type(type_name)
             if inner and self.python_name(message, inner) not in self.structs:

@@ -941,6 +941,7 @@ class AddPartitionsToTxnTopic(Struct):
 
     name: str = ""  # 0+
     partitions: list[int] = field(default_factory=list)  # 0+
+    topic_id: bytes = ZERO_UUID  # 4+, tag 10000
 
 
 class AddPartitionsToTxnTransaction(Struct):
@@ -1032,6 +1033,7 @@ class WritableTxnMarkerTopic(Struct):
 
     name: str = ""  # 0+
     partition_indexes: list[int] = field(default_factory=list)  # 0+
+    topic_id: bytes = ZERO_UUID  # 1+, tag 10000
 
 
 class WritableTxnMarker(Struct):

@@ -758,6 +758,7 @@ STRUCTS: dict[str, tuple[str, ...]] = {
     "AddPartitionsToTxnTopic": (
         "name string 0+",
         "partitions []int32 0+",
+        "topic_id uuid 4+ tagged=4+:10000",
     ),
     "AddPartitionsToTxnTransaction": (
         "transactional_id string 4+",
@@ -816,6 +817,7 @@ STRUCTS: dict[str, tuple[str, ...]] = {
     "WritableTxnMarkerTopic": (
         "name string 0+",
         "partition_indexes []int32 0+",
+        "topic_id uuid 1+ tagged=1+:10000",
     ),
     "WritableTxnMarker": (
         "producer_id int64 0+",

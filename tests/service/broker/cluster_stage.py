@@ -110,7 +110,7 @@ class ClusterStage:
             assignments=[CreatableReplicaAssignment(0, list(replicas))],
             configs=[CreatableTopicConfig(key.replace("_", "."), value) for key, value in config.items()],
         )
-        stage = Stage(next(iter(self.lives.values())).broker)
+        stage = Stage(self.broker(replicas[0] if replicas[0] in self.lives else next(iter(self.lives))))
         answer = await stage.ask(CreateTopicsRequest([topic]))
         assert answer.topics[0].error_code == 0, answer.topics[0].error_message
         for replica in replicas:

@@ -53,7 +53,7 @@ class Stage:
         monkeypatch.setattr(marker_courier, "asyncio", SimpleNamespace(sleep=self.sleep))
         self.raised_to: list[int] = []
         self.refused_raises = 0
-        image = SimpleNamespace(partition=self.state)
+        image = SimpleNamespace(partition=self.state, topics={})
         metadata: Any = SimpleNamespace(image=image, broker_id=HERE, execute=self.execute)
         transactions: Any = SimpleNamespace(at=lambda index: self.shard)
         peers: Any = SimpleNamespace(ask=self.ask, is_there=lambda broker_id: True)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from idempotence.producers import Guard
-from log.ids import TopicPartition
+from log.ids import TopicId, TopicPartition
 from service.broker.acceptance import RefusedBatch
 from service.broker.coordinators import Coordinators
 from service.broker.partition import Partition
@@ -38,6 +38,7 @@ from txn.states import State
 from txn.verdicts import Added, Busy, Fenced, UnknownId, Verdict, Verified, WrongState
 
 FIRST, SECOND = TopicPartition("orders", 0), TopicPartition("orders", 1)
+TOPIC_ID = TopicId(bytes(range(16)))
 ELSEWHERE = 7
 EPOCH = 4
 
@@ -123,7 +124,10 @@ async def admitting(
         cast(Env, SimpleNamespace(clock=SimpleNamespace(wall_ms=lambda: 1))),
     )
     wanted = [
-        (cast(Partition, SimpleNamespace(topic_partition=name, producers=producers)), who or writer())
+        (
+            cast(Partition, SimpleNamespace(topic_partition=name, topic_id=TOPIC_ID, producers=producers)),
+            who or writer(),
+        )
         for name, producers in partitions or [(FIRST, Producers())]
     ]
     return await gate.admit(wanted, timeout_ms=500)

@@ -28,8 +28,8 @@ def versions_of(name: str) -> range:
 ALL = [(name, version) for name in MESSAGES for version in versions_of(name)]
 REQUESTS = [each for each in ALL if MESSAGES[each[0]][0] == "request"]
 RESPONSES = [each for each in ALL if MESSAGES[each[0]][0] == "response"]
-# The keys of APIs of our own, which nobody else knows, start here; Kafka's are below 100.
-OWN_KEYS = 20_000
+# The keys of APIs of our own, which nobody else knows, start here; Kafka's are below 100. So do the tags of our own.
+OWN_KEYS, OWN_TAGS = 20_000, 10_000
 KAFKAS = [each for each in ALL if (MESSAGES[each[0]][1] or 0) < OWN_KEYS]
 DATA = [each for each in ALL if MESSAGES[each[0]][0] not in ("request", "response")]
 
@@ -46,9 +46,13 @@ def make(chance: random.Random, name: str, version: int) -> Struct:
     return message
 
 
+def is_own(field: Field) -> bool:
+    return field.tag is not None and field.tag >= OWN_TAGS
+
+
 def value(chance: random.Random, field: Field, version: int) -> Any:
-    if field.tag is not None and chance.random() < 0.4:
-        return field.default
+    if is_own(field) or (field.tag is not None and chance.random() < 0.4):
+        return field.default  # a tag of our own always: kio reads no message with a tag that it does not know
     if field.nullable and chance.random() < 0.2:
         return None
     if field.is_array:

@@ -22,6 +22,7 @@ from service.wire import messages
 from service.wire.base import Struct
 from service.wire.layout import Field, Layout, layout_of
 from service.wire.messages.schemas import MESSAGES
+from tests.service.wire.making import is_own
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 MILLISECOND = datetime.timedelta(milliseconds=1)
@@ -60,10 +61,10 @@ def kio_message(name: str, version: int, data: bytes) -> Struct:
 
 
 def paired(schema: Any, layout: Layout) -> list[tuple[Field, Any]]:
-    """Our fields and kio's, by name. Both must have the same."""
+    """Our fields and kio's, by name. Both must have the same, but for our own."""
     theirs = {each.name: each for each in dataclasses.fields(schema)}
     pairs = []
-    for ours in (*layout.plain, *layout.tagged):
+    for ours in (*layout.plain, *(each for each in layout.tagged if not is_own(each))):
         name = ours.name if ours.name in theirs else ours.name.removesuffix("_ms")
         pairs.append((ours, theirs.pop(name)))
     assert not theirs, f"fields of kio's that we don't have: {theirs}"
