@@ -79,6 +79,7 @@ REJOIN_S_MIN, REJOIN_S_MAX = 0.1, 5.0
 """The shortest and the longest pause before a new session is requested. It doubles each time."""
 LOOKS_PER_LEASE = 20
 """How often during one session timeout this broker checks whether it may still act on its session."""
+NOT_ANSWERED = "the metadata store has not answered for too long"
 
 
 class MetadataLost(Exception):
@@ -240,7 +241,7 @@ class ClusterMetadata:
             trusted = session.lease_left() > 0
             if trusted != self._trusted:
                 self._trusted = trusted
-                self.trouble = "" if trusted else "the metadata store has not answered for too long"
+                self.trouble = "" if trusted else NOT_ANSWERED
                 if trusted:
                     logger.warning("the metadata store answers again")
                     try:
@@ -249,7 +250,7 @@ class ClusterMetadata:
                         logger.exception("this broker can't go on to serve what the metadata gives it")
                         self._lost("This broker leaves the cluster, to join it again.")
                 else:
-                    logger.error("the metadata store has not answered for too long: this broker leads nothing for now")
+                    logger.error("%s: this broker leads nothing for now", NOT_ANSWERED)
                     self.on_session_lost()
             await asyncio.sleep(self._session_timeout_s / LOOKS_PER_LEASE)
 
@@ -301,6 +302,17 @@ class ClusterMetadata:
         if self._is_leaving or self._session is None:
             return False
         return self.broker_epoch >= 0 and self._session.lease_left() > 0
+
+    @property
+    def why_out_of_session(self) -> str:
+        """Why `in_session` is false; empty while it is true."""
+        if self.in_session:
+            return ""
+        if self._is_leaving:
+            return "this broker leaves the cluster"
+        if self.trouble or self.broker_epoch < 0:
+            return self.trouble or "this broker has not joined the cluster yet"
+        return NOT_ANSWERED
 
     @property
     def controlling(self) -> bool:

@@ -148,6 +148,11 @@ class Gateway:
     def in_session(self) -> bool:
         return self._metadata.in_session
 
+    @property
+    def why_out_of_session(self) -> str:
+        """Why this broker may not act on what the metadata gives it; empty while it may."""
+        return self._metadata.why_out_of_session
+
     def end_waiting(self) -> None:
         """End streams and long polls. Requests that write go on."""
         self.closing.set()

@@ -1,4 +1,8 @@
-"""Whether this broker is alive, and whether it can be used: for orchestrators and load balancers."""
+"""Whether this broker is alive, and whether it can be used: for orchestrators and load balancers.
+
+A broker whose session with the metadata store may be over leads nothing (R9): it neither reads nor writes for anybody,
+so it is not ready. It is alive all the same: to start it again would not bring the store back.
+"""
 
 from collections.abc import Iterator
 
@@ -32,6 +36,8 @@ class Liveness(msgspec.Struct):
 def checks(gateway: Gateway) -> Iterator[ReadinessCheck]:
     failed = [folder.name for folder in gateway.here.folders if folder.failed is not None]
     yield ReadinessCheck("serving", gateway.ready.is_set(), "logs are open and the broker is registered")
+    why = gateway.why_out_of_session
+    yield ReadinessCheck("session", not why, why or "the metadata store counts this broker as alive")
     controller = gateway.image.controller_id
     yield ReadinessCheck("controller", controller != NO_BROKER, f"broker {controller}")
     yield ReadinessCheck("folders", not failed, ", ".join(failed) or None)

@@ -120,6 +120,19 @@ def test_a_kubernetes_manifest_is_valid(manifest: dict[str, Any]) -> None:
     kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
 
 
+def test_kubernetes_neither_starts_a_broker_again_nor_hides_it_from_its_clients_while_the_store_is_away() -> None:
+    """It is not ready then. Its name must go on to lead to it, or clients could not go on when the store is back; and
+    who looks for any broker finds those that have the store.
+    """
+    (stateful,) = [each for each in MANIFESTS if each["kind"] == "StatefulSet"]
+    services = {each["metadata"]["name"]: each["spec"] for each in MANIFESTS if each["kind"] == "Service"}
+    (container,) = stateful["spec"]["template"]["spec"]["containers"]
+    probed = {name: container[name]["httpGet"]["path"] for name in container if name.endswith("Probe")}
+    assert probed == {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/readyz"}
+    assert services[stateful["spec"]["serviceName"]]["publishNotReadyAddresses"]
+    assert "publishNotReadyAddresses" not in services["oncelog-bootstrap"]
+
+
 def test_the_service_monitor_is_valid() -> None:
     jsonschema.validate(MONITOR, SERVICE_MONITOR)
 

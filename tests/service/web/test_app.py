@@ -51,7 +51,7 @@ def test_a_broker_says_that_it_lives_and_that_it_is_ready(http: Http) -> None:
     assert http.get("/livez").json == {"alive": True}
     assert http.get("/readyz").json["ready"] is True
     names = [check["name"] for check in http.get("/readyz?verbose").json["checks"]]
-    assert names == ["serving", "controller", "folders"]
+    assert names == ["serving", "session", "controller", "folders"]
 
 
 def test_what_is_not_there_is_a_problem(http: Http) -> None:
