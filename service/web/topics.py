@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import Annotated
 
 import msgspec
 from aiohttp import web
@@ -20,6 +21,7 @@ from service.wire.messages import (
     CreatableReplicaAssignment,
     CreatableTopic,
     CreatableTopicConfig,
+    CreatePartitionsAssignment,
     CreatePartitionsRequest,
     CreatePartitionsTopic,
     CreateTopicsRequest,
@@ -42,6 +44,7 @@ OF_TOPICS = 2
 SET, DELETE = 0, 1
 EARLIEST = -2
 PATIENCE_MS = 30_000
+BrokerId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class TopicToCreate(msgspec.Struct, forbid_unknown_fields=True):
@@ -49,7 +52,7 @@ class TopicToCreate(msgspec.Struct, forbid_unknown_fields=True):
     partitions: int = -1
     replication_factor: int = -1
     configs: dict[str, str | None] = {}
-    assignments: list[list[int]] | None = None
+    assignments: list[list[BrokerId]] | None = None
     """Broker ids by partition, the preferred leader first."""
 
 
@@ -106,7 +109,8 @@ class Patch(msgspec.Struct, forbid_unknown_fields=True):
 class Widen(msgspec.Struct, forbid_unknown_fields=True):
     count: int
     """How many partitions the topic will have."""
-    assignments: list[list[int]] | None = None
+    assignments: list[list[BrokerId]] | None = None
+    """Broker ids by new partition, the preferred leader first."""
 
 
 class ProducerOut(msgspec.Struct):
@@ -165,12 +169,18 @@ async def create(gateway: Gateway, request: web.Request) -> web.Response:
         raise of_error(result.error_code, result.error_message, writing=True)
     if is_dry(request):
         return as_json(TopicOut(new.name, format_topic_id(result.topic_id), False, [], {}))
-    deadline = asyncio.get_running_loop().time() + TIMEOUT_S
-    while (made := gateway.image.topics.get(new.name)) is None:  # another broker made it
-        if asyncio.get_running_loop().time() > deadline:
-            raise Problem("not-now", "the topic is made, and this broker has not heard of it yet", outcome="applied")
-        await asyncio.sleep(PAUSE_S)
+    made = await _heard_of(gateway, new.name, 1)
     return as_json(shown(made), status=201, headers={"Location": f"/v1/topics/{new.name}"})
+
+
+async def _heard_of(gateway: Gateway, name: str, partitions: int) -> Topic:
+    """The topic, once this broker knows so many partitions of it: another broker has made them."""
+    deadline = asyncio.get_running_loop().time() + TIMEOUT_S
+    while (topic := gateway.image.topics.get(name)) is None or len(topic.partitions) < partitions:
+        if asyncio.get_running_loop().time() > deadline:
+            raise Problem("not-now", "it is made, and this broker has not heard of it yet", outcome="applied")
+        await asyncio.sleep(PAUSE_S)
+    return topic
 
 
 async def describe(gateway: Gateway, request: web.Request) -> web.Response:
@@ -251,12 +261,15 @@ async def widen(gateway: Gateway, request: web.Request) -> web.Response:
     wanted = read_json(await request.read(), _widenings)
     if not 0 <= wanted.count < 2**31:
         raise Problem("invalid-request", "there are no so many partitions")
-    asked = CreatePartitionsTopic(topic.name, wanted.count, None)
+    given = wanted.assignments
+    assignments = None if given is None else [CreatePartitionsAssignment(brokers) for brokers in given]
+    asked = CreatePartitionsTopic(topic.name, wanted.count, assignments)
     answer = await gateway.ask_controller(CreatePartitionsRequest([asked], PATIENCE_MS, is_dry(request)))
     (result,) = answer.results
     if result.error_code:
         raise of_error(result.error_code, result.error_message, writing=True)
-    return as_json(shown(gateway.topic(topic.name)))
+    wider = topic if is_dry(request) else await _heard_of(gateway, topic.name, wanted.count)
+    return as_json(shown(wider))
 
 
 async def truncate(gateway: Gateway, request: web.Request) -> web.Response:
