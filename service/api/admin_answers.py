@@ -1,6 +1,6 @@
 """What the handlers of administrative requests share: they run commands, and several answers have parts in common."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol, TypeVar
 
 from service.broker.internal_topics import INTERNAL_TOPICS
@@ -79,14 +79,17 @@ async def altered(
     *,
     validate_only: bool,
     replace_all: bool = False,
+    expected: Collection[str] | None = None,
 ) -> list[Row]:
-    """Carries out changes of settings. There is a row of the answer for each resource."""
+    """Carries out changes of settings. There is a row of the answer for each resource. `expected`: only if the settings
+    are of one of these versions.
+    """
     kept = {topic.name: topic.kept(config) for topic in INTERNAL_TOPICS.values()}
     times_named = await done_in_turns(counted((one.resource_type, one.resource_name) for one in asked))
     rows: list[Row] = []
     async for some in slices_in_turns(asked, RESOURCES_A_COMMIT):
         resources = await done_in_turns(changes(some, change, replace_all=replace_all))
-        command = AlterConfigs(resources, config, metadata.broker_id, kept, times_named, validate_only)
+        command = AlterConfigs(resources, config, metadata.broker_id, kept, times_named, validate_only, expected)
         results = await executed(metadata, command)
         if isinstance(results, Refusal):
             rows += [row(results.error, results.message, one.kind, one.name) for one in resources]

@@ -2,6 +2,8 @@
 appends to them, or subtracts from them.
 """
 
+from collections.abc import Collection
+
 from service.api.admin_answers import altered
 from service.broker.session import Session
 from service.cluster.config_commands import ConfigChange
@@ -21,6 +23,16 @@ async def handle(
     header: RequestHeader,
     request: IncrementalAlterConfigsRequest,
 ) -> IncrementalAlterConfigsResponse:
+    return await alter(metadata, config, request)
+
+
+async def alter(
+    metadata: ClusterMetadata,
+    config: BrokerConfig,
+    request: IncrementalAlterConfigsRequest,
+    expected: Collection[str] | None = None,
+) -> IncrementalAlterConfigsResponse:
+    """`expected`, which the wire can't say: only if the settings are of one of these versions."""
     rows = await altered(
         metadata,
         config,
@@ -28,5 +40,6 @@ async def handle(
         lambda setting: ConfigChange(setting.name, setting.config_operation, setting.value),
         IncrementalAlterConfigsRow,
         validate_only=request.validate_only,
+        expected=expected,
     )
     return IncrementalAlterConfigsResponse(responses=rows)

@@ -4,7 +4,8 @@ once (AlterConfigs), or single changes (IncrementalAlterConfigs).
 Each resource of a command succeeds or fails by itself. The checks, their order and their messages are Kafka's (4.3).
 """
 
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -93,7 +94,8 @@ class ResourceResult:
 class AlterConfigs:
     """`config` is the configuration of the broker that decides. A change that appends to a list appends to the value
     that holds, which may be a static value of that broker. `kept` has, by topic, the settings that may only be
-    left alone or set to this value; `times_named` how often the request names each resource.
+    left alone or set to this value; `times_named` how often the request names each resource. With `expected`, settings
+    change only if their version is one of these.
     """
 
     resources: tuple[ResourceChange, ...]
@@ -102,6 +104,7 @@ class AlterConfigs:
     kept: Mapping[str, Mapping[str, str]]
     times_named: Mapping[tuple[int, str], int]
     validate_only: bool = False
+    expected: Collection[str] | None = None
 
     def decide(self, image: Image, *, retried: bool) -> Steps[MetadataDecision[list[ResourceResult]]]:
         turn = Turn(DECIDED_A_TURN)
@@ -115,6 +118,9 @@ class AlterConfigs:
                     raise ItemRefused(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
                 _check_changes(resource)
                 op = self._alter(resource, image)
+                is_done = retried and op is None
+                if self.expected is not None and not is_done:
+                    self._check_version(version_of(image, resource.kind, resource.name), retried=retried)
             except ItemRefused as refused:
                 results.append(ResourceResult(resource.kind, resource.name, refused.error, refused.message))
                 continue
@@ -122,6 +128,14 @@ class AlterConfigs:
             if op is not None:
                 ops.append(op)
         return MetadataDecision(results, () if self.validate_only else tuple(ops))
+
+    def _check_version(self, version: str, *, retried: bool) -> None:
+        if self.expected is None or version in self.expected:
+            return
+        if retried:
+            message = "The settings may have been changed as asked, and were changed again since."
+            raise ItemRefused(ErrorCode.REQUEST_TIMED_OUT, message)
+        raise ItemRefused(ErrorCode.INVALID_UPDATE_VERSION, f"The settings are of version {version} now.")
 
     @staticmethod
     def _work(resource: ResourceChange, image: Image) -> int:
@@ -224,6 +238,21 @@ class AlterConfigs:
         if setting.kind is not ConfigType.LIST or setting.status is not Status.IMPLEMENTED:
             return None
         return tuple(getattr(self.config, setting.attribute) or ())
+
+
+def version_of(image: Image, kind: int, name: str) -> str:
+    """The version of what is set for a topic, a group, a broker, or (without a name) for all brokers. It is made of the
+    settings themselves: the store counts anew when a key was removed and made again.
+    """
+    values: Mapping[str, str]
+    match kind:
+        case ResourceType.TOPIC:
+            values = image.topics[name].config
+        case ResourceType.GROUP:
+            values = image.group_configs.get(name, NO_CONFIG).values
+        case _:
+            values = image.broker_config(name or ALL_BROKERS).values
+    return hashlib.sha256(encode_config(dict(sorted(values.items())))).hexdigest()[:16]
 
 
 def _store(key: str, values: Mapping[str, str], stored: StoredConfig) -> Op:

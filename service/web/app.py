@@ -40,6 +40,7 @@ from service.web import (
     metrics,
     openapi,
     producing,
+    settings,
     topics,
     transactions,
 )
@@ -72,6 +73,7 @@ TABLES: tuple[Sequence[Route], ...] = (
     transactions.ROUTES,
     branches.ROUTES,
     cluster.ROUTES,
+    settings.ROUTES,
     compatible.ROUTES,
     consumers.ROUTES,
     events.ROUTES,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
 from log.ids import TopicPartition
 from monitoring.scraping import Scraper
+from service.api import incremental_alter_configs
 from service.api.routes import OFFERED, ROUTES
 from service.broker.coordination import Coordination
 from service.broker.internal_topics import InternalTopic
@@ -39,6 +40,7 @@ from service.web.problems import Problem, of_error
 from service.wire.base import Request, Struct
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
+from service.wire.messages import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
 from service.wire.messages.versions import NEWEST_IS_UNSTABLE
 
 if TYPE_CHECKING:
@@ -328,6 +330,17 @@ class Gateway:
                 message = f"the coordinator of {key!r} is moving"
                 raise ClientFailure(message, FailureKind.UNREACHABLE, may_come_late=True)
             await asyncio.sleep(PAUSE_S)
+
+    async def alter_configs(
+        self, request: IncrementalAlterConfigsRequest, expected: Collection[str] | None
+    ) -> IncrementalAlterConfigsResponse:
+        """Change settings, if they are of one of the `expected` versions. The wire can't say that, so it is decided
+        here, as every broker may.
+        """
+        refusal = ROUTES[api_key_of(type(request))].refusal(ASKING.get(self.own_session), request)
+        if refusal is not None:
+            return cast(IncrementalAlterConfigsResponse, refusal)
+        return await incremental_alter_configs.alter(self._metadata, self.config, request, expected)
 
     async def ask_controller(self, request: Request[R]) -> R:
         controller = self.image.controller_id

@@ -50,6 +50,7 @@ PROBLEMS: Mapping[str, ProblemKind] = {
     "conflict": ProblemKind(409, "It contradicts what is there"),
     "member-expired": ProblemKind(410, "There is no such member any more"),
     "transaction-expired": ProblemKind(410, "The transaction is over"),
+    "precondition-failed": ProblemKind(412, "It is not as If-Match says"),
     "record-too-large": ProblemKind(413, "Too large"),
     "unsupported-media-type": ProblemKind(415, "The body's media type or encoding is not known here"),
     "offset-out-of-range": ProblemKind(416, "The partition has no such offset"),
@@ -91,6 +92,7 @@ OF_ERROR: Mapping[E, str] = {
     E.TOPIC_ALREADY_EXISTS: "exists",
     E.NON_EMPTY_GROUP: "group-active",
     E.GROUP_SUBSCRIBED_TO_TOPIC: "group-active",
+    E.INVALID_UPDATE_VERSION: "precondition-failed",
     E.UNRELEASED_INSTANCE_ID: "conflict",
     E.INCONSISTENT_GROUP_PROTOCOL: "conflict",
     E.GROUP_MAX_SIZE_REACHED: "conflict",
@@ -125,11 +127,14 @@ OF_ERROR: Mapping[E, str] = {
     E.NOT_COORDINATOR: "not-now",
     E.UNSTABLE_OFFSET_COMMIT: "not-now",
     E.NOT_CONTROLLER: "not-now",
+    E.STALE_BROKER_EPOCH: "not-now",
     E.KAFKA_STORAGE_ERROR: "not-now",
     E.REQUEST_TIMED_OUT: "outcome-unknown",
     E.NOT_ENOUGH_REPLICAS_AFTER_APPEND: "outcome-unknown",
 }
 RETRY_AFTER_S = "1"
+MAY_BE_DONE = MAY_BE_WRITTEN | {E.NOT_CONTROLLER, E.STALE_BROKER_EPOCH}
+"""The last two mean that a broker lost its session, perhaps while a change was under way."""
 
 
 class ProblemDetails(msgspec.Struct, omit_defaults=True):
@@ -216,7 +221,7 @@ def of_error(
     slug = OF_ERROR.get(E(code) if code in E.__members__.values() else E.UNKNOWN_SERVER_ERROR, "server-error")
     if slug == "outcome-unknown" and not writing:
         slug = "not-now"
-    outcome: Outcome = "unknown" if in_doubt or (writing and code in MAY_BE_WRITTEN) else "none"
+    outcome: Outcome = "unknown" if in_doubt or (writing and code in MAY_BE_DONE) else "none"
     return Problem(slug, detail, error=code, outcome=outcome, **more)
 
 

@@ -1,4 +1,4 @@
-"""Topics: create, show, configure, add partitions, delete records, delete."""
+"""Topics: create, show, add partitions, delete records, delete."""
 
 from __future__ import annotations
 
@@ -30,18 +30,11 @@ from service.wire.messages import (
     DeleteRecordsTopic,
     DeleteTopicsRequest,
     DeleteTopicState,
-    DescribeConfigsRequest,
-    DescribeConfigsResource,
-    IncrementalAlterConfigsRequest,
-    IncrementalAlterConfigsRequestAlterableConfig,
-    IncrementalAlterConfigsRequestAlterConfigsResource,
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
 
-OF_TOPICS = 2
-SET, DELETE = 0, 1
 EARLIEST = -2
 PATIENCE_MS = 30_000
 BrokerId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -89,23 +82,6 @@ class TopicOffsets(msgspec.Struct):
     partitions: list[OffsetsOut]
 
 
-class ConfigOut(msgspec.Struct):
-    value: str | None
-    source: int
-    read_only: bool
-    sensitive: bool
-    documentation: str | None = None
-
-
-class Configs(msgspec.Struct):
-    configs: dict[str, ConfigOut]
-
-
-class Patch(msgspec.Struct, forbid_unknown_fields=True):
-    configs: dict[str, str | None]
-    """The new settings; null means the default."""
-
-
 class Widen(msgspec.Struct, forbid_unknown_fields=True):
     count: int
     """How many partitions the topic will have."""
@@ -131,7 +107,6 @@ class Truncated(msgspec.Struct):
 
 
 _new_topics = msgspec.json.Decoder(TopicToCreate)
-_patches = msgspec.json.Decoder(Patch)
 _widenings = msgspec.json.Decoder(Widen)
 
 
@@ -222,40 +197,6 @@ async def at_time(gateway: Gateway, partition: TopicPartition, timestamp: int, i
     return data.offset
 
 
-async def configs(gateway: Gateway, request: web.Request) -> web.Response:
-    topic = gateway.topic(request.match_info["topic"])
-    resource = DescribeConfigsResource(OF_TOPICS, topic.name, None)
-    asked = DescribeConfigsRequest([resource], include_documentation="documentation" in request.query)
-    (result,) = (await gateway.ask(gateway.node_id, asked)).results
-    if result.error_code:
-        raise of_error(result.error_code, result.error_message)
-    found = {
-        each.name: ConfigOut(
-            *(each.value, each.config_source, each.read_only, each.is_sensitive), each.documentation or None
-        )
-        for each in result.configs
-    }
-    return as_json(Configs(found), headers={"ETag": f'"{topic.version}"'})
-
-
-async def alter(gateway: Gateway, request: web.Request) -> web.Response:
-    topic = gateway.topic(request.match_info["topic"])
-    patch = read_json(await request.read(), _patches)
-    wanted = request.headers.get("If-Match")
-    if wanted is not None and wanted not in ("*", f'"{topic.version}"'):
-        raise Problem("conflict", f"the settings are of version {topic.version} now")
-    changes = [
-        IncrementalAlterConfigsRequestAlterableConfig(name, DELETE if value is None else SET, value)
-        for name, value in patch.configs.items()
-    ]
-    resource = IncrementalAlterConfigsRequestAlterConfigsResource(OF_TOPICS, topic.name, changes)
-    answer = await gateway.ask_controller(IncrementalAlterConfigsRequest([resource], is_dry(request)))
-    (result,) = answer.responses
-    if result.error_code:
-        raise of_error(result.error_code, result.error_message, writing=True)
-    return web.Response(status=204)
-
-
 async def widen(gateway: Gateway, request: web.Request) -> web.Response:
     topic = gateway.topic(request.match_info["topic"])
     wanted = read_json(await request.read(), _widenings)
@@ -317,10 +258,6 @@ ROUTES = (
           problems=(404, 422, 503, 504)),
     Route("GET", _TOPIC + "/offsets", offsets, "Where each partition begins, is decided, and is committed.", "topics",
           answer=TopicOffsets, problems=(404, 503)),
-    Route("GET", _TOPIC + "/configs", configs, "All settings of a topic; the ETag is their version.", "topics",
-          answer=Configs, problems=(404,), parameters=(flag("documentation", "With what each means."),)),
-    Route("PATCH", _TOPIC + "/configs", alter, "Change settings; null brings the default back.", "topics", body=Patch,
-          status=204, problems=(400, 404, 409, 422, 503, 504), parameters=_DRY),
     Route("POST", _TOPIC + "/partitions", widen, "More partitions.", "topics", body=Widen, answer=TopicOut,
           problems=(400, 404, 409, 422, 503, 504), parameters=_DRY),
     Route("DELETE", _PARTITION + "/records", truncate, "Delete the records before an offset.", "topics",

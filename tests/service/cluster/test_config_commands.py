@@ -1,6 +1,7 @@
 """Deciding about dynamic configuration: what each operation does, and what is refused in which words."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -11,11 +12,12 @@ from service.cluster.config_commands import (
     ResourceChange,
     ResourceResult,
     ResourceType,
+    version_of,
 )
 from service.cluster.image import ALL_BROKERS
 from service.settings.broker import BrokerConfig
 from service.wire.error_codes import ErrorCode
-from tests.service.cluster.worlds import World
+from tests.service.cluster.worlds import World, decided
 
 TOPIC, BROKER = ResourceType.TOPIC, ResourceType.BROKER
 SET, DELETE, APPEND, SUBTRACT = Operation
@@ -306,3 +308,35 @@ def test_a_topic_that_was_made_before_a_setting_was_kept_may_be_changed(world: W
     assert taken.error is ErrorCode.NONE
     (refused,) = alter(world, change(TOPIC, "kept", ("cleanup.policy", SET, "delete")))
     assert refused.error is ErrorCode.INVALID_CONFIG
+
+
+@pytest.mark.parametrize(("kind", "name"), [(TOPIC, "orders"), (BROKER, "1"), (BROKER, ""), (ResourceType.GROUP, "g")])
+def test_of_two_changes_of_one_version_one_is_refused(world: World, kind: ResourceType, name: str) -> None:
+    """Also where the store has forgotten the settings in between, and counts their versions anew."""
+    key = {TOPIC: "retention.ms", BROKER: "log.retention.ms"}.get(kind, "consumer.session.timeout.ms")
+    alter(world, change(kind, name, (key, SET, "45000")))
+    seen = version_of(world.image, kind, name)
+
+    def again(value: str | None) -> ResourceResult:
+        asked = command(change(kind, name, (key, DELETE if value is None else SET, value)))
+        (result,) = world.run(replace(asked, expected={seen, "another"}))
+        return result
+
+    assert again("50000").error is ErrorCode.NONE
+    assert again("55000").error is again(None).error is ErrorCode.INVALID_UPDATE_VERSION
+    alter(world, change(kind, name, (key, DELETE, None)))
+    alter(world, change(kind, name, (key, SET, "50000")))
+    assert again("55000").error is ErrorCode.INVALID_UPDATE_VERSION
+    alter(world, change(kind, name, (key, SET, "45000")))
+    assert again("55000").error is ErrorCode.NONE, "it is as it was seen"
+
+
+def test_a_change_of_a_version_recognises_its_own_work(world: World) -> None:
+    """The answer of the store was lost."""
+    seen = version_of(world.image, TOPIC, "orders")
+    asked = replace(command(change(TOPIC, "orders", ("segment.bytes", SET, "5000000"))), expected={seen})
+    assert world.run(asked)[0].error is ErrorCode.NONE
+    assert decided(asked, world.image, retried=True).reply[0].error is ErrorCode.NONE
+    alter(world, change(TOPIC, "orders", ("segment.bytes", SET, "6000000")))
+    again = decided(asked, world.image, retried=True)
+    assert (again.reply[0].error, again.ops) == (ErrorCode.REQUEST_TIMED_OUT, ()), "nobody knows"

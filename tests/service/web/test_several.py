@@ -295,3 +295,14 @@ def test_an_expected_offset_is_looked_at_by_the_leader_of_the_partition(several:
             assert [each.status for each in answers] == [200, 409, 409], answers
             assert {each.json["type"] for each in answers[1:]} == {"/problems/expected-offset-mismatch"}
             assert answers[1].json["outcome"] == "none"
+
+
+def test_a_broker_tells_and_changes_its_own_settings_whichever_is_asked(several: Several) -> None:
+    for number, owner in enumerate(sorted(each["node_id"] for each in several.facts["brokers"])):
+        place = f"/v1/brokers/{owner}/configs"
+        for client in several.clients:
+            assert client.get(place).json["configs"]["node.id"]["value"] == str(owner)
+        version = several.clients[0].get(place).headers["ETag"]
+        asked = {"configs": {"log.segment.bytes": str(50_000_000 + number)}}
+        answers = [each.ask("PATCH", place, asked, headers={"If-Match": version}) for each in several.clients]
+        assert [each.status for each in answers] == [204, 412, 412], answers
