@@ -36,7 +36,7 @@ from log.epochs import LeaderEpochs
 from log.identity import sync_topic_id, write_topic_id
 from log.ids import TopicId
 from log.recovery import Damage, Recovered, RecoveryReport, recover
-from log.segment import Segment, SegmentFacts
+from log.segment import SEGMENT_BYTES_MAX, Segment, SegmentFacts
 from log.segments import OffsetOutOfRange, Segments
 from log.snapshots import Snapshots, restore
 from log.views import View, whole
@@ -242,16 +242,29 @@ class PartitionLog:
             return
         active = self.segments.active
         if active is None or not active.has_room_for(header, self.config, now_ms, self._roll_ms):
-            self.start_segment(now_ms)  # the new segment begins where the last one ends, which is before the gap
+            if header.last_offset - ended <= SEGMENT_BYTES_MAX:
+                self.start_segment(now_ms)  # the new segment begins where the last one ends, which is before the gap
+            else:
+                self._go_on_at(header.base_offset, now_ms)
         self.end_offset = header.base_offset
         try:
             self.append(batch, header, now_ms=now_ms)
         except DiskFault:
-            self.end_offset = ended
+            self.end_offset = max(ended, self.segments[-1].base_offset)
             raise
         if header.leader_epoch > latest:
             self.epochs.assign(header.leader_epoch, ended)
         self.durability.gaps_left = self.end_offset
+
+    def _go_on_at(self, offset: int, now_ms: int) -> None:
+        """Begin a segment behind a gap that is too wide for one: positions in it are relative to its base offset."""
+        ended, self.end_offset = self.end_offset, offset
+        try:
+            self.start_segment(now_ms)
+        except DiskFault:
+            self.end_offset = ended
+            raise
+        self.durability.gaps_left = offset
 
     def start_segment(self, now_ms: int) -> Segment:
         """Seal the active segment and start the next one, whose name the next flush makes durable."""

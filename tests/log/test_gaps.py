@@ -206,3 +206,53 @@ def test_a_recovery_does_not_take_the_end_of_a_gap_for_the_beginning_of_an_epoch
         disk.unlink(f"t-0/{CHECKPOINT}")
     again = opened(disk, point)
     assert again.epochs.entries() == [(1, 2), (3, 5), (4, 8), (6, 21)]
+
+
+@pytest.mark.parametrize("far", [3_000_000_000, 5_000_000_000])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_gap_that_is_too_wide_for_a_segment_is_none_for_the_log(far: int, seed: int) -> None:
+    """A few keys that never change before many that always do: positions in a segment have 32 bits."""
+    disk = MemoryDisk()
+    log = opened(disk)
+
+    async def scene() -> None:
+        put(log, 0, 1, 2)
+        await log.flush()
+        put(log, *range(far, far + 500))
+        for crash in (lambda disk: None, lambda disk: disk.cut_power(random.Random(seed))):
+            after = copy.deepcopy(disk)
+            crash(after)
+            again = opened(after, 3)
+            assert not again.damage
+            assert offsets(again)[:3] == [0, 1, 2]
+        await log.flush()
+
+    asyncio.run(scene())
+    assert log.flushed_offset == far + 500
+    for point in (0, far, far + 500):
+        after = copy.deepcopy(disk)
+        after.cut_power(random.Random(seed))
+        again = opened(after, point)
+        assert not again.damage
+        assert offsets(again) == offsets(log) == [0, 1, 2, *range(far, far + 500)]
+    truncate_to(log, far - 7)
+    assert (log.end_offset, offsets(log)) == (far - 7, [0, 1, 2])
+
+
+def test_where_no_room_is_behind_a_wide_gap_the_log_goes_on_when_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, far = opened(MemoryDisk()), 3_000_000_000
+    put(log, 0, 1, 2)
+
+    def full(*where: Any, **of: Any) -> None:
+        raise DiskFault(errno.ENOSPC, "no room")
+
+    with monkeypatch.context() as patch, pytest.raises(DiskFault):
+        patch.setattr(Segment, "create", full)
+        put(log, far)
+    assert log.end_offset == 3
+    with monkeypatch.context() as patch, pytest.raises(DiskFault):
+        patch.setattr(Segment, "append", full)
+        put(log, far)
+    assert log.end_offset == far, "the new segment is there, and nothing in it"
+    put(log, far, far + 1)
+    assert offsets(log) == [0, 1, 2, far, far + 1]
