@@ -153,7 +153,8 @@ class Housekeeper:
     @asynccontextmanager
     async def distrusting(self, partition: Partition, offset: int) -> AsyncIterator[None]:
         """For as long as the context lasts, no recovery point says that data from `offset` on is durable. Used around a
-        truncation at `offset`.
+        truncation at `offset`. Raises `DiskFault` if a point can't be lowered now: after a crash, the truncation would be
+        taken for damage.
         """
         cut = partition.topic_partition, offset
         self._distrusted.append(cut)
@@ -161,7 +162,9 @@ class Housekeeper:
             async with self._writing_points:
                 for folder, written in list(self.written_points.items()):
                     if written.get(partition.topic_partition, 0) > offset:
-                        await self._write_points(folder, dict(written))
+                        fault = await self._write_points(folder, dict(written))
+                        if fault is not None and folder.failed is None:
+                            raise fault
             yield
         finally:
             self._distrusted.remove(cut)
@@ -174,18 +177,19 @@ class Housekeeper:
                     points[partition.topic_partition] = partition.log.flushed_offset
             await self._write_points(folder, points)
 
-    async def _write_points(self, folder: LogFolder, points: dict[TopicPartition, int]) -> None:
+    async def _write_points(self, folder: LogFolder, points: dict[TopicPartition, int]) -> DiskFault | None:
         for topic_partition, offset in self._distrusted:
             if topic_partition in points:
                 points[topic_partition] = min(points[topic_partition], offset)
         if folder.failed is not None or points == self.written_points.get(folder, {}):
-            return
+            return None
         try:
             await write_recovery_points(folder.disk, points)
         except DiskFault as fault:
             folder.fail(fault)
-            return
+            return fault
         self.written_points[folder] = points
+        return None
 
     async def write_high_watermarks(self, folder: LogFolder) -> None:
         """Write down the high watermarks of partitions with several replicas. The next leader begins with the high

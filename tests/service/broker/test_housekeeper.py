@@ -1,11 +1,13 @@
 """What the housekeeper writes down, while logs are being cut."""
 
+import errno
 from pathlib import Path
 
 import pytest
 
 import log.manifest
 import service.broker.housekeeper
+from log.disk import DiskFault
 from log.manifest import read_recovery_points
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.api.test_long_lists import turns_of_others
@@ -34,6 +36,34 @@ def test_of_two_cuts_of_one_log_that_overlap_each_is_kept_in_mind_until_it_is_do
         assert await point() == 3
         await shorter.__aexit__(None, None, None)
         assert await point() == 10
+
+    on_stage(tmp_path, scene, {"log.durability": "os"})
+
+
+def test_nothing_is_cut_while_a_recovery_point_can_not_be_lowered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a crash, the next start would miss what was cut, and would not serve the partition."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders")
+        partition = await stage.served("orders")
+        for _ in range(10):
+            await write(partition, b"x")
+        await partition.flush()
+        keeper, folder = stage.broker.housekeeper, partition.folder
+        await keeper.write_points(folder)
+
+        async def full(*_: object) -> None:
+            raise DiskFault(errno.ENOSPC, "no room")
+
+        with monkeypatch.context() as patch, pytest.raises(DiskFault):
+            patch.setattr(service.broker.housekeeper, "write_recovery_points", full)
+            async with keeper.distrusting(partition, 6):
+                pytest.fail("the list still says that 10 records are durable")
+        assert folder.failed is None
+        async with keeper.distrusting(partition, 6):
+            assert read_recovery_points(folder.disk)[partition.topic_partition] == 6
 
     on_stage(tmp_path, scene, {"log.durability": "os"})
 
