@@ -153,8 +153,8 @@ class Housekeeper:
     @asynccontextmanager
     async def distrusting(self, partition: Partition, offset: int) -> AsyncIterator[None]:
         """For as long as the context lasts, no recovery point says that data from `offset` on is durable. Used around a
-        truncation at `offset`. Raises `DiskFault` if a point can't be lowered now: after a crash, the truncation would be
-        taken for damage.
+        truncation at `offset`. Raises `DiskFault` if a point can't be lowered now: after a crash, the truncation would
+        be taken for damage.
         """
         cut = partition.topic_partition, offset
         self._distrusted.append(cut)

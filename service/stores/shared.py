@@ -137,7 +137,20 @@ class StoreServer:
         task.add_done_callback(self._sessions.pop)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        session = await self._store.session(0.0)
+        try:
+            session = await self._store.session(0.0)
+            try:
+                await self._answer_all(session, reader, writer)
+            finally:
+                await session.close()
+        except (OSError, ValueError, StoreError) as error:
+            logger.info("a session of the shared store ends: %r", error)
+        finally:
+            await _closed(writer)
+
+    async def _answer_all(
+        self, session: StoreSession, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         asked: dict[asyncio.Task[None], None] = {}
         try:
             writer.write(_encode(session.id))
@@ -151,13 +164,9 @@ class StoreServer:
                     if follows is not None:
                         follows.cancel()
                     follows = task
-        except (OSError, ValueError) as error:
-            logger.debug("session %d: %r", session.id, error)
         finally:
             for task in list(asked):
                 task.cancel()
-            await session.close()
-            await _closed(writer)
 
     async def _answer(self, session: StoreSession, request: Any, writer: asyncio.StreamWriter) -> None:
         number, what, *told = request
@@ -180,6 +189,11 @@ class StoreServer:
             answer = [number, "failed", str(failed)]
         except OSError:
             return  # the other end is gone
+        except Exception:
+            # Without an answer the broker would wait, and without the events go on by what it knows, for ever.
+            logger.exception("session %d of the shared store is ended", session.id)
+            writer.close()
+            return
         writer.write(_encode(answer))
 
 
@@ -293,7 +307,8 @@ class SharedStore:
         except OSError as error:
             raise StoreError(f"the process that holds the metadata store is gone: {error.strerror}") from None
         if not line:
-            raise StoreError("the process that holds the metadata store is stopping")
+            await _closed(writer)
+            raise StoreError("the process that holds the metadata store is stopping, or can't begin a session now")
         self._session = SharedSession(reader, writer, json.loads(line), self._env)
         return self._session
 

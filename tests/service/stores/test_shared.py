@@ -1,0 +1,78 @@
+"""What brokers see of the store that another process holds, when that process can't read or write it for a moment."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import exc
+
+from log.disk import RealDisk
+from service.ports import RealEnv
+from service.stores.port import Create, Event, Result, StoreError, StoreFailed
+from service.stores.shared import SharedSession, SharedStore, StoreServer
+from service.stores.sql import SqlDatabase, SqlStore
+
+
+def on_shared_store(folder: Path, scene: Callable[[SharedStore], Awaitable[None]]) -> None:
+    async def main() -> None:
+        env = RealEnv(RealDisk(str(folder)))
+        holder = await SqlStore.open(f"sqlite:///{folder}/meta.db", env)
+        server = StoreServer(holder, env, f"{folder}/store")
+        await server.begin()
+        store = SharedStore(f"{folder}/store", env)
+        try:
+            async with asyncio.timeout(10):
+                await scene(store)
+        finally:
+            await store.close()
+            await server.close()
+            await holder.close()
+            await env.tasks.cancel_all()
+
+    asyncio.run(main())
+
+
+def broken(*_: object) -> Any:
+    raise exc.OperationalError("select", {}, Exception("disk I/O error"))
+
+
+def full(*_: object) -> Any:
+    raise StoreFailed("the metadata store can't be written: database or disk is full")
+
+
+async def over(events: AsyncIterator[Event]) -> None:
+    async for _ in events:
+        pass
+
+
+def test_a_session_that_can_not_begin_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(store: SharedStore) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(SqlDatabase, "open_session", full)
+            with pytest.raises(StoreError):
+                await store.session(6.0)
+        session = await store.session(6.0)
+        assert (await session.commit(Create("a", b"1")))[0] is Result.OK
+
+    on_shared_store(tmp_path, scene)
+
+
+@pytest.mark.parametrize("what", ["snapshot", "commit"])
+def test_a_session_ends_with_an_error_that_nobody_foresaw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    async def ask(session: SharedSession) -> object:
+        return await (over(session.watch()) if what == "snapshot" else session.commit(Create("a", b"1")))
+
+    async def scene(store: SharedStore) -> None:
+        session = await store.session(6.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(SqlDatabase, what, broken)
+            assert await ask(session) in (None, (Result.UNKNOWN, 0))
+        assert session.lease_left() == 0.0
+        await session.close()
+        assert (await (await store.session(6.0)).commit(Create("b", b"1")))[0] is Result.OK
+
+    on_shared_store(tmp_path, scene)
