@@ -80,6 +80,11 @@ class Begun(msgspec.Struct):
     epoch: int
     expires_at: int
     """Milliseconds since 1970. A transaction that is not committed by then is aborted."""
+    outcome: Outcome = "none"
+
+
+class TransactionOutcome(msgspec.Struct):
+    outcome: Outcome
 
 
 class TransactionStatus(msgspec.Struct, omit_defaults=True):
@@ -348,7 +353,7 @@ async def put_offsets(gateway: Gateway, request: web.Request) -> web.StreamRespo
         if problem.error in FENCED:
             await _complain(gateway, name)
         raise
-    return web.Response(status=204)
+    return as_json(TransactionOutcome("none"))
 
 
 def _producer_of(gateway: Gateway, name: Name) -> Producer:
@@ -557,7 +562,7 @@ async def abort_in_partition(gateway: Gateway, request: web.Request) -> web.Resp
             code = await write_abort_marker(gateway.cluster, partition, producer)
             if code:
                 raise of_error(code, f"{partition.topic} partition {partition.partition}", writing=True)
-            return web.Response(status=204)
+            return as_json(TransactionOutcome("none"))
     raise Problem("unknown-transaction", f"producer {wanted.producer_id} has nothing open there")
 
 
@@ -578,7 +583,7 @@ ROUTES = (
           "Write a batch: 0, then 1, and so on. The same number again is answered again, and written once.",
           "transactions", body=BatchIn, answer=BatchOut, problems=(400, 404, 409, 410, 413, 422, 503, 504)),
     Route("PUT", _ONE + "/offsets/{group}", put_offsets, "Commit what a group has read, with the transaction.",
-          "transactions", body=GroupOffsetsIn, status=204, problems=(400, 404, 409, 410, 422, 503, 504)),
+          "transactions", body=GroupOffsetsIn, answer=TransactionOutcome, problems=(400, 404, 409, 410, 422, 503, 504)),
     Route("POST", _ONE + ":commit", commit, "Make everything visible at once. May be repeated.", "transactions",
           answer=TransactionStatus, problems=(400, 404, 409, 410, 503, 504), parameters=(
               integer("records", "Only if so many were written; it must be said once the transaction's broker is"
@@ -588,5 +593,5 @@ ROUTES = (
     Route("POST", _ALL + ":find-hanging", find_hanging, "Transactions that no coordinator will end.", "transactions",
           body=Find, answer=Hanging, problems=(400, 404, 503), only_asks=True),
     Route("POST", "/v1/partitions:abort-transaction", abort_in_partition, "End a hanging transaction in a partition.",
-          "transactions", body=AbortIn, status=204, problems=(400, 404, 409, 503, 504)),
+          "transactions", body=AbortIn, answer=TransactionOutcome, problems=(400, 404, 409, 503, 504)),
 )  # fmt: skip

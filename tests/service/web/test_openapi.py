@@ -25,6 +25,23 @@ def test_the_document_is_openapi_and_holds_every_operation(http: Http) -> None:
     assert len(operations) == len(set(operations))
 
 
+def test_every_answer_of_a_transaction_says_its_outcome(http: Http) -> None:
+    document = http.get("/openapi.json").json
+    checked = 0
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            is_one = "{txn}" in path or method != "get"
+            if operation["tags"] != ["transactions"] or not is_one or path.endswith(":find-hanging"):
+                continue
+            for status, answer in operation["responses"].items():
+                if status.startswith("2"):
+                    (content,) = answer["content"].values()
+                    schema = document["components"]["schemas"][content["schema"]["$ref"].rpartition("/")[2]]
+                    assert "outcome" in schema["properties"], (method, path, status)
+                    checked += 1
+    assert checked > 7
+
+
 def test_people_find_every_operation_and_problem_on_a_page(http: Http) -> None:
     page = http.get("/docs")
     assert page.headers["Content-Type"].startswith("text/html")
