@@ -25,6 +25,7 @@ README = {
     "kcat -b": ["order 1: two apples"],
     '"billing"': ["orders", "order 2: three pears"],
     "curl": ['"outcome":"applied"', '"fruit": "fig"', "event: end"],
+    "order-6": ["'outcome': 'applied'", "from Python", "order 6", "event: end"],
     "group lag": ["anna", "carl", "payments", "billing"],
 }
 """What a block must print, by a word in it."""
