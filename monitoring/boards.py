@@ -417,7 +417,7 @@ EXACTLY_ONCE: Final = Board(
                 ),
                 Panel(
                     "Time to commit",
-                    "Until the decision is durable, and from then until every partition has its marker.",
+                    "Until the decision is durable, then until every partition has its marker, then until that is on record.",
                     ((share(0.99, "oncelog_transaction_commit_latency_seconds", "phase"), "99 % {{phase}}"),),
                     unit="s",
                 ),

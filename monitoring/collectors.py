@@ -269,6 +269,7 @@ class Scrape:
         if (ends := broker.requests.apis.get("END_TXN")) is not None:
             lines.add_histogram(of.TXN_COMMIT_LATENCY, ends.seconds, "prepare")
         lines.add_histogram(of.TXN_COMMIT_LATENCY, tally.markers, "markers")
+        lines.add_histogram(of.TXN_COMMIT_LATENCY, tally.completed, "complete")
         lines.add(of.SPANS_LOST, 0 if tally.follower is None else tally.follower.lost)
         lines.add(of.TXN_HANGING, self._hanging(blockers, holders))
         if not self._transaction_coordinators():

@@ -204,7 +204,11 @@ LSO_LAG = _gauge(
 )
 LOG_SIZE = _gauge("kafka_log_log_size", "Bytes of the partition's log.", "topic", "partition")
 OFFLINE_LOG_DIRS = _gauge("kafka_log_logmanager_offlinelogdirectorycount", "Data folders out of service.")
-REQUESTS = _counter("kafka_network_requestmetrics_requests_total", "Requests that were answered.", "request")
+REQUESTS = _counter(
+    "kafka_network_requestmetrics_requests_total",
+    "Requests that were answered; those that HTTP asks inside this broker are among them.",
+    "request",
+)
 REQUEST_MS = _gauge(
     "kafka_network_requestmetrics_totaltimems",
     "How long requests took since the start, waiting included: an estimate from the histogram.",
@@ -255,7 +259,8 @@ TXN_ENDED = _counter(
 TXN_DURATION = _histogram("oncelog_transaction_duration_seconds", "From the first partition to the decision.")
 TXN_COMMIT_LATENCY = _histogram(
     "oncelog_transaction_commit_latency_seconds",
-    "prepare: an EndTxn request until the decision is durable; markers: until every partition has its marker then.",
+    "prepare: an EndTxn request until the decision is durable; markers: until every partition has its marker then; "
+    "complete: until that is on record, so that the id can begin its next transaction.",
     "phase",
 )
 TXN_PARTITIONS = _histogram("oncelog_transaction_partitions", "Partitions of a transaction, when it was decided.")

@@ -34,6 +34,8 @@ class TxnTally:
         """From the first partition to the decision."""
         self.markers = Histogram()
         """From the decision until every partition has its marker."""
+        self.completed = Histogram()
+        """From the last marker until the end is on record, as the courier of the markers counts it."""
         self.partitions = Histogram(HOW_MANY)
 
     def count(self, before: Txn | None, after: Txn, why: str) -> None:

@@ -62,7 +62,9 @@ class Coordination:
         self.marker_writer = MarkerWriter(partitions, self.groups, env)
         self._marker_peers = Peers(config, metadata, lanes=marker_courier.LANES, timeout_s=PEERS_TIMEOUT_S)
         self._gate_peers = Peers(config, metadata, lanes=transaction_gate.LANES, timeout_s=PEERS_TIMEOUT_S)
-        self.marker_courier = MarkerCourier(self.transactions, self.marker_writer, metadata, self._marker_peers, env)
+        self.marker_courier = MarkerCourier(
+            *(self.transactions, self.marker_writer, metadata, self._marker_peers, env), self.txn_tally.completed
+        )
         self.transaction_gate = TransactionGate(self.transactions, self._gate_peers, env)
 
     def led(self, partition: Partition, *, is_first: bool) -> None:

@@ -38,6 +38,7 @@ from functools import partial
 
 from log.control import ControlType
 from log.ids import NO_EPOCH, TopicPartition
+from log.tally import Histogram
 from service.broker.coordinators import Coordinators
 from service.broker.internal_topics import GROUPS
 from service.broker.partition import Appended, Partition, PartitionLost
@@ -62,6 +63,7 @@ from service.wire.messages import (
 from txn.commands import MarkersWritten
 from txn.coordinator import TxnCoordinator
 from txn.markers import SendMarkers
+from txn.verdicts import MarkersNoted
 
 logger = logging.getLogger("oncelog.transactions")
 
@@ -77,6 +79,7 @@ TOLD_A_TURN = 500
 REFUSED_A_TURN = 100
 EPOCH_NAMES_TRANSACTION = 2
 """From this transaction version on, the producer's epoch rises with every transaction."""
+COMPLETE = MarkersNoted(complete=True)
 QUICK, SLOW = 0, 1
 LANES = 2
 
@@ -184,12 +187,15 @@ class MarkerCourier:
         metadata: ClusterMetadata,
         peers: Peers,
         env: Env,
+        completed: Histogram,
     ) -> None:
         self._transactions = transactions
         self._writer = writer
         self._metadata = metadata
         self._peers = peers
         self._env = env
+        self._seconds = completed
+        """From a transaction's last marker until its end is on record."""
         self._outboxes: dict[tuple[int, int], list[Owed]] = {}
         self._due = TurnQueue(env, "write markers again", WRITTEN_A_TURN, self._write_if_current)
         self._committed = TurnQueue(env, "tell of committed markers", TOLD_A_TURN, self._tell)
@@ -463,7 +469,15 @@ class MarkerCourier:
             done = tuple(owed.topic_partition for owed in those)
             shard = those[0].shard
             assert shard is not None
-            shard.tell(MarkersWritten(markers.transactional_id, markers.producer_id, markers.producer_epoch, done))
+            told_s = self._env.clock.monotonic()
+            shard.tell(
+                MarkersWritten(markers.transactional_id, markers.producer_id, markers.producer_epoch, done),
+                partial(self._noted, told_s),
+            )
+
+    def _noted(self, told_s: float, verdict: object) -> None:
+        if verdict == COMPLETE:
+            self._seconds.add(self._env.clock.monotonic() - told_s)
 
 
 def _entry(named: dict[TopicPartition, Owed], known: Mapping[str, Topic]) -> WritableTxnMarker:

@@ -354,11 +354,16 @@ class Shard(Generic[MachineT]):
             if answer is not None and not answer.done():
                 answer.set_exception(DecisionFailed())
 
-    def tell(self, command: Any) -> None:
-        """Decide on a command whose answer nobody waits for. If it fails, the next coordinator decides it anew, or it
-        was not needed.
+    def tell(self, command: Any, hear: Callable[[Any], None] = lambda verdict: None) -> None:
+        """Decide on a command whose answer nobody waits for; who is called with it decides nothing. If it fails, the
+        next coordinator decides it anew, or it was not needed.
         """
-        self.handle(command).add_done_callback(lambda answer: answer.cancelled() or answer.exception())
+
+        def answered(answer: asyncio.Future[Any]) -> None:
+            if not answer.cancelled() and answer.exception() is None:
+                hear(answer.result())
+
+        self.handle(command).add_done_callback(answered)
 
     def _carry_out(self, decision: Decision) -> None:
         if decision.records and not self._write(decision):

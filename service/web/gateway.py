@@ -133,6 +133,8 @@ class Gateway:
         self._http: ClientSession | None = None
         self.outgoing = Outgoing(outgoing_max)
         self._handlers = {key: route.bound(broker) for key, route in ROUTES.items()}
+        self._tally = broker.requests
+        self._now_s = broker.env.clock.monotonic
         self._pool = Pool(client_id=CLIENT_ID, timeout_s=TIMEOUT_S)
         self._listener = broker.config.endpoints[0].listener
         self.own_session = Session(CLIENT_ID, 0, listener=self._listener)
@@ -291,12 +293,13 @@ class Gateway:
                 return await self._pool.ask(address, request, lane=needs)
             with self.outgoing.to(node, self._waiting_max):
                 return await self._pool.ask(address, request, wait_s=wait_s)
-        header = RequestHeader(key, NEWEST[key], 0, CLIENT_ID)
+        header, began_s = RequestHeader(key, NEWEST[key], 0, CLIENT_ID), self._now_s()
         answer: Any = self._handlers[key](session, header, request)
         if isinstance(answer, Held):
             answer = await answer.first
         if isinstance(answer, Awaitable):
             answer = await answer
+        self._tally.answered(ROUTES[key].name, answer, self._now_s() - began_s)
         if session.pinned:  # the caller takes what was read before it lets others have a turn
             asyncio.get_running_loop().call_soon(session.unpin)
         return cast(R, answer)

@@ -75,6 +75,22 @@ def test_an_open_transaction_is_seen_where_it_holds_readers_back_and_who_it_is(t
     on_txn_stage(tmp_path, scene)
 
 
+def test_for_how_long_readers_are_held_up_is_told_in_seconds(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        here = {"topic": "orders", "partition": 0}
+        writer = await begun(stage, "pay")
+        began_s = stage.broker.env.clock.monotonic()
+        await asyncio.sleep(0.3)
+        seen = scraped(stage.broker)
+        waited_s = stage.broker.env.clock.monotonic() - began_s
+        assert 0.29 <= seen.one("oncelog_partition_lso_lag_seconds", **here) <= waited_s + 0.2
+        await writer.end(commit=True)
+        await until(lambda: scraped(stage.broker).one("oncelog_partition_lso_lag_records", **here) == 0)
+        assert scraped(stage.broker).one("oncelog_partition_lso_lag_seconds", **here) == 0
+
+    on_txn_stage(tmp_path, scene)
+
+
 def test_a_transaction_that_no_coordinator_knows_is_counted_as_hanging(tmp_path: Path) -> None:
     async def scene(stage: TxnStage) -> None:
         await begun(stage, "pay")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from log.ids import TopicPartition
+from log.tally import Histogram
 from service.broker import marker_courier
 from service.broker.marker_courier import LONGEST_RETRY_S, QUICK, RETRY_S, SLOW, MarkerCourier
 from service.broker.partition import PartitionLost
@@ -27,6 +28,7 @@ from service.wire.messages import (
 )
 from txn.commands import MarkersWritten
 from txn.markers import SendMarkers
+from txn.verdicts import MarkersNoted
 
 ORDERS, PAYMENTS = TopicPartition("orders", 0), TopicPartition("payments", 1)
 MARKERS = SendMarkers("pay", 7, 1, True, 2, (ORDERS, PAYMENTS))
@@ -46,7 +48,8 @@ class Stage:
         self.answer: Callable[[WriteTxnMarkersRequest], WriteTxnMarkersResponse] = self.taken
         self.leaders = {ORDERS: HERE, PAYMENTS: payments_led_by}
         self.work: list[Coroutine[Any, Any, None]] = []
-        self.shard: Any = SimpleNamespace(tell=self.told.append, dropped=False)
+        self.shard: Any = SimpleNamespace(tell=self.hear, dropped=False)
+        self.completed = Histogram()
         self.coordinator: Any = SimpleNamespace(
             leader_epoch=3, is_leading=True, topic_partition=TopicPartition("__transaction_state", 5)
         )
@@ -57,8 +60,15 @@ class Stage:
         metadata: Any = SimpleNamespace(image=image, broker_id=HERE, execute=self.execute)
         transactions: Any = SimpleNamespace(at=lambda index: self.shard)
         peers: Any = SimpleNamespace(ask=self.ask, is_there=lambda broker_id: True)
-        env: Any = SimpleNamespace(tasks=SimpleNamespace(spawn=lambda name, work: self.work.append(work)))
-        self.courier = MarkerCourier(transactions, self, metadata, peers, env)  # type: ignore[arg-type]
+        env: Any = SimpleNamespace(
+            clock=SimpleNamespace(monotonic=lambda: 0.0),
+            tasks=SimpleNamespace(spawn=lambda name, work: self.work.append(work)),
+        )
+        self.courier = MarkerCourier(transactions, self, metadata, peers, env, self.completed)  # type: ignore[arg-type]
+
+    def hear(self, told: MarkersWritten, answer: Callable[[object], None]) -> None:
+        self.told.append(told)
+        answer(MarkersNoted(complete=ORDERS in told.partitions))
 
     def post(self, *every: SendMarkers) -> None:
         self.courier.post(self.coordinator, every or (MARKERS,))
@@ -452,7 +462,7 @@ def test_a_coordinator_that_gives_up_while_it_is_told_holds_up_no_other(monkeypa
         waiters.append(waiter := asyncio.get_running_loop().create_future())
         return SimpleNamespace(high_watermark=0, committed=lambda _: waiter), SimpleNamespace(end_offset=1)
 
-    def tell_once(command: MarkersWritten) -> None:
+    def tell_once(command: MarkersWritten, answer: object) -> None:
         if stage.shard.dropped:
             raise NotCoordinator
         stage.told.append(command)
@@ -463,7 +473,7 @@ def test_a_coordinator_that_gives_up_while_it_is_told_holds_up_no_other(monkeypa
     other_coordinator: Any = SimpleNamespace(
         leader_epoch=3, is_leading=True, topic_partition=TopicPartition("__transaction_state", 6)
     )
-    shards = {5: stage.shard, 6: SimpleNamespace(tell=stage.told.append, dropped=False)}
+    shards = {5: stage.shard, 6: SimpleNamespace(tell=stage.hear, dropped=False)}
     stage.courier._transactions.at = shards.get  # type: ignore[assignment, method-assign]
 
     async def scene() -> None:
@@ -477,3 +487,15 @@ def test_a_coordinator_that_gives_up_while_it_is_told_holds_up_no_other(monkeypa
 
     asyncio.run(scene())
     assert stage.told == [told(ORDERS, PAYMENTS), told(PAYMENTS, of=dataclasses.replace(OTHERS, producer_id=9))]
+
+
+def test_how_long_the_end_of_a_transaction_took_is_counted_when_no_marker_is_owed_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage(monkeypatch)
+    stage.post(OTHERS)
+    stage.run()
+    assert (len(stage.told), sum(stage.completed.counts)) == (1, 0)
+    stage.post(MARKERS)
+    stage.run()
+    assert (len(stage.told), sum(stage.completed.counts)) == (2, 1)
