@@ -21,6 +21,7 @@ FROM = {
     "openssl": "openssl",
     "cc": "gcc libc6-dev",
     "curl": "curl",
+    "stunnel": "stunnel4",
     "mount": "mount",
     "systemd-analyze": "systemd",
 }

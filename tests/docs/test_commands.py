@@ -15,12 +15,15 @@ from pathlib import Path
 import click
 import pytest
 
+from service.cli.failures import Exit
 from service.cli.root import cli
+from tests.monitoring.test_prometheus import in_transaction, write_unasked
 from tests.outside import missing
-from tests.service.cli.kit import ROOT, Serving
+from tests.service.cli.kit import ROOT, Serving, oncelog
 
 ANOTHER_ENVIRONMENT = "/tmp/try"
 TOOLS = ("kcat", "curl")
+VERIFICATION = "transaction.partition.verification.enable"
 README = {
     "kcat -b": ["order 1: two apples"],
     '"billing"': ["orders", "order 2: three pears"],
@@ -124,7 +127,7 @@ SHOWN = _shown()
 
 @pytest.mark.parametrize(("where", "line", "is_typed"), SHOWN, ids=[f"{each[0]}: {each[1]}"[:90] for each in SHOWN])
 def test_every_command_that_is_shown_is_one_that_the_program_takes(where: str, line: str, is_typed: bool) -> None:
-    words = shlex.split(line.split(" | ")[0].split(" > ")[0], comments=True)[1:]
+    words = shlex.split(re.split(r" \|\|? | > ", line)[0], comments=True)[1:]
     command: click.Command = cli
     context = click.Context(cli, info_name="oncelog")
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
@@ -137,3 +140,80 @@ def test_every_command_that_is_shown_is_one_that_the_program_takes(where: str, l
         assert unknown in ([], ["--help"]), f"{where}: {line}"
         return
     command.make_context("oncelog", words, resilient_parsing="--help" in words)
+
+
+COMPLETED = {
+    "config set": "retention.ms=86400000 --topic orders",
+    "topic trim": "orders -p 0 --before 1",
+    "topic describe": "orders",
+    "topic reassign": "orders --brokers 1,2",
+    "topic reassign TOPIC": "--replication-factor 3",
+    "cluster drain": "3",
+    "group reset": "billing --to earliest",
+    "group lag": "billing",
+    "txn abort": "pay-2",
+    "log dump": "FOLDER",
+}
+"""What a sentence leaves out because its reader knows it."""
+PLACES = {"TOPIC": "orders", "PARTITION": "0", "GROUP": "billing", "ID": "pay-1"}
+CONDITIONS = ("doctor", "txn hanging")
+"""Their status says that something is wrong, and something is."""
+ASKING_FIRST = ("reassign", "elect", "trim", "drain", "spread", "reset", "abort")
+RUN_AT_THREE = sorted(
+    {
+        line.partition(" # ")[0].removeprefix("oncelog ")
+        for where, line, _ in SHOWN
+        if (where in ("cluster.md", "spark.md") or where.startswith("Oncelog"))
+        and line.split()[1] not in ("serve", "demo")
+    },
+    key=lambda line: ("spread" in line, line.startswith("log "), line),
+)
+"""A broker has been drained when others give it its share again."""
+
+
+def test_the_commands_for_clusters_and_of_the_runbooks_work_at_three_brokers(tmp_path: Path) -> None:
+    """With something that hangs, something that is open, and a group. What reads the files of a stopped broker does
+    so in the end.
+    """
+    few = ("offsets.topic.num.partitions=2", "transaction.state.log.num.partitions=2", f"{VERIFICATION}=false")
+    settings = [word for each in few for word in ("-o", each)]
+    where = ("--data", str(tmp_path / "data"), "--host", "127.0.0.1", "--port", "0", "--brokers", "3")
+    with Serving(*where, *settings) as serving:
+        bootstrap = serving.bootstrap
+        before = ("topic create orders -p 3 -r 2", "produce orders", "consume orders --group billing -e")
+        for line in before:
+            assert oncelog(*line.split(), stdin=b"one\ntwo\n", bootstrap=bootstrap).status == 0, line
+        producers = [in_transaction(bootstrap, name, "orders") for name in ("pay-1", "pay-2")]
+        for member in serving.facts["brokers"]:
+            write_unasked(member["bootstrap"], "orders", 4_242)  # its leader takes it
+        (hangs,) = (row for row in oncelog("txn", "hanging", "-o", "json", bootstrap=bootstrap).json() if row["hangs"])
+        places = {**PLACES, "ADDRESS": bootstrap, "N": str(hangs["first_open_offset"])}
+        for line in RUN_AT_THREE:
+            words = [places.get(word, word) for word in f"{line} {COMPLETED.get(line, '')}".split()]
+            if words[0] == "log":
+                continue
+            if words[1:2] == ["drain"]:
+                words[2:] = ["3"]
+            asks = any(word in words for word in ASKING_FIRST)
+            ended = oncelog(*words, *(["--yes"] if asks else []), bootstrap=bootstrap)
+            expected = (Exit.OK, Exit.CONDITION) if line.startswith(CONDITIONS) else (Exit.OK,)
+            assert ended.status in expected, (line, ended)
+            if "drain" in words:
+                assert _held(bootstrap)[3] == 0
+        assert _held(bootstrap)[3] > 0
+        left = oncelog("txn", "hanging", "-o", "json", bootstrap=bootstrap)
+        assert [row for row in left.json() if row["hangs"]] == []
+        assert oncelog("txn", "ls", "--state", "ongoing", "-o", "json", bootstrap=bootstrap).json() == []
+        assert "loud-orders" in oncelog("topic", "ls", bootstrap=bootstrap).out
+        del producers
+        assert serving.stop().status == 0
+    folder = next((tmp_path / "data").rglob("orders-0"))
+    for line in RUN_AT_THREE:
+        if line.startswith("log "):
+            words = f"{line} {COMPLETED.get(line, '')}".replace("FOLDER", str(folder)).split()
+            assert oncelog(*words).status == 0, line
+
+
+def _held(bootstrap: str) -> dict[int, int]:
+    """How many replicas each broker holds."""
+    return {row["broker"]: row["holds"] for row in oncelog("cluster", "-o", "json", bootstrap=bootstrap).json()}
