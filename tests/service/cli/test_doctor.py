@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import select
 import signal
+import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -18,7 +21,10 @@ from service.cli.failures import Exit
 from tests.monitoring.test_prometheus import in_transaction, wait_for, write_unasked
 from tests.peers import zookeeper
 from tests.peers.zookeeper import ZooKeeperServer
-from tests.service.cli.kit import Serving, oncelog
+from tests.service.cli.kit import COMMAND, ROOT, Running, Serving, oncelog
+
+CLEARED = b"\x1b[2J"
+"""What click sends to a terminal so that it is empty."""
 
 
 @pytest.fixture
@@ -135,15 +141,48 @@ def test_top_tells_who_writes_reads_and_waits(bootstrap: str) -> None:
     open_one = in_transaction(bootstrap, "pay", "orders")
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "readers"})
     consumer.commit(offsets=[TopicPartition("orders", 0, 0)], asynchronous=False)
+    with Running("top", "-n", "3", "--every", "2", "-o", "ndjson", "-b", bootstrap) as top:
+        first = json.loads(top.line())
+        assert first["writes"] == [{"topic": "orders", "records_per_s": None, "end_offset": 1}]
+        assert first["waits"][0]["transactional_id"] == "pay"
+        began_s = time.monotonic()
+        for _ in range(2000):
+            open_one.produce("orders", b"x", partition=0)
+        assert open_one.flush(30) == 0
+        consumer.commit(offsets=[TopicPartition("orders", 0, 1000)], asynchronous=False)
+        second, third = json.loads(top.line()), json.loads(top.line())
+        passed_s = time.monotonic() - began_s
+        assert top.ended().status == 0
     consumer.close()
-    ended = oncelog("top", "-n", "2", "--every", "0.2", "-o", "ndjson", bootstrap=bootstrap)
-    first, second = map(json.loads, ended.out.splitlines())
-    assert first["writes"] == [{"topic": "orders", "records_per_s": None, "end_offset": 1}]
-    assert second["writes"][0]["records_per_s"] == 0
-    assert second["reads"][0] == {"group": "readers", "records_per_s": 0, "lag": 1}
-    assert second["waits"][0]["transactional_id"] == "pay"
-    assert oncelog("top", "-n", "1", "-o", "table", bootstrap=bootstrap).status == 0
+    writes = [look["writes"][0]["records_per_s"] for look in (second, third)]
+    reads = [look["reads"][0]["records_per_s"] for look in (second, third)]
+    # Two seconds or more lie between two looks. On a slow machine what is written falls into both.
+    assert (third["writes"][0]["end_offset"], third["reads"][0]["lag"]) == (2001, 1001)
+    assert 2000 / passed_s <= sum(writes) <= 1001, (writes, passed_s)
+    assert 1000 / passed_s <= sum(reads) <= 501, (reads, passed_s)
     open_one.abort_transaction(30)
+
+
+def test_top_draws_anew_on_a_terminal(bootstrap: str) -> None:
+    """Each look takes the place of the one before, until ctrl-C."""
+    ours, theirs = pty.openpty()
+    command = [*COMMAND, "top", "--every", "0.2", "-b", bootstrap]
+    with subprocess.Popen(command, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as top:
+        os.close(theirs)
+        shown = b""
+        try:
+            while shown.count(CLEARED) < 3:
+                assert select.select([ours], [], [], 30)[0], shown
+                shown += os.read(ours, 1 << 16)
+            top.send_signal(signal.SIGINT)
+            assert top.wait(30) == Exit.INTERRUPTED
+        finally:
+            top.kill()
+            os.close(ours)
+    _, one, two, _ = shown.decode().split(CLEARED.decode(), 3)
+    for look in one, two:
+        assert all(word in look for word in ("writes", "reads", "waits", "orders", "RECORDS PER S")), look
+        assert "Traceback" not in look
 
 
 def test_open_transactions_are_watched(bootstrap: str) -> None:
