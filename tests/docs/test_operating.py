@@ -131,7 +131,7 @@ def test_a_proxy_lets_in_who_has_a_certificate_and_nobody_else(tmp_path: Path) -
     told = "-o", f"advertised.listeners=PLAINTEXT://127.0.0.1:{outside}"
     where = "--data", str(tmp_path / "data"), "--host", "127.0.0.1", "--port", str(inside)
     with Serving(*where, *told), stunnel(tmp_path, accept=outside, connect=f"127.0.0.1:{inside}"):
-        settings = {
+        settings: dict[str, str | int | float | bool] = {
             "bootstrap.servers": f"127.0.0.1:{outside}",
             "security.protocol": "SSL",
             "ssl.ca.location": str(tmp_path / "ca.pem"),
