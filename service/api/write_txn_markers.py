@@ -9,6 +9,7 @@ for another topic of the name is refused with UNKNOWN_TOPIC_OR_PARTITION (R16).
 import asyncio
 from dataclasses import dataclass
 
+from log.control import ControlType
 from log.ids import NO_EPOCH, TopicPartition
 from service.broker.internal_topics import InternalTopics
 from service.broker.marker_courier import MarkerWriter
@@ -30,8 +31,11 @@ from service.wire.messages import (
     WriteTxnMarkersResponse,
 )
 
-PATIENCE_S = 30.0
-"""Kafka's request.timeout.ms."""
+PATIENCE_S = 3.0
+"""How long all markers of a request may take to be committed. Kafka waits for request.timeout.ms, which is 30 s. One
+marker that takes long holds up the answer about all others. And a coordinator that gets no answer (PEERS_TIMEOUT_S)
+can't know what became of them.
+"""
 A_MARKER = 50
 """How much longer it takes to write a marker than to look up a partition. The first batch of a log makes files, too."""
 
@@ -50,15 +54,15 @@ async def handle(
 ) -> WriteTxnMarkersResponse:
     """Write all markers, and wait for them only then."""
     deadline = asyncio.get_running_loop().time() + PATIENCE_S
-    written: list[tuple[WritableTxnMarkerPartitionResult, Written]] = []
+    written: list[tuple[WritableTxnMarker, WritableTxnMarkerPartitionResult, Written]] = []
     results = await done_in_turns(_write(parts, request, written))
     written.reverse()
     turn = Turn(NAMED_A_TURN)
     while written:  # and each is freed at its turn
         if turn.is_over():
             await asyncio.sleep(0)
-        result, one = written.pop()
-        result.error_code = await _outcome(one, deadline)
+        marker, result, one = written.pop()
+        result.error_code = await _outcome(marker, one, deadline)
     return WriteTxnMarkersResponse(results)
 
 
@@ -83,7 +87,7 @@ Written = tuple[Partition, int, Appended] | ErrorCode
 def _write(
     parts: WriteTxnMarkersParts,
     request: WriteTxnMarkersRequest,
-    written: list[tuple[WritableTxnMarkerPartitionResult, Written]],
+    written: list[tuple[WritableTxnMarker, WritableTxnMarkerPartitionResult, Written]],
 ) -> Steps[list[WritableTxnMarkerResult]]:
     """The results, whose errors are not filled in yet. What became of each marker is added to `written`."""
     turn = Turn(NAMED_A_TURN)
@@ -100,7 +104,7 @@ def _write(
                 if turn.is_over(A_MARKER):
                     yield
                 partitions.append(result := WritableTxnMarkerPartitionResult(index))
-                written.append((result, _write_one(parts, marker, topic, index)))
+                written.append((marker, result, _write_one(parts, marker, topic, index)))
             topics.append(WritableTxnMarkerTopicResult(topic.name, partitions))
         results.append(WritableTxnMarkerResult(marker.producer_id, topics))
     return results
@@ -128,8 +132,13 @@ def _write_one(
     return written if isinstance(written, ErrorCode) else (written[0], written[0].leader_epoch, written[1])
 
 
-async def _outcome(written: Written, deadline: float) -> ErrorCode:
+async def _outcome(marker: WritableTxnMarker, written: Written, deadline: float) -> ErrorCode:
     if isinstance(written, ErrorCode):
         return written
     partition, leader_epoch, appended = written
-    return await committed_or_error(partition, leader_epoch, appended.end_offset, deadline)
+    error = await committed_or_error(partition, leader_epoch, appended.end_offset, deadline)
+    if error is ErrorCode.REQUEST_TIMED_OUT and partition.is_leading:
+        kind = ControlType.COMMIT if marker.transaction_result else ControlType.ABORT
+        key = kind, marker.producer_epoch, marker.coordinator_epoch
+        partition.gave_up_marker(marker.producer_id, key, appended)
+    return error

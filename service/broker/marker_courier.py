@@ -23,7 +23,8 @@ has not heard of that, refuses the marker by the topic's id.
 In most cases every partition is led by this broker and no write waits for a disk. Then all of this happens in one step
 of the loop, and the producer's next transaction finds its predecessor complete. Markers for partitions that another
 broker leads are sent to that broker together. A partition that can't take its marker delays no other partition: it is
-tried again by itself.
+tried again by itself. One that is slow to commit it delays the others for no longer than its broker waits for that
+(`write_txn_markers.PATIENCE_S`). Then it is tried again by the slow lane.
 
 The markers for very many partitions are written in turns. Before each turn the courier looks whether this shard still
 decides.

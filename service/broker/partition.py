@@ -97,6 +97,12 @@ class Appended:
     duplicate: bool = False
 
 
+MarkerKey = tuple[ControlType, int, int]
+"""A marker of a producer: its kind, the producer's epoch, and the coordinator's."""
+SLOW_MARKERS_MAX = 10_000
+"""Of how many markers that were given up a partition knows where they are. The others are written again."""
+
+
 class PartitionLost(Exception):
     """This broker can no longer promise what a task waits for: it stopped leading, or the disk failed."""
 
@@ -150,6 +156,7 @@ class Partition:
         "_late_waiters",
         "_replicas",
         "_short_waiters",
+        "_slow_markers",
         "_start_waiters",
         "_tail_watchers",
         "_unanswered",
@@ -197,6 +204,7 @@ class Partition:
         self._late_waiters: list[tuple[int, int, asyncio.Future[None]]] = []
         """Those who wait for an older offset than another did before them, as a heap."""
         self._short_waiters: list[asyncio.Future[None]] = []
+        self._slow_markers: dict[int, tuple[MarkerKey, Appended]] = {}
         self._start_waiters: dict[asyncio.Future[None], int] = {}
         self._watchers: dict[Watcher, None] = {}
         self._tail_watchers: dict[TailWatcher, None] = {}
@@ -296,6 +304,7 @@ class Partition:
     def resign(self, error: ErrorCode = ErrorCode.NOT_LEADER_OR_FOLLOWER) -> None:
         """Stop leading or following. All waits fail with `error`."""
         self._known_high_watermark = self.high_watermark
+        self._slow_markers.clear()  # they may be cut
         if self.is_leading:
             self._unanswered = self.replicas.partition_epoch, self.replicas.pending_isr
         if not self.offline:
@@ -579,7 +588,9 @@ class Partition:
         transaction_version: int,
         now_ms: int,
     ) -> Appended | RefusedBatch:
-        """Append a marker that says how a transaction ended. A marker that is written twice changes nothing."""
+        """Append a marker that says how a transaction ended. A marker that is written twice changes nothing. One that
+        was given up before it was committed is not written again; the outcome is the earlier one.
+        """
         if not self.is_leading:
             return self.not_leading
         if self.replicas.is_short:
@@ -601,11 +612,24 @@ class Partition:
             return RefusedBatch(ErrorCode.TRANSACTION_COORDINATOR_FENCED)
         if verdict is not ACCEPTED:
             return RefusedBatch(ErrorCode.INVALID_PRODUCER_EPOCH)
+        slow = self._slow_markers.pop(producer_id, None)
+        if slow is not None and producer_id not in self.stable.open_transactions:
+            key, earlier = slow
+            if key == (kind, producer_epoch, coordinator_epoch):
+                return earlier
         appended = self._append_decided(memoryview(marker), header, now_ms)
         # With each marker the stable offset has one more ended transaction to remember until it is replicated. Forget
         # the old ones here, because there may be no reader that does.
         self.stable.forget_ended(self.high_watermark)
         return appended
+
+    def gave_up_marker(self, producer_id: int, key: MarkerKey, appended: Appended) -> None:
+        """Nobody waits any more for the commit of this marker, which this leader has appended. Who sends it again waits
+        for it. If each attempt appended another one, none would be in time while every commit is slow.
+        """
+        if len(self._slow_markers) >= SLOW_MARKERS_MAX:
+            del self._slow_markers[next(iter(self._slow_markers))]
+        self._slow_markers[producer_id] = key, appended
 
     def _append_decided(self, batch: memoryview, header: BatchHeader, now_ms: int) -> Appended | RefusedBatch:
         """Append a batch that must not wait for room. If the disk is full, the first attempt has given up the folder's

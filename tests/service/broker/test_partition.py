@@ -108,6 +108,41 @@ def test_a_marker_and_a_coordinators_record_need_as_many_in_sync_as_anything_els
     on_stage(tmp_path, scene, OS)
 
 
+def test_a_marker_that_was_given_up_is_written_again_only_if_it_may_end_something(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        partition = await led(stage)
+
+        def marked(kind: ControlType = ControlType.COMMIT, *, of: int = 0) -> Appended:
+            outcome = partition.append_marker(
+                kind, producer_id=1, producer_epoch=0, coordinator_epoch=of, transaction_version=1, now_ms=1
+            )
+            assert isinstance(outcome, Appended)
+            return outcome
+
+        def given_up(marker: Appended) -> int:
+            partition.gave_up_marker(1, (ControlType.COMMIT, 0, 0), marker)
+            return marker.base_offset
+
+        first = marked()
+        assert given_up(first) == 0
+        assert marked() is first, "who sends it again waits for the first one"
+        assert marked().base_offset == 1, "nobody gave it up since"
+        assert given_up(marked()) == 2
+        assert marked(ControlType.ABORT).base_offset == 3, "another marker"
+        assert given_up(marked()) == 4
+        batch = build_batch([(None, b"x", (), 1)], producer_id=1, producer_epoch=0, base_sequence=0, transactional=True)
+        partition.append_from_client(memoryview(bytearray(batch)), acks=1, now_ms=1, needs_guard=False)
+        assert marked().base_offset == 6, "it ends what was written since"
+        given_up(marked())
+        partition.resign()
+        partition.lead(6, 1, (1, 2, 3), (1, 2), fsync=False)
+        assert marked().base_offset == 8, "the log may have been cut meanwhile"
+        assert given_up(marked()) == 9
+        assert marked(of=1).base_offset == 10, "of another coordinator"
+
+    on_stage(tmp_path, scene, OS)
+
+
 def test_a_new_leader_begins_with_what_it_was_told_is_committed(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
         partition = await led(stage)
