@@ -4,6 +4,10 @@ There are the latest offset (-1), the earliest (-2), the record with the largest
 or after a timestamp. The earliest local offset (-4) is the earliest, because there are no tiers. For the same reason
 the latest tiered (-5) and the earliest pending upload (-6) have no answer. With read_committed, nothing above the last
 stable offset is told.
+
+A leader that was replaced and does not know it may lack the record that is asked for. So a lookup by time that finds
+nothing is only answered so after the metadata store has confirmed that this broker still leads (R9): once for all
+partitions of the request. Kafka answers by the log that it has.
 """
 
 import asyncio
@@ -13,6 +17,7 @@ from dataclasses import dataclass, field
 from log.batch import BatchHeader, CorruptBatch, plain_payload
 from log.disk import DiskFault
 from log.time_search import max_timestamp, offset_for_timestamp
+from service.broker.in_sync import InSyncSets
 from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
 from service.broker.reading import leader_epoch_error
@@ -40,12 +45,17 @@ LOOKED_UP_A_TURN = 50
 """
 
 
+Nothing = tuple[ListOffsetsPartitionResponse, Partition, int]
+"""The answer that nothing was found, and the leader epoch in which it was looked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class ListOffsetsParts:
     """The parts of the broker that an answer needs."""
 
     partitions: PartitionTable
     env: Env
+    in_sync: InSyncSets
     time_lookups: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Each listener makes one lookup at a time: a lookup may unpack a large batch."""
 
@@ -54,6 +64,7 @@ async def handle(
     parts: ListOffsetsParts, session: Session, header: RequestHeader, request: ListOffsetsRequest
 ) -> ListOffsetsResponse:
     topics, looked_up = [], 0
+    nothing: list[Nothing] = []
     for topic in request.topics:
         looked_up += 1
         if looked_up % LOOKED_UP_A_TURN == 0:
@@ -74,12 +85,20 @@ async def handle(
                 answers.append(_error(wanted, error))
             else:
                 try:
-                    answers.append(await _answer(parts, session, partition, wanted, header.api_version, request))
+                    answers.append(
+                        await _answer(parts, session, partition, wanted, header.api_version, request, nothing)
+                    )
                 except (DiskFault, CorruptBatch) as failure:
                     answers.append(_error(wanted, partition.unreadable(failure)))
         answers.extend(ListOffsetsPartitionResponse(index, ErrorCode.INVALID_REQUEST) for index in twice)
         if answers:
             topics.append(ListOffsetsTopicResponse(topic.name, answers))
+    if nothing:
+        with session.waits():
+            led = await parts.in_sync.led_until_now([(partition, epoch) for _, partition, epoch in nothing])
+        for (answer, _, _), is_true in zip(nothing, led, strict=True):
+            if not is_true:
+                answer.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
     return ListOffsetsResponse(topics=topics)
 
 
@@ -116,7 +135,9 @@ async def _answer(
     wanted: ListOffsetsPartition,
     version: int,
     request: ListOffsetsRequest,
+    nothing: list[Nothing],
 ) -> ListOffsetsPartitionResponse:
+    """The answer. If it says that nothing was found, which other brokers may know better, it is added to `nothing`."""
     index, timestamp, log = wanted.partition_index, wanted.timestamp, partition.log
     if version < SINCE_VERSION.get(timestamp, 0) or timestamp < EARLIEST_PENDING_UPLOAD:
         return _error(wanted, ErrorCode.UNSUPPORTED_VERSION)
@@ -142,13 +163,18 @@ async def _answer(
     try:
         if error := leader_epoch_error(partition, wanted.current_leader_epoch):  # another broker may lead by now
             return _error(wanted, error)
-        limit = _limit(partition, request)
+        limit, leader_epoch = _limit(partition, request), partition.leader_epoch
         if timestamp == MAX_TIMESTAMP:
             found = await max_timestamp(log, limit, unpack)
         else:
             found = await offset_for_timestamp(log, timestamp, limit, unpack)
     finally:
         parts.time_lookups.release()
-    if found is None:
-        return _not_yet(wanted, version) if partition.is_catching_up else ListOffsetsPartitionResponse(index)
-    return ListOffsetsPartitionResponse(index, 0, found.timestamp, found.offset, found.leader_epoch)
+    if found is not None:
+        return ListOffsetsPartitionResponse(index, 0, found.timestamp, found.offset, found.leader_epoch)
+    if partition.is_catching_up:
+        return _not_yet(wanted, version)
+    answer = ListOffsetsPartitionResponse(index)
+    if partition.is_replicated:
+        nothing.append((answer, partition, leader_epoch))
+    return answer

@@ -99,7 +99,9 @@ HANDLED: dict[ApiKey, Row] = {
         fetch.refused,
     ),
     ApiKey.LIST_OFFSETS: row(
-        list_offsets.handle, lambda b: (list_offsets.ListOffsetsParts(b.partitions, b.env),), anybody
+        list_offsets.handle,
+        lambda b: (list_offsets.ListOffsetsParts(b.partitions, b.env, b.replication.in_sync),),
+        anybody,
     ),
     ApiKey.METADATA: row(
         metadata.handle,

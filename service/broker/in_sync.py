@@ -9,14 +9,16 @@ unknown counts as if it held, until the image shows what holds.
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from log.replica import Proposal
 from service.broker.partition import Leading, Partition
 from service.broker.partition_table import PartitionTable
-from service.cluster.controller import AlterPartition, ConfirmLeader, GiveUpReplica, Refusal
+from service.cluster.controller import AlterPartition, GiveUpReplica, Refusal
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.ports import Env
 from service.settings.broker import BrokerConfig
+from service.turns import slices_in_turns
 from service.wire.error_codes import ErrorCode
 
 logger = logging.getLogger("oncelog.replication")
@@ -30,7 +32,7 @@ class InSyncSets:
         self._config = config
         self._metadata = metadata
         self._partitions = partitions
-        self._confirmations: dict[Leading, asyncio.Future[bool]] = {}
+        self._confirmation: asyncio.Future[bool] | None = None
         self._confirming = asyncio.Lock()
 
     def now_ms(self) -> int:
@@ -153,36 +155,36 @@ class InSyncSets:
 
     # -- who is leading for certain
 
-    async def leads_still(self, partition: Partition) -> bool:
-        """Whether this broker still leads the partition, as the metadata store says now. A leader that was replaced and
-        does not know it would judge by its own log, and its successor's log has more (R9).
+    async def led_until_now(self, judged: Sequence[tuple[Partition, int]]) -> list[bool]:
+        """Whether this broker has led each of these partitions, from that leader epoch on, until after this call, as
+        the metadata store says. A leader that was replaced and does not know it would judge by its own log, and its
+        successor's log has more (R9).
         """
-        role = partition.role
-        if not isinstance(role, Leading):
-            return False
-        confirmation = self._confirmations.get(role)
-        if confirmation is None:
-            confirmation = self._confirmations[role] = asyncio.get_running_loop().create_future()
-            name = f"confirm the leader of {partition.topic_partition}"
-            self._env.tasks.spawn(name, self._confirm(partition, role, confirmation))
-        return await asyncio.shield(confirmation) and partition.role is role
+        if self._confirmation is None:
+            self._confirmation = asyncio.get_running_loop().create_future()
+            self._env.tasks.spawn("confirm who leads", self._confirm(self._confirmation))
+        is_told = await asyncio.shield(self._confirmation)
+        led: list[bool] = []
+        async for some in slices_in_turns(judged, PARTITIONS_A_TURN):
+            led += [is_told and self._leads_in(partition, epoch) for partition, epoch in some]
+        return led
 
-    async def _confirm(self, partition: Partition, role: Leading, confirmation: asyncio.Future[bool]) -> None:
-        """Ask the store, one question at a time. One answer serves all who asked before it was sent, so that faulty
-        clients can't keep the store busy.
+    async def _confirm(self, confirmation: asyncio.Future[bool]) -> None:
+        """Wait for what the store knows, once for all partitions and for all who asked before. One question is asked at
+        a time, so that faulty clients can't keep the store busy.
         """
         try:
             async with self._confirming:
-                del self._confirmations[role]
-                command = ConfirmLeader(
-                    partition.topic_id,
-                    partition.topic_partition.partition,
-                    role.replicas.leader,
-                    role.replicas.leader_epoch,
-                )
-                confirmation.set_result(await self._metadata.execute(command))
+                self._confirmation = None
+                await self._metadata.catch_up()
+                confirmation.set_result(True)
         except MetadataLost as lost:
-            logger.info("%s: who leads can't be learned now: %s", partition.topic_partition, lost)
+            logger.info("who leads can't be learned now: %s", lost)
         finally:
             if not confirmation.done():
                 confirmation.set_result(False)
+
+    def _leads_in(self, partition: Partition, epoch: int) -> bool:
+        topic = self._metadata.image.topic_by_id(partition.topic_id)
+        state = None if topic is None else topic.partitions.get(partition.topic_partition.partition)
+        return state is not None and (state.leader, state.leader_epoch) == (self._metadata.broker_id, epoch)

@@ -162,7 +162,7 @@ class Writing:
         # An operator may choose to trust clients that add the partitions themselves.
         self._needs_guard = terms.adds_partitions or parts.config.transaction_partition_verification_enable
         self._uncommitted: list[tuple[Partition, int, Write, Appended]] = []
-        self._final: list[tuple[Partition, Write]] = []
+        self._final: list[tuple[Partition, int, Write]] = []
         self._delay_s = 0.0
         self.takes_turns = len(writes) > 1 and (len(writes) > WRITES_AT_ONCE or self.size_bytes > BYTES_AT_ONCE)
         """There is more to append than one turn of the loop may."""
@@ -360,7 +360,7 @@ class Writing:
         else:
             partition.tally.refused += 1
             if partition.is_replicated and outcome.error in GIVEN_UP_AFTER:
-                self._final.append((partition, write))
+                self._final.append((partition, partition.leader_epoch, write))
                 self.is_settled = False
         return outcome
 
@@ -399,9 +399,12 @@ class Writing:
             if error:
                 write.outcome, write.log_start_offset = RefusedBatch(error), -1
             self._delay_s = max(self._delay_s, partition.folder.headroom.delay_s)
-        for partition, write in self._final:
+        if self._final:
+            judged = [(partition, leader_epoch) for partition, leader_epoch, _ in self._final]
             with session.waits():
-                if not await self._parts.in_sync.leads_still(partition):
+                led = await self._parts.in_sync.led_until_now(judged)
+            for (_, _, write), is_final in zip(self._final, led, strict=True):
+                if not is_final:
                     write.outcome, write.log_start_offset = RefusedBatch(ErrorCode.NOT_LEADER_OR_FOLLOWER), -1
         if self._delay_s:
             await asyncio.sleep(self._delay_s)

@@ -425,25 +425,6 @@ class GiveUpReplica:
 
 
 @dataclass(frozen=True, slots=True)
-class ConfirmLeader:
-    """Whether a broker still leads a partition in that epoch, as the store says. If so, no other broker can have led
-    before the answer (R9).
-    """
-
-    topic_id: TopicId
-    index: int
-    broker_id: int
-    leader_epoch: int
-
-    def decide(self, image: Image, *, retried: bool) -> MetadataDecision[bool]:
-        topic = image.topic_by_id(self.topic_id)
-        state = topic.partitions.get(self.index) if topic is not None else None
-        if state is None or (state.leader, state.leader_epoch) != (self.broker_id, self.leader_epoch):
-            return MetadataDecision(False)
-        return MetadataDecision(True, (Check(partition_key(self.topic_id, self.index), state.partition_epoch),))
-
-
-@dataclass(frozen=True, slots=True)
 class RaiseLeaderEpoch:
     """A leader has seen a leader epoch above its own. It goes on to lead, in that epoch or a later one. The reply is
     the leader epoch afterwards.

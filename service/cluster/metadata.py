@@ -322,6 +322,14 @@ class ClusterMetadata:
             and self._session.lease_left() > 0
         )
 
+    async def catch_up(self) -> None:
+        """Wait until the image shows every commit that was made before this call. Raises `MetadataLost`."""
+        session = self._session
+        if session is not None:
+            await self._reach(await self._barrier(session))
+        if session is None or self._session is not session:
+            raise MetadataLost(ErrorCode.NOT_CONTROLLER, "The session with the metadata store is over.")
+
     # --- changing ---
 
     async def execute(self, command: Command[Reply], *, as_controller: bool = False) -> Reply:

@@ -5,7 +5,7 @@
 The folder holds the `*.json` files that Kafka's jars carry under `common/message/` (kafka-clients,
 kafka-group-coordinator, kafka-transaction-coordinator). Our own APIs stand in own/, in the same form, with keys from
 20000 on, far above Kafka's. What our brokers tell each other in Kafka's messages is in OWN_FIELDS, with tags from 10000
-on: whoever does not know a tag skips it. Nothing imports this module at run time.
+on, which others skip. Nothing imports this module at run time.
 
 A struct keeps its name from the JSON; where two messages below use one name for structs of their own, each is prefixed
 with the name of its message (`FetchResponseSnapshotId`). What is generated holds the union of all versions.

@@ -182,10 +182,10 @@ def folds_are_not_fed_by_what_is_copied() -> Planting:
 
 
 def who_was_replaced_tells_producers_to_give_up() -> Planting:
-    async def leads_still(sets: InSyncSets, partition: Partition) -> bool:
-        return True
+    async def led(sets: InSyncSets, judged: Sequence[tuple[Partition, int]]) -> list[bool]:
+        return [True] * len(judged)
 
-    return replaced(InSyncSets, "leads_still", leads_still)
+    return replaced(InSyncSets, "led_until_now", led)
 
 
 def deleted_here_is_deleted() -> Planting:

@@ -1,7 +1,8 @@
 """Several real brokers in one process, with one metadata store: they speak to each other over loopback."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,23 @@ async def until(holds: Callable[[], bool], *, within_s: float = 15) -> None:
     async with asyncio.timeout(within_s):
         for _ in iter(holds, True):
             await asyncio.sleep(0.005)
+
+
+@contextmanager
+def told_late(broker: Broker) -> Iterator[asyncio.Event]:
+    """This broker hears of no change of the metadata until the event is set."""
+    heard, metadata = asyncio.Event(), broker.metadata
+    take = metadata._take
+
+    async def later(change: object) -> None:
+        await heard.wait()
+        await take(change)  # type: ignore[arg-type]
+
+    metadata._take = later  # type: ignore[method-assign]
+    try:
+        yield heard
+    finally:
+        heard.set()
 
 
 class Life:

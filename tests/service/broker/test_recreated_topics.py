@@ -3,19 +3,16 @@ brokers hear of that at different times.
 """
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from log.ids import TopicPartition
-from service.broker.node import Broker
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import DeleteTopicsRequest, DeleteTopicState
 from tests.service.api.txn_stage import Writer, find_coordinator, values
-from tests.service.broker.cluster_stage import TOPIC, ClusterStage, on_cluster_stage, until
+from tests.service.broker.cluster_stage import TOPIC, ClusterStage, on_cluster_stage, told_late, until
 
 ORDERS = TopicPartition(TOPIC, 0)
 OF_OLDER_CLIENTS = 11
@@ -26,23 +23,6 @@ GIVEN = {
     "offsets.topic.num.partitions": "1",
     "log.durability": "os",
 }
-
-
-@contextmanager
-def told_late(broker: Broker) -> Iterator[asyncio.Event]:
-    """This broker hears of no change of the metadata until the event is set."""
-    heard, metadata = asyncio.Event(), broker.metadata
-    take = metadata._take
-
-    async def later(change: object) -> None:
-        await heard.wait()
-        await take(change)  # type: ignore[arg-type]
-
-    metadata._take = later  # type: ignore[method-assign]
-    try:
-        yield heard
-    finally:
-        heard.set()
 
 
 @pytest.mark.parametrize("adds_itself", [True, False], ids=["newest", "older"])
