@@ -24,6 +24,8 @@ Reply = TypeVar("Reply")
 
 AGAIN_S = 0.2
 """The pause before a change that failed is tried again."""
+LOOKED_AT_MOST = 1_000
+"""The most partitions of one change that are looked at at once."""
 
 
 class Duties:
@@ -45,9 +47,20 @@ class Duties:
 
     def heard(self, delta: Delta) -> None:
         """Take note of a change of the image; it must see every change."""
-        if delta.brokers or delta.old.controller_session != delta.new.controller_session:
+        if delta.brokers or delta.old.controller_session != delta.new.controller_session or self._gives_to_dead(delta):
             self._stirred.set()
         self._lookout.heard(delta)
+
+    def _gives_to_dead(self, delta: Delta) -> bool:
+        """Whether this broker controls the cluster, and a partition has a leader that is gone: a command was decided
+        before the controller had replaced that broker, and committed afterwards.
+        """
+        if not self._metadata.controlling:
+            return False
+        if len(delta.partitions) > LOOKED_AT_MOST:
+            return True  # perhaps; the controller looks itself
+        states = map(delta.new.partition, delta.partitions)
+        return any(state is not None and state.leader not in delta.new.brokers for state in states)
 
     def stir(self) -> None:
         """This broker is in session, for the first time or again, so there may be work."""

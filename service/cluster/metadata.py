@@ -384,7 +384,8 @@ class ClusterMetadata:
                 raise MetadataLost(ErrorCode.NOT_CONTROLLER, "The session with the metadata store is over.")
             image = self.image
             decided = command.decide(image, retried=retried)
-            # Whatever changes meanwhile makes the commit fail.
+            # What changes meanwhile makes the commit fail, except that a broker's registration ends: the controller
+            # sees to the partitions that were given to that broker (`Duties.heard`).
             decision = await done_in_turns(decided) if isinstance(decided, Generator) else decided
             if not decision.ops:
                 return decision.reply
