@@ -1,6 +1,7 @@
 """Opens the partitions that a broker holds. It finds the folder of each one and opens its log, by the manifest if the
-last stop was clean and by recovery if not. Partitions that never existed are created, and those that are held no longer
-are removed.
+last stop was clean and by recovery if not. Partitions that never existed are created. Folders of partitions that were
+given to other brokers while this one was away are removed. Those of deleted topics are only named: the metadata store
+may have been brought back from before those topics were made.
 
 What always holds: a partition's folder belongs to the topic with its id, whatever the last stop was like. A folder that
 a deleted topic of the same name left is removed. A damaged log is opened and reported, but not served.
@@ -17,7 +18,7 @@ from log.config import LogConfig
 from log.cutting import restart_at
 from log.disk import DiskFault
 from log.identity import read_topic_id, was_never_flushed
-from log.ids import TopicPartition, folder_of
+from log.ids import TopicPartition, folder_of, partition_of
 from log.manifest import Manifest, read_and_remove_manifest, read_high_watermarks, read_recovery_points
 from log.partition_log import CleanState, PartitionLog
 from log.relocation import FORMER, FUTURE, stem_of
@@ -99,6 +100,7 @@ class PartitionMaker:
                 progress.opened += 1
                 if progress.opened % OPENED_AT_ONCE == 0:
                     await asyncio.sleep(0)
+        await self._sort_out(image, present)
         for folder in self._folders:
             # Recovery points of topics that were deleted before a crash, or of partitions that moved to another folder
             # before it, must not be applied to new topics of the same names.
@@ -109,6 +111,27 @@ class PartitionMaker:
                 partition = (self._partitions.topic_by_id(topic_id) or {}).get(index)
                 if partition is not None and partition.folder is folder:
                     partition.learn_high_watermark(high_watermark)
+
+    async def _sort_out(self, image: Image, present: Mapping[str, set[str]]) -> None:
+        """Look after the folders in which no partition of this broker was found."""
+        for folder in self._folders:
+            nobodys = []
+            for name in sorted(present[folder.name]):
+                topic_partition = partition_of(name)
+                if topic_partition is None or self._partitions.get(topic_partition) is not None:
+                    continue
+                if (topic_id := read_topic_id(folder.disk, name)) is None or topic_id not in image.topic_names:
+                    nobodys.append(name)
+                elif image.topic_names[topic_id] == topic_partition.topic:
+                    logger.warning("%s/%s is removed: other brokers hold %s", folder.name, name, topic_partition)
+                    await self._housekeeper.forget_point(folder, topic_partition)
+                    folder.disk.discard(name)
+            if nobodys:
+                logger.warning(
+                    "%s has %d folders of topics that don't exist any more, such as %s: remove them while this broker"
+                    " is stopped, unless the metadata store has lost those topics",
+                    *(folder.name, len(nobodys), nobodys[0]),
+                )
 
     async def _settle_moves(self, image: Image, node_id: int, present: dict[str, set[str]]) -> None:
         """Finish the moves between folders that had passed the point of decision, and note those that had not."""

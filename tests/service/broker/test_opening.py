@@ -19,7 +19,15 @@ from log.ids import TopicPartition, format_topic_id
 from log.manifest import MANIFEST, RECOVERY_POINTS
 from service.ports import RealClock
 from service.stores.memory import MemoryServer
+from service.wire.messages import (
+    AlterPartitionReassignmentsRequest,
+    DeleteTopicsRequest,
+    DeleteTopicState,
+    ReassignablePartition,
+    ReassignableTopic,
+)
 from tests.service.api.admin_stage import Stage, on_stage
+from tests.service.broker.cluster_stage import ClusterStage, on_cluster_stage, until
 from tests.service.broker.topic_stage import FSYNC, delete, values, write
 
 
@@ -235,6 +243,30 @@ def test_a_new_topic_is_not_measured_by_how_far_its_predecessor_had_come(tmp_pat
     on_stage(tmp_path, first, FSYNC, metadata=metadata)
     (tmp_path / MANIFEST).unlink()  # as if it had been killed
     on_stage(tmp_path, second, FSYNC, metadata=metadata)
+
+
+@pytest.mark.parametrize("what", ["moved away", "deleted"])
+def test_what_a_broker_held_that_was_away_is_removed_if_others_hold_it(
+    tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2)
+        await stage.write("v")
+        await stage.alike(1, 2)
+        await stage.stop(2)
+        if what == "deleted":
+            deleting = DeleteTopicsRequest([DeleteTopicState("orders")])
+            assert (await stage.wire(1).ask(deleting)).responses[0].error_code == 0
+        else:
+            moved = ReassignableTopic("orders", [ReassignablePartition(0, [1])])
+            await stage.wire(1).ask(AlterPartitionReassignmentsRequest(topics=[moved]))
+            await until(lambda: stage.state().replicas == (1,))
+        await stage.start(2)
+
+    on_cluster_stage(tmp_path, scene, 1, 2)
+    assert (tmp_path / "2" / "orders-0").exists() == (what == "deleted")
+    assert (tmp_path / "1" / "orders-0").exists() == (what != "deleted")
+    assert ("topics that don't exist any more, such as orders-0" in caplog.text) == (what == "deleted")
 
 
 def test_points_of_topics_that_are_gone_do_not_outlive_a_start(tmp_path: Path) -> None:
