@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
@@ -33,6 +32,7 @@ from service.wire.messages import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
+    ProducerState,
 )
 
 EARLIEST = -2
@@ -229,14 +229,15 @@ async def truncate(gateway: Gateway, request: web.Request) -> web.Response:
 
 async def producers(gateway: Gateway, request: web.Request) -> web.Response:
     partition = partition_of(gateway, request)
-    found: Iterable[ProducerOut] = (
-        ProducerOut(
-            *(each.producer_id, each.producer_epoch, each.last_sequence, each.last_timestamp, each.coordinator_epoch),
-            each.current_txn_start_offset if each.current_txn_start_offset >= 0 else None,
-        )
-        for each in (await producers_of(gateway.cluster, [partition]))[partition]
+    found = (await producers_of(gateway.cluster, [partition]))[partition]
+    return as_json(ProducersOut([producer_out(each) for each in found]))
+
+
+def producer_out(state: ProducerState) -> ProducerOut:
+    return ProducerOut(
+        *(state.producer_id, state.producer_epoch, state.last_sequence, state.last_timestamp, state.coordinator_epoch),
+        state.current_txn_start_offset if state.current_txn_start_offset >= 0 else None,
     )
-    return as_json(ProducersOut(list(found)))
 
 
 def partition_of(gateway: Gateway, request: web.Request) -> TopicPartition:

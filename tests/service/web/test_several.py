@@ -306,3 +306,42 @@ def test_a_broker_tells_and_changes_its_own_settings_whichever_is_asked(several:
         asked = {"configs": {"log.segment.bytes": str(50_000_000 + number)}}
         answers = [each.ask("PATCH", place, asked, headers={"If-Match": version}) for each in several.clients]
         assert [each.status for each in answers] == [204, 412, 412], answers
+
+
+def test_what_a_leader_holds_is_told_by_whichever_broker(several: Several) -> None:
+    make(several, "held", 3)
+    for commits in (True, False):
+        begun = several.clients[0].post("/v1/transactions", {"transactional_id": "held"})
+        records = [{"topic": "held", "partition": each, "value": commits} for each in range(3)]
+        assert several.clients[0].put(f"{begun.headers['Location']}/batches/0", {"records": records}).status == 200
+        ended = several.clients[0].post(f"{begun.headers['Location']}:{'commit' if commits else 'abort'}")
+        assert ended.status == 200, ended
+    producer = begun.json["producer_id"]
+    described = several.clients[0].get("/v1/topics/held").json["partitions"]
+    for partition, state in enumerate(described):
+        for client in several.clients:
+            place = f"/v1/topics/held/partitions/{partition}"
+            whose = {"leader": state["leader"]}
+            (segment,) = client.get(f"{place}/segments").json.pop("segments")
+            assert (segment["base_offset"], segment["end_offset"], segment["active"]) == (0, 4, True)
+            assert segment["size_bytes"] > 200
+            told = client.get(f"{place}/segments").json
+            assert told | whose == told
+            assert (told["log_start_offset"], told["log_end_offset"], told["next_offset"]) == (0, 4, None)
+            told = client.get(f"{place}/epochs").json
+            epoch = {"epoch": state["leader_epoch"], "start_offset": 0}
+            assert told == whose | {"leader_epoch": state["leader_epoch"], "epochs": [epoch]}
+            gone = {"producer_id": producer, "first_offset": 2, "last_offset": 3}
+            for first, found in ((0, [gone]), (3, [gone]), (4, [])):
+                told = client.get(f"{place}/aborted?offset={first}").json
+                assert told == whose | {"aborted": found, "next_offset": None}
+    for client in several.clients:
+        told = client.get("/v1/producers?topic=held").json
+        assert [(each["producer_id"], each["partition"]) for each in told["producers"]] == [
+            (producer, each) for each in range(3)
+        ]
+        assert (told["more"], told["not_told"]) == (False, [])
+        everywhere = client.get(f"/v1/producers?producer_id={producer}").json["producers"]
+        assert [each for each in everywhere if each["topic"] == "held"] == told["producers"]
+        assert client.get("/v1/producers?topic=nowhere").status == 404
+        assert client.get("/v1/topics/held/partitions/3/segments").status == 404
