@@ -343,9 +343,9 @@ class Partition:
         """
         log = self.log
         try:
-            if log.config.compacts and log.ends_in_gap:
+            if log.ends_in_gap:  # also if the topic is not compacted any more
                 empty = build_empty_batch()
-                self._append(memoryview(empty), read_header(empty), -1, now_ms)
+                self._append_decided(memoryview(empty), read_header(empty), now_ms)
         except (DiskFault, CorruptBatch) as error:
             self.unreadable(error)
 
@@ -475,7 +475,7 @@ class Partition:
         assert isinstance(self.role, Following), "only a follower cuts"
         if self._known_high_watermark > end_offset:
             logger.error(
-                "%s is cut to offset %d, though offsets up to %d were committed: what compaction had left is lost",
+                "%s is cut to offset %d, though offsets up to %d were committed: what the leader does not have is lost",
                 *(self.topic_partition, end_offset, self._known_high_watermark),
             )
         try:

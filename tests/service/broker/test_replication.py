@@ -195,12 +195,14 @@ def test_what_was_never_committed_does_not_survive_in_a_gap(tmp_path: Path) -> N
     on_cluster_stage(tmp_path, scene, 4, 1, 2, 3, given=OS | PATIENT | {"log.cleaner.backoff.ms": "3600000"})
 
 
-@pytest.mark.parametrize("ends", ["stop", "kill"])
-def test_a_log_that_ends_in_a_gap_is_followed_to_its_end(tmp_path: Path, ends: str) -> None:
-    """A former cleaner left such a log, or a cut in a gap did. Nobody writes behind it."""
+@pytest.mark.parametrize(("ends", "policy"), [("stop", "compact"), ("kill", "compact"), ("stop", "delete")])
+def test_a_log_that_ends_in_a_gap_is_followed_to_its_end(tmp_path: Path, ends: str, policy: str) -> None:
+    """A former cleaner left such a log, or a cut in a gap did. Nobody writes behind it. The policy may have changed
+    since then.
+    """
 
     async def scene(stage: ClusterStage) -> None:
-        await stage.create(1, 2, min_insync_replicas="1", cleanup_policy="compact")
+        await stage.create(1, 2, min_insync_replicas="1", cleanup_policy=policy)
         for value in "abc":
             await stage.write(value)
         await stage.stop(2)
