@@ -147,6 +147,8 @@ class ConsumerDecisions:
         goal = self.maybe_assign(group, epoch, member, draft)
         walked = self.walk(group, member, goal, ask.owned, names_changed or regex_change.has_changed, draft)
         if walked is None:
+            if group.assignment_round is not None and group.assignment_round.epoch > group.epoch:
+                group.assignment_round = None  # it was begun for this heartbeat, and another may raise to that epoch
             return GroupRefusal(Fault.FENCED_MEMBER_EPOCH, "the member's state is not understood; it must rejoin")
         times = self._settings.consumer_times(group.group_id)
         self._keep_session(group, walked, times, draft)
@@ -296,6 +298,8 @@ class ConsumerDecisions:
                     break
                 steps = left
                 matched[regex] = known.topics
+            else:  # if it comes back, its names are not those that it was half-way through
+                group.regex_matches.pop(regex, None)
             ahead.regexes.pop()
         return matched, not ahead.regexes
 
@@ -397,8 +401,6 @@ class ConsumerDecisions:
         a static member's place gets its part.
         """
         ahead = group.assignment_round
-        if ahead is not None and ahead.epoch > group.epoch:
-            ahead = group.assignment_round = None  # the heartbeat that raised the epoch was refused after that
         if ahead is None:
             self._begin_if_due(group, draft)
             return

@@ -384,6 +384,33 @@ def test_expressions_that_take_long_are_resolved_in_turns(driver: Driver) -> Non
     assert [len(facts[member].assigned) for member in "ab"] == [0, 300]
 
 
+def test_an_expression_that_is_dropped_in_a_round_and_comes_back_sees_later_topics(driver: Driver) -> None:
+    for number in range(300):
+        driver.topics.put(f"orders.eu-west-1.customer-events.v{number:05d}.aggregated", 1)
+    long, other = "(.?.?){120}[zd]", "(.?.?){110}[zd]"
+    driver.beat("a", 0, subscribed_topics=None, subscribed_regex=long)
+    driver.beat("b", 0, subscribed_topics=None, subscribed_regex=other)
+    due = turns(driver)
+    while not group_of(driver).regex_matches:
+        next(due)
+    assert list(group_of(driver).regex_matches) == [long], "it is half-way"
+    driver.beat("a", -1)
+    while (ahead := group_of(driver).regex_round) is not None and long in ahead.regexes:
+        next(due)
+    assert ahead is not None, "the round is not over"
+    driver.beat("a", 0, subscribed_topics=None, subscribed_regex=long)
+    for _ in turns(driver):
+        pass
+    driver.topics.put("made-since-d", 1)
+    driver.now_ms += REGEX_MIN_INTERVAL_MS + 1
+    for name in "ab":
+        driver.beat(name, group_of(driver).members[name].member_epoch)
+    for _ in turns(driver):
+        pass
+    for regex in (long, other):
+        assert "made-since-d" in group_of(driver).resolved[regex].topics, regex
+
+
 def test_many_expressions_are_looked_at_in_turns_although_no_topic_is_new(driver: Driver) -> None:
     for number in range(500):
         driver.topics.put(f"orders-{number}", 1)
@@ -480,6 +507,24 @@ def test_a_target_that_a_refused_heartbeat_began_is_given_up() -> None:
     assert sum(members_given(driver).values()) == LARGE
     assert group_of(driver).target_of("late", None) == {}
     assert "late" not in group_of(driver).target, "a member that gets nothing has no record of that"
+
+
+def test_what_a_refused_heartbeat_wanted_is_not_in_the_target_of_the_next_one() -> None:
+    """Both raise the group to the same epoch."""
+    driver = large_group()
+    for _ in turns(driver):
+        pass
+    driver.wait(1_000)
+    unknown = group_of(driver).members["m0500"]._replace(state=MemberState.UNKNOWN)
+    driver.take(GroupDecision((current_record("g", unknown),)))
+    for name, (number,) in (("m0500", (500,)), ("m0400", (400,))):
+        owns = owned(driver, orders=[number])
+        answer = driver.beat(name, 2, instance_id=f"i{name[1:]}", subscribed_topics=("x",), owned=owns)
+        assert answer.fault is (Fault.FENCED_MEMBER_EPOCH if name == "m0500" else None)
+    for _ in turns(driver):
+        pass
+    given = members_given(driver)
+    assert (given["m0500"], given["m0400"], sum(given.values())) == (1, 0, LARGE)
 
 
 def test_a_group_that_waits_for_a_target_gets_it_after_a_restart_without_a_heartbeat() -> None:
