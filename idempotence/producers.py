@@ -315,7 +315,9 @@ class ProducerStates:
     def coordinator_epoch(self, producer_id: int) -> int:
         """The epoch of the coordinator that last ended a transaction of this producer here; -1: none, or unknown."""
         entry = self._producers.get(producer_id)
-        return NO_EPOCH if entry is None else int(_COORDINATOR_EPOCH.unpack_from(entry)[1])
+        if entry is None:
+            return self._forgotten.get(producer_id, NO_EPOCH)
+        return int(_COORDINATOR_EPOCH.unpack_from(entry)[1])
 
     # -- verification with the coordinator
 

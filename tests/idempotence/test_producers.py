@@ -593,6 +593,7 @@ def test_who_is_forgotten_for_lack_of_room_is_not_open_to_late_markers(remembere
         assert partition.write(9) is ACCEPTED
     if restarted:
         partition.restart()
+    assert partition.producers.coordinator_epoch(7) == 6, "a coordinator that was replaced confirms nothing"
     partition.now_ms += IDLE_S * 1_000
     assert partition.end(7, epoch=0, version=0, coordinator_epoch=5) is ACCEPTED, "it ends nothing"
     assert partition.write(7, transactional=True) is ACCEPTED
