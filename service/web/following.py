@@ -101,6 +101,9 @@ class SharedReading:
     """Who reads at which place, and who waits there for what is found.
 
     What always holds: while anybody waits at a place, somebody reads there.
+
+    It is read in the name of the client that came first. Once not every client may read everything, who it is belongs
+    to the `Place`.
     """
 
     def __init__(self) -> None:

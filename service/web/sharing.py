@@ -7,7 +7,8 @@ What always holds: a shared transaction is all of its requests or nothing. If on
 others is there either, and each is written alone. While it is not known what became of the transaction, nothing of it
 is written again. What was handed over is seen through, also if its client is gone. Only requests that need the same
 brokers share, and there are so many such transactions at most: a broker that is slow or away holds up those alone that
-need it. What is shared is done in nobody's name but this broker's; what is written alone, in its client's.
+need it. What is shared is done in nobody's name but this broker's; what is written alone, in its client's. Once not
+every client may write everything, that is to be asked before a request may share (`Sharing.takes`).
 """
 
 from __future__ import annotations
