@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 
 from aiohttp import ClientConnectionError, web
-from aiohttp.http_exceptions import ContentEncodingError
 from aiohttp.typedefs import Middleware
 
 from log.tally import Histogram
@@ -59,6 +58,7 @@ from service.web.routing import NDJSON, STREAMING, Route
 from service.web.sending import Numbers
 from service.web.sharing import Sharing
 from service.web.transactions import OpenTransactions
+from service.web.unpacking import body_of, encoding_of
 
 logger = logging.getLogger("oncelog.http")
 
@@ -97,8 +97,6 @@ ASKED_METHOD, ASKED_HEADERS = "Access-Control-Request-Method", "Access-Control-R
 EXPOSED = ("Location", "ETag", "Retry-After", REPLAYED, "Batch-Replayed", "Next-Offset", "Commit-Token", REQUEST_ID)
 _NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,4000}")
 PACKED_AT_ONCE_BYTES = 64 << 10
-UNPACKED = ("gzip", "deflate", "zstd", "identity")
-"""The encodings of bodies that aiohttp undoes."""
 _STATUS_SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "record-too-large", 415: "unsupported-media-type"}
 
 
@@ -122,9 +120,7 @@ class Connection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         super().handle_error(request, status, exc, message)
-        if isinstance(exc, ContentEncodingError):
-            problem = Problem("unsupported-media-type", f"Content-Encoding: {', '.join(UNPACKED)} is known")
-        elif status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        if status == HTTPStatus.INTERNAL_SERVER_ERROR:
             problem = Problem("server-error", outcome="unknown")
         else:
             problem = Problem("malformed", " ".join((message or "this is no HTTP").split())[:200])
@@ -184,11 +180,11 @@ class WebServer:
                 raise Problem("denied", f"{':'.join(session.principal)} may not do this")
             ASKING.set(session)
             if reads:
-                _refuse_packing(request)
-            if reads and not request.content.is_eof() and request.content_type != NDJSON:
+                encoding_of(request)  # a stream of lines has begun its answer when it finds that it can't be read
+            if reads and request.content_type != NDJSON:
                 try:
                     async with asyncio.timeout(BODY_S):
-                        await request.read()
+                        await body_of(request)
                 except TimeoutError:
                     raise Problem("too-slow", f"the body did not come within {BODY_S:g} s") from None
             try:
@@ -240,7 +236,13 @@ class WebServer:
         if len(server.connections) >= self._connections_max:
             return TooMany()
         loop = asyncio.get_running_loop()
-        slow = Connection(server, loop=loop, access_log=None, logger=self._logger)  # type: ignore[arg-type]
+        slow = Connection(
+            server,
+            loop=loop,
+            access_log=None,  # type: ignore[arg-type]
+            logger=self._logger,
+            auto_decompress=False,
+        )
         return Lane(self._lanes, slow, self._left_the_lane, HEAD_S)
 
     def _left_the_lane(self, connection: web.RequestHandler) -> None:
@@ -306,13 +308,6 @@ class WebServer:
         response.body = pack(body) if len(body) < PACKED_AT_ONCE_BYTES else await blocking(pack, body)
         response.headers["Content-Encoding"] = codec
         response.headers.add("Vary", "Accept-Encoding")
-
-
-def _refuse_packing(request: web.Request) -> None:
-    """Refuse a body that aiohttp leaves packed. It would be taken for the record itself."""
-    for name, known in ("Content-Encoding", UNPACKED), ("Transfer-Encoding", ("chunked",)):
-        if name in request.headers and (given := ", ".join(request.headers.getall(name))).lower() not in known:
-            raise Problem("unsupported-media-type", f"{name}: {given[:100]}: {', '.join(known)} is known")
 
 
 def _preflight(request: web.Request) -> web.Response:

@@ -20,6 +20,7 @@ from service.web.gateway import Gateway
 from service.web.problems import Outcome, Problem, of_error
 from service.web.producers import Producer
 from service.web.routing import Route
+from service.web.unpacking import body_of
 from service.wire.messages import (
     DescribeBranchesRequest,
     EndBranchesRequest,
@@ -85,7 +86,7 @@ _decides = msgspec.json.Decoder(Decide)
 
 async def decide(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     root, token = request.match_info["root"], _token(request.match_info["token"])
-    wanted = read_json(await request.read(), _decides)
+    wanted = read_json(await body_of(request), _decides)
     pairs = [(wanted.producer_id, wanted.epoch), *((each.producer_id, each.epoch) for each in wanted.branches)]
     for producer_id, epoch in pairs:
         if not (-1 <= producer_id < 2**63 and -1 <= epoch < 2**15):

@@ -36,6 +36,7 @@ from service.web.producing import (
 from service.web.records import Partitioner, encoded, from_base64, milliseconds
 from service.web.routing import JSON, STREAMING, Route
 from service.web.sending import OutgoingBatch, send
+from service.web.unpacking import body_of, pieces_of
 
 V2_FORMS = ("json", "binary", "text")
 V2_MEDIA = "application/vnd.kafka.v2+json"
@@ -220,7 +221,7 @@ async def _values(request: web.Request, most_bytes: int) -> AsyncIterator[Any]:
     objects = _Objects()
     utf8 = codecs.getincrementaldecoder("utf-8")()
     try:
-        async for chunk in request.content.iter_any():
+        async for chunk in pieces_of(request):
             for value in objects.feed(utf8.decode(chunk)):
                 yield value
             if objects.waiting > most_bytes:
@@ -265,7 +266,7 @@ async def v3_records(gateway: Gateway, request: web.Request) -> web.StreamRespon
 
 async def v3_batch(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     _is_here(gateway, request)
-    entries = await _list_of(await request.read(), "entries")
+    entries = await _list_of(await body_of(request), "entries")
     if not 0 < len(entries) <= BATCH_MAX:
         raise Problem("invalid-request", f"entries are 1 to {BATCH_MAX} records")
     successes, failures = [], []
@@ -347,7 +348,7 @@ async def v2_records(gateway: Gateway, request: web.Request) -> web.StreamRespon
     name = request.match_info["topic"]
     given_partition = request.match_info.get("partition")
     now_ms = gateway.env.clock.wall_ms()
-    records = await _list_of(await request.read(), "records")
+    records = await _list_of(await body_of(request), "records")
     if not records:
         raise Problem("invalid-request", "records is missing")
     topic = await topic_to_write(gateway, name)

@@ -20,6 +20,7 @@ from service.web.instances import Form, Instance, InstanceProblem, RecordV2, Wis
 from service.web.members import EARLIEST, LATEST, committed_by, home
 from service.web.problems import Problem
 from service.web.routing import JSON, Route, integer
+from service.web.unpacking import body_of
 
 T = TypeVar("T")
 
@@ -116,7 +117,7 @@ _offsets = msgspec.json.Decoder(OffsetsV2)
 
 
 async def _body(request: web.Request) -> bytes:
-    body = await request.read()
+    body = await body_of(request)
     if body and request.content_type not in (MEDIA, JSON, *MEDIA_OF.values(), *WITH_SCHEMAS):
         raise InstanceProblem("unsupported-media-type", 415, "HTTP 415 Unsupported Media Type")
     if len(body) > BODY_BYTES_MAX:

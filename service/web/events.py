@@ -30,6 +30,7 @@ from service.web.producing import (
 )
 from service.web.records import Partitioner
 from service.web.routing import Route, header
+from service.web.unpacking import body_of
 
 ASKING, ALLOWED = "WebHook-Request-Origin", "WebHook-Allowed-Origin"
 ASKING_RATE, ALLOWED_RATE = "WebHook-Request-Rate", "WebHook-Allowed-Rate"
@@ -43,7 +44,7 @@ _events = msgspec.json.Decoder(list[msgspec.Raw])
 
 async def receive(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     name = request.match_info["topic"]
-    body = await request.read()
+    body = await body_of(request)
     now_ms = gateway.env.clock.wall_ms()
     media = request.content_type
     if media == BATCHED:

@@ -19,6 +19,7 @@ from service.web.forwarding import url_of
 from service.web.gateway import Gateway
 from service.web.problems import Problem, of_error
 from service.web.routing import Route
+from service.web.unpacking import body_of
 from service.wire.messages import (
     DeleteGroupsRequest,
     OffsetCommitRequest,
@@ -204,7 +205,7 @@ async def lag(gateway: Gateway, request: web.Request) -> web.Response:
 async def reset(gateway: Gateway, request: web.Request) -> web.Response:
     """Move the group. It must have no members, because members would go on where they are."""
     group = request.match_info["group"]
-    wanted = read_json(await request.read(), _resets)
+    wanted = read_json(await body_of(request), _resets)
     new = await new_offsets(gateway, gateway.cluster, group, wanted)
     topics: dict[str, OffsetCommitRequestTopic] = {}
     for each, offset in new.items():

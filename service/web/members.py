@@ -49,6 +49,7 @@ from service.web.problems import Problem, of_error
 from service.web.records import RecordOut, with_text_numbers
 from service.web.routing import JSON, Route, integer, text
 from service.web.topics import at_time
+from service.web.unpacking import body_of
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     ConsumerGroupHeartbeatRequest,
@@ -434,7 +435,7 @@ async def home(gateway: Gateway, request: web.Request, body: bytes) -> web.Strea
 
 
 async def join(gateway: Gateway, request: web.Request) -> web.StreamResponse:
-    body = await request.read()
+    body = await body_of(request)
     wanted = read_json(body, _joins)
     if not wanted.topics or not 1000 <= wanted.session_timeout_ms <= 3_600_000:
         raise Problem("invalid-request", "a member names topics, and a session of a second to an hour")
@@ -575,7 +576,7 @@ def _read_token(given: str) -> Token:
 
 
 async def commit(gateway: Gateway, request: web.Request) -> web.StreamResponse:
-    body = await request.read()
+    body = await body_of(request)
     wanted = read_json(body, _commits)
     if (wanted.commit_token is None) == (not wanted.offsets):
         raise Problem("invalid-request", "what to commit: commit_token, or offsets")

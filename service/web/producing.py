@@ -33,6 +33,7 @@ from service.web.quick import read_lines
 from service.web.records import Partitioner, RecordIn, milliseconds, new_record
 from service.web.routing import NDJSON, STREAMING, Parameter, Route, header, integer, text
 from service.web.sending import OutgoingBatch, send
+from service.web.unpacking import body_of, pieces_of
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     MetadataRequest,
@@ -409,7 +410,7 @@ async def write_batch(gateway: Gateway, request: web.Request) -> web.StreamRespo
         return await write_octets(gateway, request, topic_name)
     if media not in ("application/json", OCTETS) or (media == OCTETS and topic_name is None):
         raise Problem("unsupported-media-type", f"{media}: JSON, NDJSON and, to one topic, octet-stream are known")
-    body = await request.read()
+    body = await body_of(request)
 
     async def write(seal: Seal | None) -> BatchOut:
         return await answer_to(gateway, body, topic_name, seal)
@@ -439,7 +440,7 @@ async def once(
 
 async def write_octets(gateway: Gateway, request: web.Request, topic_name: str) -> web.StreamResponse:
     topic = await topic_to_write(gateway, topic_name)
-    value = await request.read()
+    value = await body_of(request)
     key_text = request.query.get("key")
     key = None if key_text is None else key_text.encode("utf-8", "surrogateescape")
     number = query_int(request, "partition", -1, most=2**31 - 1)
@@ -510,7 +511,7 @@ async def write_stream(gateway: Gateway, request: web.Request, topic_name: str |
 async def _lines(request: web.Request, line_bytes_max: int) -> AsyncIterator[list[bytes]]:
     """Whole lines, as many as have come."""
     rest = b""
-    async for chunk in request.content.iter_any():
+    async for chunk in pieces_of(request):
         *lines, rest = (rest + chunk).split(b"\n") if rest else chunk.split(b"\n")
         if len(rest) > line_bytes_max:
             raise Problem("record-too-large", f"a line is longer than {line_bytes_max} bytes")

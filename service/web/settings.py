@@ -16,6 +16,7 @@ from service.web.gateway import Gateway
 from service.web.problems import Problem, of_error
 from service.web.routing import Handler, Route, flag, header
 from service.web.topics import is_dry
+from service.web.unpacking import body_of
 from service.wire.messages import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
@@ -91,7 +92,7 @@ def _shows(kind: ResourceType) -> Handler:
 
 def _changes(kind: ResourceType) -> Handler:
     async def alter(gateway: Gateway, request: web.Request) -> web.StreamResponse:
-        name, body = _name(gateway, request, kind), await request.read()
+        name, body = _name(gateway, request, kind), await body_of(request)
         patch = read_json(body, _patches)
         if (answer := await _elsewhere(gateway, request, kind, name, body)) is not None:
             return answer

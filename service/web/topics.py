@@ -16,6 +16,7 @@ from service.web.answers import as_json, path_int, query_int, read_json
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.problems import Problem, of_error
 from service.web.routing import Route, flag, integer
+from service.web.unpacking import body_of
 from service.wire.messages import (
     CreatableReplicaAssignment,
     CreatableTopic,
@@ -130,7 +131,7 @@ async def list_topics(gateway: Gateway, request: web.Request) -> web.Response:
 
 
 async def create(gateway: Gateway, request: web.Request) -> web.Response:
-    new = read_json(await request.read(), _new_topics)
+    new = read_json(await body_of(request), _new_topics)
     if not -1 <= new.partitions < 2**31 or not -1 <= new.replication_factor < 2**15:
         raise Problem("invalid-request", "there are no so many partitions or replicas")
     assignments = [CreatableReplicaAssignment(index, brokers) for index, brokers in enumerate(new.assignments or ())]
@@ -199,7 +200,7 @@ async def at_time(gateway: Gateway, partition: TopicPartition, timestamp: int, i
 
 async def widen(gateway: Gateway, request: web.Request) -> web.Response:
     topic = gateway.topic(request.match_info["topic"])
-    wanted = read_json(await request.read(), _widenings)
+    wanted = read_json(await body_of(request), _widenings)
     if not 0 <= wanted.count < 2**31:
         raise Problem("invalid-request", "there are no so many partitions")
     given = wanted.assignments

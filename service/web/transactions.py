@@ -53,6 +53,7 @@ from service.web.producing import (
 from service.web.records import Partitioner
 from service.web.routing import JSON, Route, integer, text
 from service.web.sending import OutgoingBatch
+from service.web.unpacking import body_of
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import ProducerState
 from txn.branches import branch_of
@@ -250,7 +251,7 @@ async def _elsewhere(gateway: Gateway, transactional_id: str) -> int | None:
 
 
 async def begin(gateway: Gateway, request: web.Request) -> web.StreamResponse:
-    body = await request.read()
+    body = await body_of(request)
     wanted = read_json(body, _begins)
     if not wanted.transactional_id or wanted.transactional_id.startswith("__http-"):
         raise Problem("invalid-request", "a transactional id must be named, and be none of the brokers' own")
@@ -273,7 +274,7 @@ async def begin(gateway: Gateway, request: web.Request) -> web.StreamResponse:
 
 async def put_batch(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     name, number = name_of(request.match_info["txn"]), path_int(request, "number")
-    body = await request.read()
+    body = await body_of(request)
     if (node := await _elsewhere(gateway, name.transactional_id)) is not None:
         return await forward(gateway, node, request, body)
     open_one = gateway.open_transactions.find(name)
@@ -338,7 +339,7 @@ async def _write(gateway: Gateway, name: Name, open_one: Open, number: int, body
 
 async def put_offsets(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     name, group = name_of(request.match_info["txn"]), request.match_info["group"]
-    body = await request.read()
+    body = await body_of(request)
     wanted = read_json(body, _offsets)
     if (node := await _elsewhere(gateway, name.transactional_id)) is not None:
         return await forward(gateway, node, request, body)
@@ -516,7 +517,7 @@ async def list_all(gateway: Gateway, request: web.Request) -> web.Response:
 
 async def find_hanging(gateway: Gateway, request: web.Request) -> web.Response:
     """Transactions that are open in a partition and that no coordinator knows. Nothing will ever end them by itself."""
-    body = await request.read()
+    body = await body_of(request)
     wanted = read_json(body or b"{}", _finds)
     names = wanted.topics or list(gateway.image.topics)
     partitions = [TopicPartition(name, index) for name in names for index in gateway.topic(name).partitions]
@@ -551,7 +552,7 @@ async def _opened(gateway: Gateway, partitions: list[TopicPartition]) -> list[tu
 
 
 async def abort_in_partition(gateway: Gateway, request: web.Request) -> web.Response:
-    wanted = read_json(await request.read(), _aborts)
+    wanted = read_json(await body_of(request), _aborts)
     partition = TopicPartition(wanted.topic, wanted.partition)
     gateway.state(partition)
     for _, producer in await _opened(gateway, [partition]):

@@ -1,0 +1,127 @@
+"""Bodies of requests, and what undoes their Content-Encoding.
+
+aiohttp undoes it as well, but takes a body that ends before its packing does for a whole one. What is left of a file
+must not become a record.
+
+What always holds: a packed body is taken only if it ends where its packing ends. However small it came, no more is
+unpacked at a time than a piece, and no more of a whole body than a body may have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import zlib
+from collections.abc import AsyncIterator, Iterator
+
+from aiohttp import web
+
+from service.web.problems import Problem
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+PIECE_BYTES = 64 << 10
+PIECES_AT_ONCE = 8
+"""How many pieces of a whole body are unpacked in one turn of the loop: 2 ms."""
+ENCODINGS = ("gzip", "deflate", "zstd", "identity")
+BODY = web.RequestKey("body", bytes)
+GZIP = 31
+"""zlib's `wbits` for a gzip header with the largest window; without a header they are negative."""
+
+
+class Unpacker:
+    """Unpacks the pieces of a body one after the other."""
+
+    def __init__(self, encoding: str) -> None:
+        self._encoding = encoding
+        self._part: zstd.ZstdDecompressor | zlib._Decompress | None = None
+        """The part that is under way: gzip and zstd may have several, one after the other."""
+        self._has_part = False
+
+    def feed(self, packed: bytes) -> Iterator[bytes]:
+        try:
+            while packed:
+                if self._part is None:
+                    self._part = self._next_part(packed)
+                yield from self._unpack(self._part, packed)
+                packed = b""
+                if self._part.eof:
+                    packed, self._part = self._part.unused_data, None
+        except (zlib.error, zstd.ZstdError) as error:
+            raise self._refused(str(error)) from None
+
+    def end(self) -> None:
+        if self._part is not None or not self._has_part:
+            raise self._refused("it ends too early")
+
+    def _next_part(self, packed: bytes) -> zstd.ZstdDecompressor | zlib._Decompress:
+        if self._has_part and self._encoding == "deflate":
+            raise self._refused("there is more behind its end")
+        self._has_part = True
+        if self._encoding == "zstd":
+            return zstd.ZstdDecompressor()
+        # Some clients take deflate's name for what it says, and send no header of zlib's.
+        is_bare = self._encoding == "deflate" and packed[0] & 0xF != zlib.DEFLATED
+        return zlib.decompressobj(GZIP if self._encoding == "gzip" else -zlib.MAX_WBITS if is_bare else zlib.MAX_WBITS)
+
+    def _unpack(self, part: zstd.ZstdDecompressor | zlib._Decompress, packed: bytes) -> Iterator[bytes]:
+        while not part.eof:
+            piece = part.decompress(packed, PIECE_BYTES)
+            packed = b"" if isinstance(part, zstd.ZstdDecompressor) else part.unconsumed_tail
+            if piece:
+                yield piece
+            elif not packed:
+                return
+
+    def _refused(self, why: str) -> Problem:
+        return Problem("malformed", f"the body is not packed as Content-Encoding says ({self._encoding}): {why}")
+
+
+def encoding_of(request: web.Request) -> str:
+    """How the body is packed. If that is not known, it would be taken for the record itself."""
+    for name, known in ("Content-Encoding", ENCODINGS), ("Transfer-Encoding", ("chunked",)):
+        if name in request.headers and (given := ", ".join(request.headers.getall(name))).lower() not in known:
+            raise Problem("unsupported-media-type", f"{name}: {given[:100]}: {', '.join(known)} is known")
+    return request.headers.get("Content-Encoding", "identity").lower()
+
+
+async def body_of(request: web.Request) -> bytes:
+    """The whole body, unpacked."""
+    if BODY not in request:
+        encoding = encoding_of(request)
+        body = await request.read()
+        if encoding != "identity" and request.body_exists:
+            body = await _unpacked(Unpacker(encoding), body, request.client_max_size)
+        request[BODY] = body
+    return request[BODY]
+
+
+async def _unpacked(unpacker: Unpacker, packed: bytes, most_bytes: int) -> bytes:
+    pieces: list[bytes] = []
+    size_bytes = 0
+    for piece in unpacker.feed(packed):
+        pieces.append(piece)
+        size_bytes += len(piece)
+        if size_bytes > most_bytes:
+            raise Problem("record-too-large", f"the body unpacks to more than {most_bytes} bytes")
+        if len(pieces) % PIECES_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    unpacker.end()
+    return b"".join(pieces)
+
+
+async def pieces_of(request: web.Request) -> AsyncIterator[bytes]:
+    """The body as it comes, unpacked."""
+    encoding = encoding_of(request)
+    if encoding == "identity":
+        async for piece in request.content.iter_any():
+            yield piece
+        return
+    unpacker = Unpacker(encoding)
+    async for packed in request.content.iter_any():
+        for piece in unpacker.feed(packed):
+            yield piece
+    unpacker.end()

@@ -1,0 +1,144 @@
+"""Packed bodies over HTTP."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import zstandard
+
+from service.web.problems import Problem
+from service.web.unpacking import PIECE_BYTES, Unpacker
+from tests.service.web.kit import ROOT, Http, Served, read_all
+
+CONTENT = random.Random(14).randbytes(300) * 3_000
+
+
+def bare_deflate(content: bytes) -> bytes:
+    packer = zlib.compressobj(wbits=-15)
+    return packer.compress(content) + packer.flush()
+
+
+PACKED: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "gzip": ("gzip", gzip.compress),
+    "zstd": ("zstd", zstandard.compress),
+    "deflate": ("deflate", zlib.compress),
+    "bare deflate": ("deflate", bare_deflate),
+}
+EACH = pytest.mark.parametrize(("encoding", "pack"), PACKED.values(), ids=PACKED)
+
+
+def unpacked(encoding: str, packed: bytes, at_once: int = 1 << 20) -> bytes:
+    unpacker = Unpacker(encoding)
+    pieces: list[bytes] = []
+    for at in range(0, len(packed), at_once):
+        pieces += unpacker.feed(packed[at : at + at_once])
+    unpacker.end()
+    assert all(0 < len(each) <= PIECE_BYTES for each in pieces)
+    return b"".join(pieces)
+
+
+@EACH
+@pytest.mark.parametrize("at_once", [1, 7, 1 << 20])
+def test_a_body_is_unpacked_however_it_comes(encoding: str, pack: Callable[[bytes], bytes], at_once: int) -> None:
+    packed = pack(CONTENT)
+    assert unpacked(encoding, packed, at_once) == CONTENT
+    assert unpacked(encoding, pack(b""), at_once) == b""
+    if encoding != "deflate":
+        assert unpacked(encoding, packed + pack(b"more"), at_once) == CONTENT + b"more"
+
+
+@EACH
+def test_a_body_that_ends_before_its_packing_is_refused(encoding: str, pack: Callable[[bytes], bytes]) -> None:
+    packed = pack(CONTENT[:2000])
+    for end in range(len(packed)):
+        with pytest.raises(Problem, match="packed"):
+            unpacked(encoding, packed[:end])
+
+
+@EACH
+@pytest.mark.parametrize("at_once", [1, 1 << 20])
+def test_what_stands_behind_a_packed_body_is_refused(
+    encoding: str, pack: Callable[[bytes], bytes], at_once: int
+) -> None:
+    for more in (b"x", b"\0\0", b"{}" * 20):
+        with pytest.raises(Problem, match="packed"):
+            unpacked(encoding, pack(CONTENT) + more, at_once)
+
+
+def cut(http: Http, path: str, media: str, encoding: str, body: bytes, *, chunked: bool, method: str = "POST") -> Any:
+    def pieces() -> Iterator[bytes]:
+        yield from (body[at : at + 100] for at in range(0, len(body), 100))
+
+    headers = {"Content-Type": media, "Content-Encoding": encoding}
+    if method == "PUT":
+        headers["Idempotency-Key"] = f'"{path}"'
+    data = pieces() if chunked else body
+    return http.session.request(method, http.url + path, data=data, headers=headers, timeout=30)
+
+
+@EACH
+@pytest.mark.parametrize("chunked", [False, True], ids=["whole", "chunked"])
+@pytest.mark.parametrize("method", ["POST", "PUT"])
+def test_what_is_left_of_a_file_is_not_written(
+    served: Served,
+    http: Http,
+    topic: str,
+    encoding: str,
+    pack: Callable[[bytes], bytes],
+    chunked: bool,
+    method: str,
+) -> None:
+    """It was: the beginning as the record, or an empty record, and the answer was that it was applied."""
+    assert http.post("/v1/topics", {"name": topic}).status == 201
+    path, octets = f"/v1/topics/{topic}/records", "application/octet-stream"
+    packed = pack(CONTENT[:2000])
+    for end in (1, len(packed) // 2, len(packed) - 1):
+        answer = cut(http, path, octets, encoding, packed[:end], chunked=chunked, method=method)
+        assert (answer.status_code, answer.json()["type"], answer.json()["outcome"]) == (
+            400,
+            "/problems/malformed",
+            "none",
+        )
+    assert read_all(served.bootstrap, topic) == []
+    assert cut(http, path, octets, encoding, packed, chunked=chunked, method=method).status_code == 200
+    (seen,) = read_all(served.bootstrap, topic)
+    assert seen.value == CONTENT[:2000]
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+def test_a_stream_tells_that_the_rest_of_it_did_not_come(served: Served, http: Http, topic: str, encoding: str) -> None:
+    """Method: packed lines of which the end is missing. The first lines are written, as always, and told."""
+    assert http.post("/v1/topics", {"name": topic}).status == 201
+    lines = b"".join(b'{"value":"%s"}\n' % random.Random(each).randbytes(500).hex().encode() for each in range(500))
+    body = PACKED[encoding][1](lines)[:-3000]
+    answer = cut(http, f"/v1/topics/{topic}/records", "application/x-ndjson", encoding, body, chunked=True)
+    *reports, last = map(json.loads, answer.text.splitlines())
+    assert [each["offset"] for each in reports] == list(range(len(reports)))
+    assert (last["line"], last["problem"]["type"]) == (len(reports), "/problems/malformed")
+    assert len(read_all(served.bootstrap, topic)) == len(reports) > 0
+
+
+def test_a_stream_of_the_other_proxy_tells_it_too(http: Http, topic: str) -> None:
+    assert http.post("/v1/topics", {"name": topic}).status == 201
+    cluster = http.get("/v1/cluster").json["cluster_id"]
+    path = f"/v3/clusters/{cluster}/topics/{topic}/records"
+    body = gzip.compress(b'{"value":{"type":"JSON","data":1}}')
+    answer = cut(http, path, "application/json", "gzip", body[:-4], chunked=False)
+    told = [json.loads(each) for each in answer.text.splitlines()]
+    assert told[-1]["error_code"] == 40002, told
+    assert cut(http, path, "application/json", "gzip", body, chunked=False).json()["error_code"] == 200
+    assert cut(http, path, "application/json", "br", b"x", chunked=False).status_code == 415
+
+
+def test_every_handler_reads_bodies_unpacked() -> None:
+    """aiohttp leaves them packed. Pages' forms are read by `post`, and no browser packs them."""
+    for file in (ROOT / "service/web").rglob("*.py"):
+        if file.name != "unpacking.py":
+            text = file.read_text()
+            assert "request.read(" not in text and "request.content." not in text, file
