@@ -57,7 +57,7 @@ class OffsetDecisions:
         return self._record(ask.group_id, ask.offsets, check, expire_ms, draft)
 
     def commit_in_transaction(self, group: Group | None, ask: CommitTransactionalOffsets, draft: Draft) -> CommitReply:
-        if not fits(ask.group_id):
+        if not ask.group_id or not fits(ask.group_id):
             return CommitReply(Fault.INVALID_GROUP_ID)
         if group is not None:
             check = group.may_commit_in_transaction(ask)

@@ -195,7 +195,7 @@ async def lag(gateway: Gateway, request: web.Request) -> web.Response:
         Lag(
             *(each.topic, each.partition, offset, ends[each].last_stable_offset, ends[each].high_watermark),
             max(ends[each].last_stable_offset - offset, 0),
-            ends[each].high_watermark - max(ends[each].last_stable_offset, offset),
+            max(ends[each].high_watermark - max(ends[each].last_stable_offset, offset), 0),
         )
         for each, offset in found.items()
     ]

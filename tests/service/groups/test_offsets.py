@@ -120,6 +120,13 @@ def test_an_empty_consumer_group_takes_commits_of_anybody(driver: Driver) -> Non
     assert driver.commit(11) is None
 
 
+def test_a_transaction_commits_nothing_for_the_group_without_a_name() -> None:
+    """As in Kafka: without a transaction that is a habit of old clients, and allowed."""
+    driver = Driver()
+    assert driver.commit(group="") is None
+    assert driver.commit_in_transaction(9, group="") is Fault.INVALID_GROUP_ID
+
+
 def test_what_no_record_can_hold_is_not_committed() -> None:
     driver = Driver(GroupSettings(offset_metadata_max_bytes=50_000))
     assert driver.commit(group="g" * 40_000) is Fault.INVALID_GROUP_ID

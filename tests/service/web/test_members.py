@@ -107,6 +107,15 @@ def test_a_commit_that_names_a_partition_that_is_not_there_commits_nothing(http:
     assert http.delete(member).status == 204
 
 
+def test_a_group_that_is_ahead_of_the_log_has_no_lag(http: Http, topic: str) -> None:
+    """It had fewer than no undecided records."""
+    assert http.post("/v1/topics", {"name": topic}).status == 201
+    offsets = [{"topic": topic, "partition": 0, "offset": 2}]
+    assert http.put(f"/v1/groups/{topic}/offsets", {"offsets": offsets}).status == 200
+    (found,) = http.get(f"/v1/groups/{topic}/lag").json["partitions"]
+    assert (found["lag"], found["undecided"]) == (0, 0)
+
+
 def test_a_member_whose_client_is_silent_leaves(http: Http, topic: str) -> None:
     assert http.post("/v1/topics", {"name": topic}).status == 201
     member = joined(http, topic, topic, session_timeout_ms=1000)
