@@ -107,6 +107,21 @@ def test_every_alert_fires_when_it_should_and_not_otherwise() -> None:
         assert f"name: {name} does not fire" in tests
 
 
+@needs("promtool")
+def test_an_alert_that_fires_too_soon_is_noticed(tmp_path: Path) -> None:
+    """Without its `for`, each would fire for what is over in a moment."""
+    rules = (ALERTS / "oncelog.rules.yml").read_text()
+    (tmp_path / "oncelog.rules.yml").write_text(re.sub(r"^ +for: .*\n", "", rules, flags=re.M))
+    (tmp_path / "oncelog.test.yml").write_bytes((ALERTS / "oncelog.test.yml").read_bytes())
+    ran = subprocess.run(
+        ["promtool", "test", "rules", "oncelog.test.yml"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    hasty = set(re.findall(r"alertname: (\w+), time", ran.stdout + ran.stderr))
+    patient = re.findall(r"- alert: (\w+)\n(?: {8}.*\n)*? {8}for:", rules)
+    assert len(patient) == rules.count(" for: ") > 20
+    assert set(patient) - hasty == set()
+
+
 @pytest.mark.parametrize("name", alerts())
 def test_an_alert_has_a_page_that_says_what_it_means_and_what_to_do(name: str) -> None:
     text = (RUNBOOKS / f"{name}.md").read_text()
