@@ -53,8 +53,6 @@ def take(url: str, folder: Path) -> None:
                 )
                 page = context.new_page()
                 for name, path in PAGES.items():
-                    if scheme == "dark" and size == "narrow" and name not in ("overview", "topic"):
-                        continue
                     page.goto(url + path)
                     page.wait_for_selector("h1")
                     if name == "overview":

@@ -98,6 +98,7 @@ def test_a_page_is_there_light_and_no_name_on_it_does_anything(watched: Watched,
     assert page.locator("#missing[role=status]").count() == 0
     assert page.title() != "taken"
     assert page.locator("main b:has-text('xxx')").count() == 0, "markup in a name is text"
+    assert page.locator("main .means").count() > 0, "what its figures mean is said in words"
     assert sum(watched.loaded.values()) < WHOLE_BYTES
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "nothing sticks out"
 
@@ -153,6 +154,13 @@ def test_the_longest_name_of_a_topic_fits_every_page(scene: Scene, browser: Brow
         assert answer.status == 200, path
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), f"{path} sticks out"
     context.close()
+
+
+def test_the_overviews_cards_and_curves_are_explained(watched: Watched) -> None:
+    page = watched.go(PAGES["overview"])
+    for figures in ("#figures", "#curves", "#who"):
+        before = page.locator(f"{figures} .means, p.means:has(+ {figures})")
+        assert before.count() == 1, figures
 
 
 def test_a_page_is_little_work_for_a_browser(scene: Scene, browser: Browser) -> None:
