@@ -157,6 +157,7 @@ class ProducerStates:
         "_suspects",
         "_unseen_since_s",
         "_verifying",
+        "unknown",
     )
 
     def __init__(
@@ -177,6 +178,8 @@ class ProducerStates:
         self._now_s = 0
         self._full_at_s = -1
         self._unseen_since_s = 0
+        self.unknown = 0
+        """How many batches of clients were taken in the middle of a sequence whose beginning is not remembered."""
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -260,7 +263,9 @@ class ProducerStates:
                 return refused
         if crowded := self._make_room():
             self._room.refused += 1
-        return crowded or ACCEPTED
+            return crowded
+        self.unknown += origin is BatchOrigin.CLIENT and header.base_sequence > 0
+        return ACCEPTED
 
     def _make_room(self) -> TooManyProducers | None:
         """Make room for one more producer. Returns the refusal if there is none. When no room was found, the next

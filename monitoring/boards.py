@@ -274,7 +274,22 @@ OVERVIEW: Final = Board(
                             f"increase({of('oncelog_coordination_sessions_lost_total')}[$__rate_interval])",
                             "lost {{instance}}",
                         ),
+                        (
+                            f"increase({of('oncelog_coordination_reconnects_total')}[$__rate_interval])",
+                            "went on {{instance}}",
+                        ),
                     ),
+                ),
+                Panel(
+                    "The metadata store's answers",
+                    "How long it took to answer a commit.",
+                    ((share(0.99, "oncelog_coordination_latency_seconds", "instance"), "99 % {{instance}}"),),
+                    unit="s",
+                ),
+                Panel(
+                    "Replicas behind",
+                    "The most records that a broker's replica lacks of a partition that another one leads.",
+                    ((f"max by (broker) ({of('oncelog_replica_lag_records')})", "broker {{broker}}"),),
                 ),
                 Panel(
                     "Changes of the controller",
@@ -470,6 +485,12 @@ EXACTLY_ONCE: Final = Board(
                     unit="cps",
                 ),
                 Panel(
+                    "Producers not remembered",
+                    "Batches in the middle of a sequence whose beginning the partition does not remember.",
+                    ((per_second("oncelog_producer_unknown_total", "topic"), "{{topic}}"),),
+                    unit="cps",
+                ),
+                Panel(
                     "Outside a transaction",
                     "Batches that belonged to no open transaction.",
                     ((per_second("oncelog_producer_outside_transaction_total", "topic"), "{{topic}}"),),
@@ -552,6 +573,13 @@ TOPICS: Final = Board(
                     "Worst partitions",
                     "Lag of single partitions, the ten largest.",
                     ((f"topk(10, {of('kafka_consumergroup_lag', TOPIC)} > 0)", "{{consumergroup}} " + WHERE),),
+                    width=12,
+                ),
+                Panel(
+                    "Time behind",
+                    "For how long the oldest record that a group could have read has waited for it.",
+                    ((f"topk(10, {of('oncelog_group_lag_seconds')} > 0)", "{{consumergroup}}"),),
+                    unit="s",
                     width=12,
                 ),
                 Panel(
@@ -726,13 +754,25 @@ REQUESTS: Final = Board(
                 Panel(
                     "Answered again",
                     "Requests with a known Idempotency-Key: sent again, applied once.",
-                    ((per_second("oncelog_idempotency_replayed_total"), "replayed"),),
+                    (
+                        (per_second("oncelog_idempotency_replayed_total"), "replayed"),
+                        (per_second("oncelog_idempotency_conflict_total"), "told to wait (409)"),
+                        (per_second("oncelog_idempotency_mismatch_total"), "the key was another's (422)"),
+                    ),
                     unit="cps",
+                ),
+                Panel(
+                    "Idempotency-Keys",
+                    "Remembered, and those whose first request is being written.",
+                    ((f"sum by (state) ({of('oncelog_idempotency_keys')})", "{{state}}"),),
                 ),
                 Panel(
                     "Under way",
                     "Requests that are being answered, streams and open pages included.",
-                    ((of("oncelog_http_under_way"), "{{instance}}"),),
+                    (
+                        (of("oncelog_http_under_way"), "{{instance}}"),
+                        (of("oncelog_http_streams"), "of them streams, {{instance}}"),
+                    ),
                 ),
             ),
         ),

@@ -14,6 +14,8 @@ from itertools import pairwise
 from typing import Final
 
 COMMITS: Final = 10
+REACHED_MAX: Final = 32
+"""How many ends of a partition are kept in which a group is behind."""
 NEAREST_MS: Final = 1_000
 ALONE_MS: Final = 60_000
 _FIELDS: Final = 3
@@ -32,11 +34,12 @@ class BurrowStatus(IntEnum):
 class Window:
     """The last commits of a group in one partition, and the last ends of that partition that were seen."""
 
-    __slots__ = ("_commits", "_ends")
+    __slots__ = ("_commits", "_ends", "_reached")
 
     def __init__(self) -> None:
         self._commits: array[int] = array("q")  # offset, time, lag at that time; oldest first
         self._ends: array[int] = array("q")
+        self._reached: array[int] = array("q")  # ends of what can be read, each with when it was seen; oldest first
 
     def take(self, offset: int, at_ms: int, end_offset: int) -> None:
         """Note the committed offset, the time since when it is committed, and the end of the partition."""
@@ -52,6 +55,23 @@ class Window:
         commits.extend((offset, at_ms, lag))
         if len(commits) > COMMITS * _FIELDS:
             del commits[:_FIELDS]
+
+    def behind_ms(self, offset: int, end_offset: int, now_ms: int) -> int:
+        """For how long, at least, the record at the committed offset has been there to be read; 0 if there is none.
+        Of the ends seen, the first one beyond it tells. If there are too many, every other one is forgotten: then less
+        is told than there is.
+        """
+        reached = self._reached
+        if end_offset <= offset:
+            del reached[:]
+        while reached and reached[0] <= offset:
+            del reached[:2]
+        if end_offset > offset and (not reached or reached[-2] < end_offset):
+            reached.extend((end_offset, now_ms))
+            if len(reached) > 2 * REACHED_MAX:
+                kept = [value for at in range(0, len(reached), 4) for value in reached[at : at + 2]]
+                self._reached = reached = array("q", kept)
+        return max(now_ms - reached[1], 0) if reached else 0
 
     def judge(self, lag: int, now_ms: int) -> BurrowStatus:
         """The status by the first rule that fits, in Burrow's order."""

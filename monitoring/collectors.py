@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from operator import itemgetter
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from prometheus_client.process_collector import ProcessCollector
@@ -40,6 +41,7 @@ WANTED_MAX: Final = 5_000
 ASKED_AFTER_MS: Final = 5_000
 """Other coordinators are asked only about transactions that are open for longer: most have ended by then."""
 SET_BY_A_CLOCK_MS: Final = 946_684_800_000
+PROCESS_IO: Final = Path("/proc/self/io")
 CONTROL: Final = 0x20
 NO_LEADER: Final = -1
 QUANTILES: Final = ((0.5, "0.50"), (0.95, "0.95"), (0.99, "0.99"), (0.999, "0.999"))
@@ -116,6 +118,8 @@ class Scrape:
         backend = "sql" if broker.config.zookeeper_connect is None else "zookeeper"
         lines.add(of.SESSION, int(broker.metadata.has_session), backend)
         lines.add(of.SESSIONS_LOST, broker.metadata.sessions_lost, backend)
+        lines.add(of.STORE_RECONNECTS, broker.metadata.went_on, backend)
+        lines.add_histogram(of.STORE_LATENCY, broker.metadata.latency, backend)
         for metric in self._process.collect():
             for sample in metric.samples:
                 if (family := of.REGISTRY.get(sample.name)) is not None:
@@ -162,6 +166,7 @@ class Scrape:
         log_bytes: Counter[str] = Counter({folder.name: 0 for folder in broker.folders})
         now_ms = broker.env.clock.wall_ms()
         late_since_ms = now_ms - broker.config.transaction_max_timeout_ms - LATE_BUFFER_MS
+        lacking = {other: 0 for other in image.brokers if other != broker.metadata.broker_id}
         worked = 0
         for name, topic in list(image.topics.items()):
             held = broker.partitions.topic(name) or {}
@@ -180,7 +185,7 @@ class Scrape:
                 counts["offline"] += partition.offline
                 counts["producers"] += len(partition.producers)
                 log_bytes[partition.folder.name] += partition.log.size_bytes
-                sums.add(partition.tally)
+                sums.add(partition.tally, partition.producers.unknown)
                 if placed.leader != broker.metadata.broker_id:
                     continue
                 counts["led"] += 1
@@ -191,6 +196,11 @@ class Scrape:
                 counts["under"] += under
                 counts["under_min"] += under_min
                 counts["at_min"] += at_min
+                if partition.is_leading:
+                    end_offset, start_offset = partition.log.end_offset, partition.log.start_offset
+                    for other, follower in partition.replicas.followers.items():
+                        lacks = end_offset - max(follower.held_end_offset, start_offset)
+                        lacking[other] = max(lacking.get(other, 0), lacks)
                 stable = partition.stable
                 began_ms = now_ms
                 if stable.open_transactions:
@@ -210,6 +220,8 @@ class Scrape:
             counts["records_in"] += sums.records_in
         yield
         self._count(lines, counts)
+        for other, records in lacking.items():
+            lines.add(of.REPLICA_LAG, records, other)
         for folder, size_bytes in log_bytes.items():
             lines.add(of.LOG_BYTES, size_bytes, folder)
 
@@ -331,7 +343,7 @@ class Scrape:
                 loading += 1
                 continue
             for group in list(shard.machine.groups()):
-                group_id, worst = group.group_id, BurrowStatus.OK
+                group_id, worst, behind_ms = group.group_id, BurrowStatus.OK, 0
                 states[group.state.value] += 1
                 lines.add(of.GROUP_MEMBERS, len(group.members), group_id)
                 for topic, offsets in list(shard.machine.committed(group_id).items()):
@@ -358,6 +370,9 @@ class Scrape:
                         lag_sum += lag
                         stable_sum += max(min(stable - committed.offset, lag), 0)
                         worst = max(worst, self._judge(key, seen, committed, lag, now_ms))
+                        if (window := seen.get(key)) is not None:
+                            had = committed.offset + min(stable - committed.offset, lag)
+                            behind_ms = max(behind_ms, window.behind_ms(committed.offset, had, now_ms))
                         if one_by_one:
                             lines.add(of.GROUP_OFFSET, committed.offset, *key)
                             lines.add(of.GROUP_LAG, lag, *key)
@@ -365,6 +380,7 @@ class Scrape:
                     lines.add(of.GROUP_LAG_SUM, lag_sum, group_id, topic)
                     lines.add(of.GROUP_STABLE_LAG, stable_sum, group_id, topic)
                 lines.add(of.GROUP_STATUS, int(worst), group_id)
+                lines.add(of.GROUP_LAG_SECONDS, behind_ms / 1000, group_id)
                 if worst is not BurrowStatus.OK:
                     late[group_id] = int(worst)
                 if pending := shard.machine.pending(group_id):
@@ -428,9 +444,16 @@ class Scrape:
         for slug, count in sorted(http.problems.items()):
             lines.add(of.HTTP_PROBLEMS, count, slug)
         lines.add(of.HTTP_UNDER_WAY, http.under_way)
+        lines.add(of.HTTP_STREAMS, http.streams)
+        for state, count in http.keys().items():
+            lines.add(of.IDEMPOTENCY_KEYS, count, state)
+        lines.add(of.IDEMPOTENCY_CONFLICT, http.problems.get("request-in-flight", 0))
+        lines.add(of.IDEMPOTENCY_MISMATCH, http.problems.get("key-reused", 0))
         lines.add(of.IDEMPOTENCY_REPLAYED, http.replayed)
 
     def _disks(self, lines: Lines) -> None:
+        for family, count_bytes in disk_bytes():
+            lines.add(family, count_bytes)
         folders = self._broker.folders
         lines.add(of.OFFLINE_LOG_DIRS, sum(folder.failed is not None for folder in folders))
         for folder in folders:
@@ -452,12 +475,12 @@ class _TopicSums:
         self.records_in = 0
         self._values = [0] * len(_BY_TOPIC)
 
-    def add(self, tally: shapes.PartitionTally) -> None:
+    def add(self, tally: shapes.PartitionTally, unknown: int) -> None:
         self.records_in += tally.records_in
         values = (
             *(tally.records_in, tally.bytes_in, tally.bytes_out, tally.appended + tally.refused, tally.refused),
             *(tally.reads + tally.failed_reads, tally.failed_reads),
-            *(tally.fenced, tally.duplicates, tally.out_of_order, tally.outside_transaction),
+            *(tally.fenced, tally.duplicates, tally.out_of_order, tally.outside_transaction, unknown),
         )
         if any(values):
             self._values = [sum(pair) for pair in zip(self._values, values, strict=True)]
@@ -471,6 +494,7 @@ _BY_TOPIC: Final = (
     *(of.MESSAGES_IN, of.BYTES_IN, of.BYTES_OUT, of.PRODUCE_REQUESTS, of.FAILED_PRODUCE),
     *(of.FETCH_REQUESTS, of.FAILED_FETCH),
     *(of.PRODUCER_FENCED, of.PRODUCER_DUPLICATES, of.PRODUCER_OUT_OF_ORDER, of.PRODUCER_OUTSIDE),
+    of.PRODUCER_UNKNOWN,
 )
 
 
@@ -479,7 +503,7 @@ class _PartitionLines:
 
     FAMILIES: Final = (
         *(of.CURRENT_OFFSET, of.OLDEST_OFFSET, of.IN_SYNC_REPLICA, of.LEADER, of.LEADER_IS_PREFERRED, of.REPLICAS),
-        *(of.UNDER_REPLICATED, of.UNDER_MIN_ISR, of.AT_MIN_ISR, of.LSO_LAG, of.LOG_SIZE),
+        *(of.REPLICAS_COUNT, of.UNDER_REPLICATED, of.UNDER_MIN_ISR, of.AT_MIN_ISR, of.LSO_LAG, of.LOG_SIZE),
         *(of.PARTITION_START, of.PARTITION_STABLE, of.PARTITION_HIGH, of.PARTITION_END),
         *(of.PARTITION_LSO_RECORDS, of.PARTITION_LSO_SECONDS, of.PARTITION_ABORTED),
     )
@@ -503,11 +527,22 @@ class _PartitionLines:
         start = log.start_offset
         values = (
             *(high, start, len(placed.isr), placed.leader, int(placed.leader == placed.replicas[0])),
-            *(len(placed.replicas), int(under), int(under_min), int(at_min), held_up, log.size_bytes),
+            *(len(placed.replicas), len(placed.replicas), int(under), int(under_min), int(at_min)),
+            *(held_up, log.size_bytes),
             *(start, high - held_up, high, log.end_offset, held_up, waits_s, partition.stable.aborted_count),
         )
         for (append, name), value in zip(self._to, values, strict=True):
             append(f"{name}{labels} {value}\n")
+
+
+def disk_bytes() -> Iterator[tuple[of.Family, int]]:
+    """What Linux counts of the process's disk traffic. Where that is not shown, there is nothing to tell."""
+    try:
+        told = dict(line.split(": ") for line in PROCESS_IO.read_text().splitlines())
+        yield of.DISK_READ, int(told["read_bytes"])
+        yield of.DISK_WRITTEN, int(told["write_bytes"])
+    except (OSError, ValueError, LookupError):
+        return
 
 
 def count_markers(log: shapes.Log, offset: int, end_offset: int) -> int:

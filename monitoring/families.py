@@ -192,6 +192,9 @@ PREFERRED_IMBALANCE = _gauge(
     "kafka_controller_kafkacontroller_preferredreplicaimbalancecount",
     "Partitions that another than the first of their replicas leads; told by the controller.",
 )
+REPLICAS_COUNT = _gauge(
+    "kafka_cluster_partition_replicascount", "Replicas there shall be.", "topic", "partition", uncharted=_THEIRS
+)
 AT_MIN_ISR = _gauge(
     "kafka_cluster_partition_atminisr", "1 where one more loss stops acks=all.", "topic", "partition", uncharted=_BESIDE
 )
@@ -213,6 +216,16 @@ REQUEST_MS = _gauge(
     "kafka_network_requestmetrics_totaltimems",
     "How long requests took since the start, waiting included: an estimate from the histogram.",
     *("request", "quantile"),
+    uncharted=_THEIRS,
+)
+DISK_READ = _gauge(
+    "kafka_server_kafkaserver_linux_disk_read_bytes",
+    "Bytes that the process had read from disks since its start, as Linux counts them.",
+    uncharted=_THEIRS,
+)
+DISK_WRITTEN = _gauge(
+    "kafka_server_kafkaserver_linux_disk_write_bytes",
+    "Bytes that the process had written to disks since its start, as Linux counts them.",
     uncharted=_THEIRS,
 )
 _IDLE: Final = "Part of the time since the scrape before in which the broker's event loop had nothing to do."
@@ -313,6 +326,12 @@ PRODUCER_OUTSIDE = _counter(
     "Batches that belonged to no open transaction, or to another.",
     "topic",
 )
+PRODUCER_UNKNOWN = _counter(
+    "oncelog_producer_unknown_total",
+    "Batches in the middle of the sequence of a producer that the partition does not remember: it was idle for longer "
+    "than producer.id.expiration.ms, or DeleteRecords took all that it wrote. They are taken, as in Kafka.",
+    "topic",
+)
 PRODUCERS_REFUSED = _counter("oncelog_producers_refused_total", "New producers refused, for too many are remembered.")
 
 REQUEST_SECONDS = _histogram("oncelog_request_seconds", "Requests until their answer, waiting included.", "api")
@@ -325,6 +344,21 @@ HTTP_SECONDS = _histogram(
 )
 HTTP_PROBLEMS = _counter("oncelog_http_problems_total", "HTTP requests that were answered with a problem.", "problem")
 HTTP_UNDER_WAY = _gauge("oncelog_http_under_way", "HTTP requests that are being answered, streams and pages included.")
+HTTP_STREAMS = _gauge("oncelog_http_streams", "Streams of records by HTTP that are open here.")
+IDEMPOTENCY_KEYS = _gauge(
+    "oncelog_idempotency_keys",
+    "Idempotency-Keys that this broker answers for: in_flight (their first request is being written), remembered. "
+    "Those written before this broker led their partition count from the first use of one of them.",
+    "state",
+)
+IDEMPOTENCY_CONFLICT = _counter(
+    "oncelog_idempotency_conflict_total",
+    "HTTP requests that were told to wait (409), for the first one with their Idempotency-Key was being written.",
+)
+IDEMPOTENCY_MISMATCH = _counter(
+    "oncelog_idempotency_mismatch_total",
+    "HTTP requests that were refused (422), for their Idempotency-Key belongs to another request.",
+)
 IDEMPOTENCY_REPLAYED = _counter(
     "oncelog_idempotency_replayed_total",
     "HTTP requests that were answered as the first time, for their Idempotency-Key was known.",
@@ -339,6 +373,14 @@ SESSION = _gauge(
 )
 SESSIONS_LOST = _counter(
     "oncelog_coordination_sessions_lost_total", "Sessions with the metadata store that ended by themselves.", "backend"
+)
+STORE_RECONNECTS = _counter(
+    "oncelog_coordination_reconnects_total",
+    "How often the metadata store answered again after this broker had led nothing for its silence.",
+    "backend",
+)
+STORE_LATENCY = _histogram(
+    "oncelog_coordination_latency_seconds", "How long the metadata store took to answer a commit.", "backend"
 )
 REGISTERED = _gauge(
     "oncelog_broker_registered",
@@ -361,6 +403,11 @@ CLOCK_APART = _gauge(
     uncharted=_BESIDE,
 )
 
+REPLICA_LAG = _gauge(
+    "oncelog_replica_lag_records",
+    "The most records that another broker's replica lacks of a partition led here.",
+    "broker",
+)
 SHRINKS = _counter("oncelog_isr_shrinks_total", "In-sync sets led here that lost a member.")
 EXPANDS = _counter("oncelog_isr_expands_total", "In-sync sets led here that got one.")
 FLAPPING = _gauge(
@@ -394,6 +441,12 @@ GROUP_STABLE_LAG = _gauge(
     "oncelog_group_stable_lag_records",
     "Records between the committed offset and the last stable offset: what a reader of committed records can have now.",
     *("consumergroup", "topic"),
+)
+GROUP_LAG_SECONDS = _gauge(
+    "oncelog_group_lag_seconds",
+    "For how long, at least, the oldest record that the group could have read and has not has been there; the worst of "
+    "its partitions. Known from one scrape to the next: it begins at 0 when a broker begins to coordinate the group.",
+    "consumergroup",
 )
 GROUP_PENDING = _gauge(
     "oncelog_group_pending_offsets",

@@ -3,7 +3,7 @@ fit them; the type checker verifies it where `service/web/metrics.py` passes a b
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from monitoring.exposition import Counted
@@ -123,6 +123,10 @@ class Partition(Protocol):
     @property
     def offline(self) -> bool: ...
     @property
+    def is_leading(self) -> bool: ...
+    @property
+    def replicas(self) -> "Replicas": ...
+    @property
     def high_watermark(self) -> int: ...
     @property
     def last_stable_offset(self) -> int: ...
@@ -131,7 +135,19 @@ class Partition(Protocol):
 
 
 class Producers(Protocol):
+    @property
+    def unknown(self) -> int: ...
     def __len__(self) -> int: ...
+
+
+class Follower(Protocol):
+    @property
+    def held_end_offset(self) -> int: ...
+
+
+class Replicas(Protocol):
+    @property
+    def followers(self) -> Mapping[int, Follower]: ...
 
 
 class Placed(Protocol):
@@ -322,6 +338,10 @@ class HttpTally(Protocol):
     def replayed(self) -> int: ...
     @property
     def under_way(self) -> int: ...
+    @property
+    def streams(self) -> int: ...
+    @property
+    def keys(self) -> Callable[[], Mapping[str, int]]: ...
 
 
 class RequestTally(Protocol):
@@ -397,6 +417,10 @@ class Metadata(Protocol):
     def has_session(self) -> bool: ...
     @property
     def sessions_lost(self) -> int: ...
+    @property
+    def went_on(self) -> int: ...
+    @property
+    def latency(self) -> Counted: ...
 
 
 class Settings(Protocol):

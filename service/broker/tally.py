@@ -6,7 +6,7 @@ Counters begin at zero with the process. Those of a partition begin at zero when
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from idempotence.verdicts import Duplicate, NotInTransaction, OutOfOrder, StaleEpoch, TransactionOpen, Verdict
@@ -86,6 +86,9 @@ class HttpTally:
         self.replayed = 0
         """Requests that got the answer of an earlier request, because their Idempotency-Key was known."""
         self.under_way = 0
+        self.streams = 0
+        self.keys: Callable[[], Mapping[str, int]] = dict
+        """How many Idempotency-Keys this broker knows, by their state."""
 
 
 class RequestTally:

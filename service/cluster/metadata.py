@@ -19,6 +19,7 @@ from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, TypeVar
 
 from log.ids import TopicId
+from log.tally import Histogram
 from service.cluster.controller import (
     AlterPartition,
     Command,
@@ -110,6 +111,10 @@ class ClusterMetadata:
         self.broker_id = -1
         self.broker_epoch = -1
         self.sessions_lost = 0
+        self.went_on = 0
+        """How often the store answered again after this broker had led nothing for its silence."""
+        self.latency = Histogram()
+        """How long the store took to answer a commit, whatever the answer."""
         self.trouble = ""
         """Why this broker may not act on the metadata now; empty while it may."""
         self._is_leaving = False
@@ -246,6 +251,7 @@ class ClusterMetadata:
                     logger.warning("the metadata store answers again")
                     try:
                         self.on_session_regained()
+                        self.went_on += 1
                     except Exception:
                         logger.exception("this broker can't go on to serve what the metadata gives it")
                         self._lost("This broker leaves the cluster, to join it again.")
@@ -272,6 +278,7 @@ class ClusterMetadata:
                 logger.warning("broker %d is in the cluster again, with epoch %d", self.broker_id, self.broker_epoch)
                 self.trouble = ""
                 self.on_session_regained()
+                self.went_on += 1
                 return
             except (MetadataLost, StoreError) as error:
                 self.trouble = str(error)
@@ -444,7 +451,9 @@ class ClusterMetadata:
         if session is None:
             raise MetadataLost(ErrorCode.NOT_CONTROLLER, "This broker is stopping.")
         try:
+            asked_s = self._env.clock.monotonic()
             result, number = await session.commit(*ops)
+            self.latency.add(self._env.clock.monotonic() - asked_s)
         except StoreFailed as failed:
             raise MetadataLost(ErrorCode.KAFKA_STORAGE_ERROR, str(failed)) from None
         if result is Result.UNKNOWN:

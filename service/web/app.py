@@ -150,6 +150,7 @@ class WebServer:
         self.gateway.numbers = Numbers(self.gateway)
         self.gateway.producers = ProducerPool(self.gateway)
         self.gateway.keys = Keys(self.gateway)
+        broker.requests.http.keys = self.gateway.keys.count
         self.gateway.sharing = Sharing(self.gateway)
         self.gateway.open_transactions = OpenTransactions()
         self.gateway.members = Members(self.gateway)

@@ -171,15 +171,20 @@ class Gateway:
 
     @contextmanager
     def waiting(self, most: int | None = None) -> Iterator[None]:
-        """For code that only waits for something to tell: it ends when the server stops."""
+        """For code that only waits for something to tell: it ends when the server stops. Streams, which wait as long as
+        their clients like, say how many may wait at `most`.
+        """
         if most is not None and len(self._waiting) >= most:
             raise Problem("too-many-streams", f"{most} streams are open at this broker")
         task = asyncio.current_task()
         assert task is not None
         self._waiting.add(task)
+        is_stream = most is not None
+        self._tally.http.streams += is_stream
         try:
             yield
         finally:
+            self._tally.http.streams -= is_stream
             self._waiting.discard(task)
 
     def http(self) -> ClientSession:

@@ -98,6 +98,11 @@ class Keys:
         self._under_way: dict[Digest, str] = {}
         """The fingerprints of requests that are being written, by key."""
 
+    def count(self) -> dict[str, int]:
+        """How many keys are known here, by their state. Partitions of which no key was asked for are not known yet."""
+        led = (memory for memory in self._memories.values() if memory.partition.is_leading)
+        return {"in_flight": len(self._under_way), "remembered": sum(len(memory.offsets) for memory in led)}
+
     async def once(
         self,
         request: web.Request,

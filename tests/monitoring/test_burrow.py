@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from monitoring.burrow import COMMITS, BurrowStatus, Window
+from monitoring.burrow import COMMITS, REACHED_MAX, BurrowStatus, Window
 
 SECOND = 1_000
 START = 1_700_000_000_000
@@ -70,3 +70,23 @@ def test_the_same_commit_seen_twice_is_one_commit() -> None:
     assert window.judge(31, START + 60_001) is BurrowStatus.STOP, (
         "one commit, and the log went on for longer than is remembered"
     )
+
+
+def test_how_long_a_group_is_behind_is_told_by_when_the_record_it_has_not_read_was_seen() -> None:
+    window = Window()
+    assert window.behind_ms(10, 10, 1_000) == 0
+    assert window.behind_ms(10, 12, 2_000) == 0
+    assert window.behind_ms(10, 20, 5_000) == 3_000
+    assert window.behind_ms(12, 20, 6_000) == 1_000, "it has read what was there at 2 s, and not what came until 5 s"
+    assert window.behind_ms(20, 20, 7_000) == 0
+    assert window.behind_ms(20, 21, 9_000) == 0
+    assert window.behind_ms(20, 20, 9_500) == 0, "what was left are markers, which nobody reads"
+    assert window.behind_ms(20, 22, 9_600) == 0
+
+
+def test_a_group_that_reads_nothing_for_long_is_behind_since_the_first_record_however_many_come() -> None:
+    window = Window()
+    behind = [window.behind_ms(0, end, 1_000 * end) for end in range(1, 1_001)]
+    assert behind == [1_000 * (end - 1) for end in range(1, 1_001)]
+    assert len(window._reached) <= 2 * REACHED_MAX
+    assert 0 < window.behind_ms(900, 1_001, 1_001_000) <= 101_000, "with ends forgotten, not more than true"

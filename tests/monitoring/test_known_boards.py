@@ -52,6 +52,7 @@ STRIMZI = {
     "kafka_server_brokertopicmetrics_failedproducerequests_total": ("topic",),
     "kafka_server_brokertopicmetrics_totalfetchrequests_total": ("topic",),
     "kafka_server_brokertopicmetrics_failedfetchrequests_total": ("topic",),
+    "kafka_cluster_partition_replicascount": ("topic", "partition"),
     "kafka_cluster_partition_atminisr": ("topic", "partition"),
     "kafka_cluster_partition_underminisr": ("topic", "partition"),
     "kafka_cluster_partition_laststableoffsetlag": ("topic", "partition"),
@@ -60,6 +61,8 @@ STRIMZI = {
     "kafka_network_requestmetrics_requests_total": ("request",),
     "kafka_network_requestmetrics_totaltimems": ("request", "quantile"),
     "kafka_server_socket_server_metrics_connection_count": ("listener",),
+    "kafka_server_kafkaserver_linux_disk_read_bytes": (),
+    "kafka_server_kafkaserver_linux_disk_write_bytes": (),
 }
 
 

@@ -225,6 +225,10 @@ def test_what_a_producer_did_wrong_is_counted_by_topic(tmp_path: Path) -> None:
         sent = seen.one("kafka_server_brokertopicmetrics_bytesin_total", topic="orders")
         assert sent == seen.one("kafka_server_brokertopicmetrics_bytesout_total", topic="orders") > 0
         assert seen.one("oncelog_producer_ids") == 1
+        assert seen.one("oncelog_producer_unknown_total", topic="orders") == 0
+        forgotten = Writer(stage, "", producer_id=7_001, epoch=0)
+        assert await forgotten.write("orders", "e", plain=True, sequence=5) == 0
+        assert scraped(stage.broker).one("oncelog_producer_unknown_total", topic="orders") == 1
 
     on_txn_stage(tmp_path, scene)
 
@@ -242,6 +246,7 @@ def test_the_lag_of_a_group_is_told_against_the_high_watermark_and_the_stable_of
         assert seen.one("kafka_consumergroup_lag_sum", **mine) == 3
         assert seen.one("oncelog_group_stable_lag_records", **mine) == 2
         assert seen.one("kafka_consumergroup_current_offset", **mine, partition=0) == 1
+        assert seen.one("oncelog_group_lag_seconds", consumergroup="readers") == 0
 
     on_txn_stage(tmp_path, scene)
 

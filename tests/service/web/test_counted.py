@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import requests
 
 from tests.monitoring.scraped import Scraped, read
-from tests.service.web.kit import Http, Served
+from tests.service.web.kit import PATIENCE_S, Http, Served
 
 COMMITS = 5
 
@@ -48,3 +50,39 @@ def test_commits_by_http_are_counted_in_each_phase_and_by_their_request(counted:
     assert seen.one("oncelog_request_seconds_sum", api="EndTxn") > 0
     assert seen.one("kafka_network_requestmetrics_requests_total", request="EndTxn") == COMMITS
     assert seen.one("kafka_network_requestmetrics_requests_total", request="InitProducerId") >= COMMITS
+
+
+def test_idempotency_keys_are_counted_by_what_became_of_them(counted: Http) -> None:
+    counted.post("/v1/topics", {"name": "orders", "partitions": 1})
+    for key, value in (("a", 1), ("b", 2), ("a", 1), ("a", 3)):
+        headers = {"Idempotency-Key": f'"{key}"'}
+        counted.post("/v1/topics/orders/records", {"records": [{"value": value}]}, headers=headers)
+    seen = scrape(counted)
+    assert seen.one("oncelog_idempotency_keys", state="remembered") == 2
+    assert seen.one("oncelog_idempotency_keys", state="in_flight") == 0
+    assert seen.one("oncelog_idempotency_replayed_total") == 1
+    assert seen.one("oncelog_idempotency_mismatch_total") == 1
+    assert seen.one("oncelog_idempotency_conflict_total") == 0
+
+
+def test_streams_are_counted_while_they_are_open(counted: Http) -> None:
+    counted.post("/v1/topics", {"name": "orders", "partitions": 1})
+    assert scrape(counted).one("oncelog_http_streams") == 0
+    stream = requests.get(
+        f"{counted.url}/v1/topics/orders/stream", headers={"Accept": "application/x-ndjson"}, stream=True, timeout=20
+    )
+    assert scrape_until(counted, "oncelog_http_streams", 1)
+    stream.close()
+    assert scrape_until(counted, "oncelog_http_streams", 0)
+    assert scrape(counted).one("oncelog_coordination_latency_seconds_count", backend="sql") > 0
+    assert scrape(counted).one("oncelog_coordination_reconnects_total", backend="sql") == 0
+
+
+def scrape_until(http: Http, name: str, value: float) -> bool:
+    """A scrape is shared by all who ask within a second, and a client that is gone is noticed a little later."""
+    deadline = time.monotonic() + PATIENCE_S
+    while scrape(http).one(name) != value:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.3)
+    return True

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, Producer
 
+from tests.monitoring.scraped import read
 from tests.peers import zookeeper
 from tests.peers.zookeeper import ZooKeeperServer
 from tests.service.web.kit import PATIENCE_S, Answer, Http, Served
@@ -97,3 +99,29 @@ def test_a_broker_without_the_store_is_not_ready_and_nobody_who_could_still_read
     )
     wait(lambda: has_got(b"after"), "the consumer goes on")
     consumer.close()
+    for number, client in enumerate(cluster.clients, 1):
+        seen = read(client.get("/metrics").json)
+        assert seen.one("oncelog_coordination_reconnects_total", backend="zookeeper") >= 1
+        lags = {sample.labels["broker"] for sample in seen.samples if sample.name == "oncelog_replica_lag_records"}
+        assert lags == {f"{other}" for other in (1, 2, 3) if other != number}
+
+
+def test_what_a_replica_lacks_is_told_by_who_leads(cluster: Cluster) -> None:
+    first = cluster.clients[0]
+    asked = {"name": "kept", "partitions": 1, "replication_factor": 3}
+    wait(lambda: first.post("/v1/topics", asked).status == 201, "all three are there")
+    leader = first.get("/v1/topics/kept").json["partitions"][0]["leader"]
+    asleep = leader % 3 + 1
+    cluster.brokers[asleep - 1].process.send_signal(signal.SIGSTOP)
+    told = cluster.clients[leader - 1]
+    producer = Producer({"acks": "1", "bootstrap.servers": cluster.brokers[leader - 1].bootstrap})
+    for _ in range(7):
+        producer.produce("kept", b"value", partition=0)
+    assert producer.flush(PATIENCE_S) == 0
+
+    def lacks(records: int) -> bool:
+        return read(told.get("/metrics").json).one("oncelog_replica_lag_records", broker=asleep) == records
+
+    wait(lambda: lacks(7), "the one that sleeps lacks what was written")
+    cluster.brokers[asleep - 1].process.send_signal(signal.SIGCONT)
+    wait(lambda: lacks(0), "it has caught up")
