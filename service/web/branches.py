@@ -9,12 +9,15 @@ nothing.
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from service.broker.internal_topics import TRANSACTIONS
+from service.client.failures import ClientFailure
+from service.client.transactions import find_transaction
 from service.web.answers import as_json, read_json
 from service.web.gateway import Gateway
 from service.web.problems import Outcome, Problem, of_error
@@ -29,7 +32,12 @@ from service.wire.messages import (
 )
 from txn.branches import MAX_TOKEN, BranchId, branch_of
 
+logger = logging.getLogger("oncelog.http")
+
 SEEN_AT_ONCE = 16
+COMMITTED = ("PrepareCommit", "CompleteCommit")
+LAST_EPOCH = 0x7FFE
+"""If a transaction has this epoch, its decision takes another producer id."""
 
 
 class BranchName(msgspec.Struct, forbid_unknown_fields=True):
@@ -102,19 +110,42 @@ async def decide(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         raise of_error(code, answer.error_message or f"branches of {root!r}", writing=True, in_doubt=in_doubt)
     if answer.decided_now:
         await _until_visible(gateway, named)
-    outcome = _outcome(answer, token, wanted)
+    outcome = await _outcome(gateway, answer, token, wanted, named)
     return as_json(DecisionOnBranches(outcome, answer.decided_now, answer.last_token, answer.decided_by or UNSET))
 
 
-def _outcome(answer: EndBranchesResponse, token: int, wanted: Decide) -> Outcome:
-    """What happened to the branches that were named."""
+async def _outcome(
+    gateway: Gateway, answer: EndBranchesResponse, token: int, wanted: Decide, named: list[NamedBranch]
+) -> Outcome:
+    """What happened to the branches that were named, whoever has decided over them."""
     if answer.decided_now:
         return "applied"
     if not wanted.commit:
         return "none"
-    if answer.last_token == token and answer.decided_by == wanted.decided_by:
-        return "applied" if wanted.decided_by else "unknown"
-    return "none" if answer.last_token == token else "unknown"
+    fates: set[Outcome] = set()
+    try:
+        for at in range(0, len(named), SEEN_AT_ONCE):
+            fates.update(await asyncio.gather(*(_fate(gateway, each) for each in named[at : at + SEEN_AT_ONCE])))
+    except ClientFailure as failure:
+        logger.info("what became of the branches of %s can't be told: %s", wanted.branches, failure)
+        fates.add("unknown")
+    if len(fates) == 1 and "unknown" not in fates:
+        return fates.pop()
+    is_own = answer.last_token == token and answer.decided_by == wanted.decided_by != ""
+    return "applied" if is_own and "none" not in fates else "unknown"
+
+
+async def _fate(gateway: Gateway, branch: NamedBranch) -> Outcome:
+    """What became of one branch. Its commit keeps its epoch, or raises it by one."""
+    found = await find_transaction(gateway.cluster, branch.transactional_id)
+    if found is None:
+        return "unknown"  # it was forgotten, or never begun
+    epochs = found.producer_epoch - branch.producer_epoch
+    is_same = found.producer_id == branch.producer_id and 0 <= epochs <= 1
+    is_renamed = branch.producer_epoch >= LAST_EPOCH and found.producer_epoch == 0
+    if branch.producer_id >= 0 and not (is_same or is_renamed):
+        return "none"  # begun anew by another, before the decision: afterwards nobody can
+    return "applied" if found.state in COMMITTED else "none"
 
 
 def _token(given: str) -> int:

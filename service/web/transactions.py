@@ -33,7 +33,7 @@ from service.client.transactions import (
     write_abort_marker,
 )
 from service.web.answers import as_json, path_int, query_int, read_json, sha256_of
-from service.web.branches import BranchName
+from service.web.branches import COMMITTED, LAST_EPOCH, BranchName
 from service.web.forwarding import forward
 from service.web.gateway import Gateway
 from service.web.problems import Outcome, Problem, of_error
@@ -61,10 +61,8 @@ from txn.branches import branch_of
 TIMEOUT_MS = 60_000
 SESSIONS_MAX = 10_000
 SLACK_S = 5.0
-LAST_EPOCH = 0x7FFE
-"""If a transaction has this epoch, its decision takes another producer id."""
 FENCED = (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
-COMMITTED, ABORTED = ("PrepareCommit", "CompleteCommit"), ("PrepareAbort", "CompleteAbort", "PrepareEpochFence")
+ABORTED = ("PrepareAbort", "CompleteAbort", "PrepareEpochFence")
 
 
 class Begin(msgspec.Struct, forbid_unknown_fields=True):

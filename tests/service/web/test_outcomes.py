@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 from aiohttp import ClientSession, web
@@ -508,12 +509,9 @@ def test_a_batch_that_is_written_in_part_is_put_again_as_it_was_before_anything_
         open_one: Open = gateway.open_transactions.find(name)
 
         async def put(body: bytes) -> None:
-            async def read() -> bytes:
-                return body
-
-            await put_batch(
-                gateway, cast(Any, SimpleNamespace(match_info={"txn": str(name), "number": "0"}, read=read))
-            )
+            request = MagicMock(match_info={"txn": str(name), "number": "0"})
+            request.__contains__.side_effect, request.__getitem__.side_effect = [True], [body]
+            await put_batch(gateway, request)
 
         with pytest.raises(Problem, match="not-now"):
             await put(b'{"records": [{"topic": "t", "value": 1}]}')

@@ -182,8 +182,17 @@ def test_several_processes_write_one_transaction(served: Served, http: Http, top
     assert first.json == {"outcome": "applied", "decided_now": True, "last_token": 1, "decided_by": "driver 1"}
     assert again.json == first.json | {"decided_now": False}
     assert values(served, topic) == [b"0", b"1"]
-    other = http.put(f"{decisions}/1", decision | {"decided_by": "driver 2"})
-    assert (other.json["outcome"], other.json["decided_by"]) == ("none", "driver 1")
+    for more in ({"decided_by": "driver 2"}, {"decided_by": ""}):  # both were said to have written nothing of it
+        other = http.put(f"{decisions}/1", decision | more)
+        assert (other.json["outcome"], other.json["decided_by"]) == ("applied", "driver 1")
+    for name, outcome in (("part-2", "none"), ("part-9", "unknown")):
+        body = {"commit": True, "branches": [{"name": name}], "decided_by": "driver 2"}
+        assert http.put(f"{decisions}/1", body).json["outcome"] == outcome
+    superseded = [each | {"producer_id": each["producer_id"] + 100_000} for each in named]
+    other = http.put(f"{decisions}/1", {"commit": True, "branches": superseded, "decided_by": "driver 2"})
+    assert other.json["outcome"] == "none"
+    partly = http.put(f"{decisions}/1", {"commit": True, "branches": [*named, {"name": "part-2"}]})
+    assert partly.json["outcome"] == "unknown"
     assert [http.get(txn).json["outcome"] for txn in txns] == ["applied", "applied", "none"]
     assert http.post(f"{txns[2]}:commit").json["outcome"] == "none"
     assert http.post("/v1/transactions", {"transactional_id": f"{root}::1/late"}).status == 409
