@@ -113,7 +113,6 @@ class Gateway:
         self.pages: object | None = None
         """What the pages keep from one drawing to the next."""
         self.closing = asyncio.Event()
-        self.cluster = Inside(self)
         self.routes: Sequence[Route]
         self.document: bytes | None = None
         """The OpenAPI document, made at the first request for it."""
@@ -143,6 +142,11 @@ class Gateway:
     @property
     def image(self) -> Image:
         return self._metadata.image
+
+    @property
+    def cluster(self) -> Inside:
+        """A new one for each request: it remembers brokers and leaders, and so must not outlive them."""
+        return Inside(self)
 
     @property
     def node_id(self) -> int:

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +18,9 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 
+from service.web.gateway import Gateway
+from service.web.metrics import scraper_of
+from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.web.kit import PATIENCE_S, Http, Launched, ask_and_go, read_all
 
 COUNT = 3
@@ -295,6 +299,21 @@ def test_an_expected_offset_is_looked_at_by_the_leader_of_the_partition(several:
             assert [each.status for each in answers] == [200, 409, 409], answers
             assert {each.json["type"] for each in answers[1:]} == {"/problems/expected-offset-mismatch"}
             assert answers[1].json["outcome"] == "none"
+
+
+def test_who_asks_inside_knows_the_brokers_of_now(tmp_path: Path) -> None:
+    """One that remembered those of its first question asked a dead leader for ever, and no broker that came later: what
+    that one coordinated was told to be hanging.
+    """
+
+    async def scene(stage: Stage) -> None:
+        gateway, metadata = Gateway(stage.broker, scraper_of(stage.broker)), stage.broker.metadata
+        assert await gateway.cluster.nodes() == [1]
+        one = metadata.image.brokers[1]
+        metadata.image = replace(metadata.image, brokers={1: one, 2: replace(one, id=2)})
+        assert await gateway.cluster.nodes() == [1, 2]
+
+    on_stage(tmp_path, scene)
 
 
 def test_a_broker_tells_and_changes_its_own_settings_whichever_is_asked(several: Several) -> None:
