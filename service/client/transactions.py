@@ -21,7 +21,7 @@ from service.client.cluster import (
     Deadline,
     by_topic,
 )
-from service.client.failures import refused
+from service.client.failures import ClientFailure, FailureKind, refused
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     DescribeBranchesRequest,
@@ -43,6 +43,8 @@ from txn.branches import BranchId, branch_of
 
 TRANSACTION = 1
 """The type of key in FindCoordinator: a transactional id."""
+COORDINATORS = "__transaction_state"
+"""The topic whose leaders coordinate transactions."""
 NO_TIMEOUT_MS = 2**31 - 1
 """The timeout of a transaction that an external coordinator decides (KIP-939): it never ends because of time."""
 NEXT_TIMEOUT_MS = 1
@@ -203,19 +205,37 @@ async def transactions_of(
     cluster: Cluster, producer_ids: Iterable[int], nodes: Sequence[int] | None = None
 ) -> dict[int, list[TransactionState]]:
     """What coordinators (all, or those on these nodes) know of these producer ids. One producer id can have belonged to
-    several branches in turn.
+    several branches in turn. Raises ClientFailure if all are asked and what one of them knows can't be told.
     """
     wanted = sorted(set(producer_ids))
     found: dict[int, list[TransactionState]] = {}
     if not wanted:
         return found
+    coordinators = await _coordinators(cluster) if nodes is None else {}
     ids_by_node: dict[int, list[str]] = {}
     for listed in await list_transactions(cluster, producer_ids=wanted, nodes=nodes):
         ids_by_node.setdefault(listed.coordinator, []).append(listed.transaction.transactional_id)
     for node, ids in ids_by_node.items():
         for transaction in await described_by(cluster, node, ids):
             found.setdefault(transaction.producer_id, []).append(transaction)
+    if nodes is None and await _coordinators(cluster) != coordinators:
+        raise ClientFailure("coordinators of transactions have moved meanwhile", FailureKind.UNREACHABLE)
     return found
+
+
+async def _coordinators(cluster: Cluster) -> dict[int, tuple[int, int]]:
+    """Who coordinates each partition of transactional ids, and since which epoch. While one of them has no leader,
+    nobody knows what is open there.
+    """
+    (topic,) = await cluster.metadata([COORDINATORS])
+    if topic.error_code and topic.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        raise refused(f"topic {COORDINATORS}", topic.error_code)
+    nodes = await cluster.nodes()
+    for each in topic.partitions:
+        if each.leader_id not in nodes:
+            message = f"what is open can't be told: {COORDINATORS} partition {each.partition_index} has no leader now"
+            raise ClientFailure(message, FailureKind.UNREACHABLE)
+    return {each.partition_index: (each.leader_id, each.leader_epoch) for each in topic.partitions}
 
 
 async def described_by(cluster: Cluster, node: int, transactional_ids: Sequence[str]) -> list[TransactionState]:

@@ -9,11 +9,10 @@ from log.ids import TopicPartition
 from monitoring import shapes
 from monitoring.collectors import Scrape
 from monitoring.scraping import Elsewhere, Holders, Places, Scraper, content_type, wants_openmetrics
-from service.broker.internal_topics import TRANSACTIONS
 from service.client.cluster import LATEST, READ_COMMITTED, by_topic
 from service.client.transactions import transactions_of
 from service.web.gateway import Gateway
-from service.web.pages.facts import Told, leader_of, led_by
+from service.web.pages.facts import Told, all_coordinate, led_by
 from service.web.pages.near import NearCluster
 from service.web.pages.views import kept_of
 from service.web.routing import Route
@@ -60,7 +59,7 @@ async def holders_elsewhere(gateway: Gateway, producer_ids: Collection[int]) -> 
     list is unknown.
     """
     image, cluster = gateway.image, kept_of(gateway).cluster
-    if any(leader_of(image, state) < 0 for state in image.topics[TRANSACTIONS.name].partitions.values()):
+    if not all_coordinate(image):
         return None
     asks = {node: transactions_of(cluster, producer_ids, [node]) for node in image.brokers}
     answers = await Told().ask_each("transactions", asks)

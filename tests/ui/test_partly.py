@@ -6,6 +6,7 @@ import asyncio
 import html
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -343,6 +344,29 @@ def test_nothing_is_said_to_hang_while_a_coordinator_does_not_answer(
     async def scene(stage: TxnStage) -> None:
         await begun(stage)
         monkeypatch.setattr(facts, "transactions_of", away)
+        page = await looked(stage, "overview", views.overview)
+        assert "not every coordinator answers" in page
+        assert "nobody will end, and that readers" not in page
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_nothing_is_said_to_hang_while_nobody_coordinates_some_transactions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No broker is silent, and none tells of what the dead one coordinates."""
+
+    async def nothing(*_: object) -> dict[int, list[TransactionState]]:
+        return {}
+
+    async def scene(stage: TxnStage) -> None:
+        await begun(stage)
+        monkeypatch.setattr(facts, "transactions_of", nothing)
+        assert "nobody will end, and that readers" in await looked(stage, "overview", views.overview)
+        topic = stage.broker.metadata.image.topics["__transaction_state"]
+        leaderless = replace(topic, partitions={**topic.partitions, 0: topic.partitions[0]._replace(leader=-1)})
+        image = stage.broker.metadata.image
+        stage.broker.metadata.image = replace(image, topics={**image.topics, topic.name: leaderless})
         page = await looked(stage, "overview", views.overview)
         assert "not every coordinator answers" in page
         assert "nobody will end, and that readers" not in page

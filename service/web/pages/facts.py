@@ -20,6 +20,7 @@ from log.batch import BatchHeader, CorruptBatch, Record, checksum_ok, read_recor
 from log.control import read_marker
 from log.ids import TopicPartition
 from service.broker.coordination import Coordination
+from service.broker.internal_topics import TRANSACTIONS
 from service.broker.partition import Partition
 from service.client.cluster import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED, by_topic
 from service.client.failures import ClientFailure, error_name
@@ -203,6 +204,12 @@ def leader_of(image: Image, state: PartitionState) -> int:
     return state.leader if state.leader in image.brokers else NO_LEADER
 
 
+def all_coordinate(image: Image) -> bool:
+    """Whether somebody can tell of every transaction: each partition of the coordinators has a leader."""
+    topic = image.topics.get(TRANSACTIONS.name)
+    return topic is None or all(leader_of(image, each) != NO_LEADER for each in topic.partitions.values())
+
+
 def placed(image: Image, topic: str | None = None) -> Iterator[tuple[str, int, PartitionState]]:
     """Every partition, or those of one topic, and where it is placed."""
     names = image.topics if topic is None else [topic] if topic in image.topics else []
@@ -352,7 +359,7 @@ async def blockers_of(
         for answer in answers.values():
             for producer_id, transactions in answer.items():
                 known.setdefault(producer_id, []).extend(transactions)
-        all_asked = len(answers) == len(nodes)
+        all_asked = len(answers) == len(nodes) and all_coordinate(gateway.image)
     now_ms = gateway.env.clock.wall_ms()
     still = []
     for each in found:
