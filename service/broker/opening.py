@@ -193,7 +193,8 @@ class PartitionMaker:
         home = self.wanted.pop(TopicPartition(topic.name, index), None)
         if home is None or home.failed is not None:
             home = self.emptiest_folder()
-        # What the failed disk still holds under this name is ignored; the next start removes it.
+        # What the failed disk still holds under this name is ignored. The next start removes it, unless it is of the
+        # same topic, come back: then the start asks which of the two folders is to be used.
         known = None if home.failed is None else CleanState(name, 0, 0, (), (), (), {})
         return self.add(topic, index, home, config, known, 0)
 
