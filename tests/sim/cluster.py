@@ -41,6 +41,7 @@ from tests.sim.cluster_operator import Operator
 from tests.sim.disk import SimDisk
 from tests.sim.env import SimEnv
 from tests.sim.history import Crash, History
+from tests.sim.late_markers import LateMarkers
 from tests.sim.many import Kind, main
 from tests.sim.plan import Plan
 from tests.sim.replicas import agree_up_to, difference, group_facts, transactions, unlike_its_log, unlike_own_log
@@ -230,7 +231,14 @@ class ClusterSimulation:
         actors = start_clients(world, self.clients, others)
         self.fate = ClusterFate(self, list(actors))
         world.host("fate", forever(self.fate.run))
+        if self.plan.late_markers:
+            world.host("late markers", forever(self._deliver_markers_late))
         world.host("judge", forever(self._conduct))
+
+    async def _deliver_markers_late(self) -> None:
+        chance = self.world.stream("late markers")
+        while not self.fate.finished:
+            await LateMarkers(self, chance).befall()
 
     def _stop(self) -> bool:
         self._look_inside()

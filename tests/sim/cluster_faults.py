@@ -110,6 +110,7 @@ def draw_cluster_plan(chance: random.Random) -> Plan:
         plan.kinds += (AS_IT_ANSWERS,)
     if ALONE not in plan.kinds and chance.random() < 0.2:
         _keep_deletions_briefly(plan)
+    plan.late_markers = plan.transactional and chance.random() < 0.3
     return plan
 
 

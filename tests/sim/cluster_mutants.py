@@ -423,6 +423,17 @@ def deletions_that_a_follower_missed_are_not_asked_about() -> Planting:
     return replaced(Reading, "_lacks_deletions", staticmethod(lambda *_: ErrorCode.NONE))
 
 
+def what_a_former_coordinator_has_sent_is_forgotten() -> Planting:
+    """It is loaded again in its leader epoch, and sends the markers of older clients again in that epoch. The earlier
+    ones end the next transaction.
+    """
+
+    async def unknown(courier: MarkerCourier, shard: Shard[TxnCoordinator]) -> None:
+        return None
+
+    return replaced(MarkerCourier, "_sent_by_a_former_shard", unknown)
+
+
 @contextlib.contextmanager
 def both(first: Planting, second: Planting) -> Iterator[None]:
     with first, second:
@@ -472,12 +483,14 @@ WITH_MOVES = (a_reassignment_ends_before_anybody_caught_up,)
 WHERE_MEMORY_IS_LOST = (a_former_life_counts,)
 """Where what is flushed alone counts, a follower still holds what it has shown."""
 WHERE_ONE_STAYS_AWAY = (deletions_that_a_follower_missed_are_not_asked_about,)
+WHERE_MARKERS_COME_LATE = (what_a_former_coordinator_has_sent_is_forgotten,)
 CAN_SHOW: tuple[tuple[Sequence[Callable[[], Planting]], CanShow], ...] = (
     (ANYWHERE, lambda plan: True),
     (WITH_TRANSACTIONS, lambda plan: plan.transactional),
     (WITH_MOVES, lambda plan: plan.moves),
     (WHERE_MEMORY_IS_LOST, lambda plan: ALONE in plan.kinds),
     (WHERE_ONE_STAYS_AWAY, lambda plan: STAYS_AWAY in plan.kinds),
+    (WHERE_MARKERS_COME_LATE, lambda plan: plan.late_markers),
 )
 """The bugs, and the seeds in which their conditions can come about."""
 MUTANTS: dict[str, tuple[Callable[[], Planting], CanShow]] = {

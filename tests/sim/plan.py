@@ -78,6 +78,7 @@ class Plan:
     brokers: int = 1
     replication: int = 1
     carries: bool = False  # one compacted topic alone moves between the folders, slowly
+    late_markers: bool = False  # of older clients, of which there are more then
     moves: bool = False  # partitions are given to other brokers, and other replicas are made to lead
 
     def held(self, acks: int) -> Held:

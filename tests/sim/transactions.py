@@ -205,7 +205,7 @@ class Transactor(ExactlyOnce):
         self.transactional_id = transactional_id
         self.transforms = transforms
         self.group = f"group-of-{transactional_id}"
-        self.newest = self.chance.random() < 0.6  # transaction version 2
+        self.newest = self.chance.random() < (0.2 if self.plan.late_markers else 0.6)  # transaction version 2
         self.timeout_ms = self.chance.choice((2000, 10_000, 60_000))
         self._owner: Ownership | None = None
         self._former: tuple[Ownership, Transaction] | None = (
@@ -233,6 +233,8 @@ class Transactor(ExactlyOnce):
         former, self._former = self._former, None
         if former is None or self.chance.random() < 0.5:
             return
+        if self.plan.late_markers and not self.newest:
+            return  # while a marker is under way, its partition takes such a write for one of the same transaction
         owner, txn = former
         with contextlib.suppress(Refused, Unanswered):
             await self._write(owner, txn, self.chance.choice(self._outputs()), dict.fromkeys(self._outputs()))
