@@ -4,7 +4,7 @@
 does what is due. The shard (`service/broker/shard.py`) makes a decision durable before its answers and effects leave.
 
 What always holds:
- - Only `apply` changes durable state, one legal move (`states.MOVES`) at a time.
+ - Only `apply` changes durable state. A decision consists of legal moves (`states.MOVES`).
  - All records of a decision are in one batch. That alone makes a decision over branches atomic.
  - Effects can be derived again from state (`owed_markers`).
  - A command that has to wait for markers waits until they are written, or until its patience ends; then it is told

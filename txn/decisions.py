@@ -135,7 +135,8 @@ def _is_repeat(txn: Txn, pair: tuple[int, int]) -> bool:
 def _init_over_ongoing(txn: Txn, ask: InitProducer, *, wall_ms: int, take_id: TakeId) -> Judgement:
     if ask.keep_prepared and txn.is_two_phase:
         return resume(txn, wall_ms=wall_ms, take_id=take_id)
-    # The epoch that fences is never given to a client. The caller waits or asks again, and gets the next epoch.
+    # The caller waits or asks again. Another client gets the next epoch then, not the one that fences. The same client
+    # gets that one: its former pair says that it asks again.
     return Judgement(BUSY, fence(txn, same_client=_expects(ask), wall_ms=wall_ms, take_id=take_id))
 
 

@@ -21,8 +21,8 @@
     CompleteCommit -> (gone)          expire reuse
     CompleteAbort  -> (gone)          expire reuse
 
-A test draws these lines from `MOVES`, and `TxnCoordinator.apply` allows no other moves: a record that makes another one
-comes from a bug, ours or that of the program that wrote the log.
+A test draws these lines from `MOVES`, and `TxnCoordinator` decides no other moves: it asserts that. What the log has is
+taken up as it is.
 
 What may be trusted:
  - Empty, CompleteCommit, CompleteAbort: no partition waits for a marker of this id, and its list of partitions is

@@ -1,6 +1,6 @@
 """ListTransactions, versions 0 to 2 (1: open for longer than a time, 2: ids by pattern): the transactional ids that
-this broker coordinates. Without a session with the metadata store it coordinates nothing, and does not say so with an
-empty list: a transaction that no coordinator has open counts as one that hangs.
+this broker coordinates. If it can't name all of them now, it names none and says so: a transaction that no coordinator
+has open counts as one that hangs.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ async def handle(
     if not metadata.in_session:
         return ListTransactionsResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
     shards = list(transactions.shards())
-    if not all(shard.loaded for shard in shards):
+    if not all(shard.loaded for shard in shards) or transactions.not_ready(metadata.broker_id):
         return ListTransactionsResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
     try:
         text = request.transactional_id_pattern

@@ -63,6 +63,15 @@ class Coordinators(Generic[MachineT]):
         """The shards on this broker, in the order of their partitions; some may still be loading."""
         return [self._shards[index] for index in sorted(self._shards)]
 
+    def not_ready(self, broker_id: int) -> list[int]:
+        """The partitions that this broker leads, as the image says, and whose shard can't answer now. It may not have
+        begun to lead them yet, or their logs are being read, or are damaged.
+        """
+        topic = self._image().topics.get(self.topic.name)
+        led = [] if topic is None else [index for index, it in topic.partitions.items() if it.leader == broker_id]
+        shards = self._shards
+        return [at for at in led if at not in shards or shards[at].dropped or not shards[at].loaded]
+
     def led(self, partition: Partition, *, is_first: bool = False) -> None:
         """This broker leads a partition of the internal topic from now on: replay it, then answer. `is_first`: nobody
         has led it in this leader epoch before.

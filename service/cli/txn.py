@@ -25,6 +25,7 @@ from service.client.transactions import (
     OPEN_STATES,
     ReadableEnds,
     TransactionState,
+    abort_hanging,
     fence,
     find_root,
     find_transaction,
@@ -33,7 +34,6 @@ from service.client.transactions import (
     stable_offsets,
     standing,
     transactions_of,
-    write_abort_marker,
 )
 from service.wire.messages import DescribedRoot, ProducerState
 
@@ -456,18 +456,16 @@ async def _abort_in(
     if not chosen:
         raise CliError(f"no open transaction begins at offset {start_offset} of {where}", Exit.NOT_FOUND)
     (producer,) = chosen
-    known = await transactions_of(cluster, [producer.producer_id])
-    holder = standing(partition, known.get(producer.producer_id, []), _now_ms()).holder
-    if holder is not None:
+    outcome = await abort_hanging(cluster, partition, producer)
+    if isinstance(outcome, TransactionState):
         # A marker in a single partition would split the transaction: it would be aborted here, and perhaps be committed
         # everywhere else.
         raise CliError(
-            f"the transaction at offset {start_offset} of {where} is {holder.state}: "
-            f"abort it everywhere, by its id {holder.transactional_id}"
+            f"the transaction at offset {start_offset} of {where} is {outcome.state}: "
+            f"abort it everywhere, by its id {outcome.transactional_id}"
         )
-    code = await write_abort_marker(cluster, partition, producer)
-    if code:
-        raise refused(f"marker in {where}", code)
+    if outcome:
+        raise refused(f"marker in {where}", outcome)
     if output:
         left = (await producers_of(cluster, [partition]))[partition]
         rows = [_producer_row(partition, each) for each in left if each.producer_id == producer.producer_id]

@@ -108,7 +108,7 @@ class Standing(NamedTuple):
 
 def standing(partition: TopicPartition, transactions: Sequence[TransactionState], now_ms: int) -> Standing:
     """Judge a transaction that is open in `partition`. `transactions` is what coordinators know of its producer id."""
-    holder = next((each for each in transactions if each.is_open and partition in each.partitions), None)
+    holder = _holder(partition, transactions)
     if holder is None:
         named = max(transactions, key=lambda each: each.producer_epoch, default=None)
         return Standing(None, named, True, "no coordinator has it open")
@@ -118,6 +118,10 @@ def standing(partition: TopicPartition, transactions: Sequence[TransactionState]
         reason = "open longer than its timeout" if ongoing else "decided, and its marker is missing"
         return Standing(holder, holder, True, reason)
     return Standing(holder, holder, False, "open" if ongoing else "decided, its marker is on the way")
+
+
+def _holder(partition: TopicPartition, transactions: Iterable[TransactionState]) -> TransactionState | None:
+    return next((each for each in transactions if each.is_open and partition in each.partitions), None)
 
 
 class Listed(NamedTuple):
@@ -336,8 +340,20 @@ async def fence(cluster: Cluster, transactional_id: str) -> int:
         await asyncio.sleep(RETRY_PAUSE_S)
 
 
-async def write_abort_marker(cluster: Cluster, partition: TopicPartition, producer: ProducerState) -> int:
-    """Abort the producer's open transaction in this partition only. Returns an error code, or 0."""
+async def abort_hanging(cluster: Cluster, partition: TopicPartition, producer: ProducerState) -> TransactionState | int:
+    """Abort the producer's open transaction in this partition only, if no coordinator will end it. Returns an error
+    code, or 0; or the coordinator's transaction, and then nothing was done.
+
+    If a coordinator ended the transaction before it was asked, the partition says that it is not open any more.
+    """
+    known = await transactions_of(cluster, [producer.producer_id])
+    if (holder := _holder(partition, known.get(producer.producer_id, []))) is not None:
+        return holder
+    opened = (await producers_of(cluster, [partition]))[partition]
+    if (producer.producer_id, producer.current_txn_start_offset) not in [
+        (each.producer_id, each.current_txn_start_offset) for each in opened
+    ]:
+        return ErrorCode.INVALID_TXN_STATE
     marker = WritableTxnMarker(
         producer_id=producer.producer_id,
         producer_epoch=producer.producer_epoch,
@@ -346,5 +362,9 @@ async def write_abort_marker(cluster: Cluster, partition: TopicPartition, produc
         # If the partition has no earlier marker of this producer, it knows no coordinator epoch, and any is accepted.
         coordinator_epoch=max(producer.coordinator_epoch, 0),
     )
-    response = await cluster.ask(WriteTxnMarkersRequest(markers=[marker]), node=await cluster.leader(partition))
-    return response.markers[0].topics[0].partitions[0].error_code
+    deadline = Deadline(cluster.timeout_s)
+    while True:
+        response = await cluster.ask(WriteTxnMarkersRequest(markers=[marker]), node=await cluster.leader(partition))
+        code = response.markers[0].topics[0].partitions[0].error_code
+        if code != ErrorCode.REQUEST_TIMED_OUT or deadline.passed():  # who asks again waits for the same marker
+            return code

@@ -26,11 +26,11 @@ from service.broker.internal_topics import INTERNAL_TOPICS, TRANSACTIONS
 from service.client.failures import ClientFailure
 from service.client.transactions import (
     TransactionState,
+    abort_hanging,
     find_transaction,
     list_transactions,
     producers_of,
     transactions_of,
-    write_abort_marker,
 )
 from service.web.answers import as_json, path_int, query_int, read_json, sha256_of
 from service.web.branches import COMMITTED, LAST_EPOCH, BranchName
@@ -555,12 +555,11 @@ async def abort_in_partition(gateway: Gateway, request: web.Request) -> web.Resp
     gateway.state(partition)
     for _, producer in await _opened(gateway, [partition]):
         if producer.producer_id == wanted.producer_id:
-            hanging = [each.producer_id for each in await _hanging(gateway, [partition])]
-            if wanted.producer_id not in hanging:
+            outcome = await abort_hanging(gateway.cluster, partition, producer)
+            if isinstance(outcome, TransactionState):
                 raise Problem("conflict", "its coordinator has it open: end the transaction itself")
-            code = await write_abort_marker(gateway.cluster, partition, producer)
-            if code:
-                raise of_error(code, f"{partition.topic} partition {partition.partition}", writing=True)
+            if outcome:
+                raise of_error(outcome, f"{partition.topic} partition {partition.partition}", writing=True)
             return as_json(TransactionOutcome("none"))
     raise Problem("unknown-transaction", f"producer {wanted.producer_id} has nothing open there")
 

@@ -15,12 +15,11 @@ from log.ids import TopicPartition
 from service.client.failures import ClientFailure, error_name
 from service.client.transactions import (
     ONGOING,
+    TransactionState,
+    abort_hanging,
     fence,
     find_transaction,
     producers_of,
-    standing,
-    transactions_of,
-    write_abort_marker,
 )
 from service.web.gateway import Gateway, Inside
 from service.web.pages.render import page
@@ -71,13 +70,12 @@ async def _abort_in(gateway: Gateway, partition: TopicPartition, start: str, bac
     chosen = [each for each in found if str(each.current_txn_start_offset) == start and start != "-1"]
     if not chosen:
         return refuse(gateway, f"no open transaction begins at offset {start} there.", back)
-    known = await transactions_of(cluster, [chosen[0].producer_id])
-    judged = standing(partition, known.get(chosen[0].producer_id, []), gateway.env.clock.wall_ms())
-    if judged.holder is not None:
-        whose = judged.holder.transactional_id
+    outcome = await abort_hanging(cluster, partition, chosen[0])
+    if isinstance(outcome, TransactionState):
+        whose = outcome.transactional_id
         return refuse(gateway, f"its coordinator has it open: abort it by its id, {whose}.", back)
-    if code := await write_abort_marker(cluster, partition, chosen[0]):
-        return refuse(gateway, f"the partition's leader refused the marker: {error_name(code)}.", back)
+    if outcome:
+        return refuse(gateway, f"the partition's leader refused the marker: {error_name(outcome)}.", back)
     raise web.HTTPSeeOther(f"{back}?done=aborted")
 
 

@@ -2,6 +2,7 @@
 purpose, and the one that means "never".
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -214,6 +215,41 @@ def test_nothing_is_listed_by_a_broker_that_has_no_session(tmp_path: Path) -> No
         unavailable = ErrorCode.COORDINATOR_NOT_AVAILABLE
         assert (await stage.ask(ListTransactionsRequest([], []))).error_code == unavailable
         assert (await stage.ask(ListGroupsRequest([], []))).error_code == unavailable
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_nothing_is_listed_before_all_that_is_led_is_led_again(tmp_path: Path) -> None:
+    """After a loss of the session a broker leads its partitions in turns."""
+
+    async def scene(stage: TxnStage) -> None:
+        await stage.create("aa", 600)
+        writer = Writer(stage, "pay")
+        await writer.init()
+        await writer.write("orders", "a")
+        stage.broker.metadata.on_session_lost()
+        stage.broker.metadata.on_session_regained()
+        told: list[int] = []
+        while (answer := await stage.ask(ListTransactionsRequest([], []))).error_code:
+            told += [answer.error_code, (await stage.ask(ListGroupsRequest([], []))).error_code]
+            await asyncio.sleep(0)
+        assert [each.transactional_id for each in answer.transaction_states] == ["pay"]
+        assert set(told) == {LOADING}
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_the_list_of_groups_lacks_only_those_whose_log_is_damaged(tmp_path: Path) -> None:
+    """A list of transactions that lacks some is never given."""
+
+    async def scene(stage: TxnStage) -> None:
+        for topic in ("__consumer_offsets", "__transaction_state"):
+            _coordinator(stage, topic)[0].fail()
+            shard = stage.broker.coordination.by_topic[topic].at(0)
+            assert shard is not None
+            shard._give_up()
+        assert (await stage.ask(ListGroupsRequest([], []))).error_code == NONE
+        assert (await stage.ask(ListTransactionsRequest([], []))).error_code == LOADING
 
     on_txn_stage(tmp_path, scene)
 

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 from log.ids import TopicId
@@ -44,6 +45,7 @@ class StageImage:
 @dataclass
 class StageMetadata:
     image: StageImage
+    broker_id = 1
     in_session: bool = True
 
 
@@ -53,6 +55,7 @@ class StageCoordinators:
 
     driver: Driver
     trouble: Exception | None = None
+    is_damaged: bool = False
 
     def handle(self, group_id: str, command: Any) -> asyncio.Future[Any]:
         if self.trouble is not None:
@@ -70,12 +73,16 @@ class StageCoordinators:
         return reply
 
     def shards(self) -> list["StageShard"]:
-        return [StageShard(self)]
+        return [StageShard(self, SimpleNamespace(offline=self.is_damaged))]
+
+    def not_ready(self, broker_id: int) -> list[int]:
+        return []
 
 
 @dataclass
 class StageShard:
     coordinators: StageCoordinators
+    partition: SimpleNamespace
 
     async def handle(self, command: Any) -> Any:
         return await self.coordinators.handle("", command)

@@ -131,11 +131,14 @@ def test_heartbeats_are_welcome_while_the_coordinator_reads_its_log(stage: Stage
 
 def test_groups_are_listed_whole_or_not_at_all(stage: Stage) -> None:
     stage.ask(commit(stage), 9)
-    with stage.trouble(CoordinatorLoading()):
-        refused = stage.ask(ListGroupsRequest(), 5)
-    assert (refused.error_code, refused.groups) == (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, [])
+    for trouble in (CoordinatorLoading(), NotCoordinator()):
+        with stage.trouble(trouble):
+            refused = stage.ask(ListGroupsRequest(), 5)
+        assert (refused.error_code, refused.groups) == (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, [])
+    stage.groups.is_damaged = True
     with stage.trouble(NotCoordinator()):
-        assert stage.ask(ListGroupsRequest(), 5).groups == []
+        left = stage.ask(ListGroupsRequest(), 5)
+    assert (left.error_code, left.groups) == (ErrorCode.NONE, [])
     (group,) = stage.ask(ListGroupsRequest(), 5).groups
     assert (group.group_id, group.group_state, group.group_type) == ("g", "Empty", "classic")
 
