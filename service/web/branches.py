@@ -117,7 +117,7 @@ async def decide(gateway: Gateway, request: web.Request) -> web.StreamResponse:
 async def _outcome(
     gateway: Gateway, answer: EndBranchesResponse, token: int, wanted: Decide, named: list[NamedBranch]
 ) -> Outcome:
-    """What happened to the branches that were named, whoever has decided over them."""
+    """What happened to the branches that were named, by this decision or by another."""
     if answer.decided_now:
         return "applied"
     if not wanted.commit:
