@@ -7,8 +7,8 @@ What always holds:
 * There is one exception, a fault that passes by itself (`DiskFault.passing`): an append, a new file or folder, or an
   atomic write found no room or no free descriptor. It is taken back whole, nothing has changed, and the caller may try
   again. A failed fsync never passes, for whatever reason it failed: the bytes may be lost.
-* `fsync`, `sync_dir` and `write_atomic` are awaited; they run in the one writer thread of the disk. All else is a
-  plain call into the page cache.
+* `fsync`, `sync_dir` and `write_atomic` are awaited. The latter two run in the one writer thread of the disk, fsyncs in
+  a few threads of their own. All else is a plain call into the page cache.
 * Nothing is durable before the `fsync` of its file, and of its folder's names, has returned.
 * Name changes (create, rename, unlink) survive a power cut as a prefix of the order in which they were made.
 
@@ -22,8 +22,10 @@ import os
 import shutil
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, TypeVar
 
@@ -274,6 +276,15 @@ class RealFile:
         return self._descriptor
 
 
+class SyncJob(NamedTuple):
+    """A job for the syncing threads, and who waits for it."""
+
+    path: str
+    job: Callable[..., object]
+    args: tuple[object, ...]
+    done: asyncio.Future[None]
+
+
 class RealDisk:
     """A folder of the machine's file system."""
 
@@ -290,6 +301,9 @@ class RealDisk:
         self._discards = time.time_ns()  # above every number that an earlier process has used
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="disk-writer")
         self._syncers = ThreadPoolExecutor(SYNCS_AT_ONCE, thread_name_prefix="disk-sync")
+        self._to_sync: deque[SyncJob] = deque()
+        self._syncing = 0
+        """How many threads look for jobs in `_to_sync`. Both are changed with the lock held."""
 
     def __reduce__(self) -> tuple[type["RealDisk"], tuple[str]]:
         """In another process it is the same folder, with descriptors and threads of its own."""
@@ -452,14 +466,42 @@ class RealDisk:
         self.check()
         await asyncio.get_running_loop().run_in_executor(self._writer, self._do, path, job, args)
 
-    async def in_syncers(self, path: str, job: Callable[..., None], *args: object) -> None:
+    async def in_syncers(self, path: str, job: Callable[..., object], *args: object) -> None:
         """The same for jobs that need not wait for others. They run at the same time, and file systems join several
-        fsyncs into one commit of their journal.
+        fsyncs into one commit of their journal. To wake a thread takes longer than many an fsync, so one that is awake
+        goes on as long as there are jobs.
         """
         self.check()
-        await asyncio.get_running_loop().run_in_executor(self._syncers, self._do, path, job, args)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        with self.lock:
+            self._to_sync.append(SyncJob(path, job, args, done))
+            wakes_one = self._syncing < SYNCS_AT_ONCE
+            self._syncing += wakes_one
+        if wakes_one:
+            self._syncers.submit(self._sync_waiting)
+        await done
 
-    def _do(self, path: str, job: Callable[..., None], args: tuple[object, ...]) -> None:
+    def _sync_waiting(self) -> None:
+        """Do the jobs that wait, in one of the threads for them, until none does. Each is told at once: the next one
+        may take long.
+        """
+        while True:
+            with self.lock:
+                if not self._to_sync:
+                    self._syncing -= 1
+                    return
+                path, job, args, done = self._to_sync.popleft()
+            if done.cancelled():
+                continue  # the file may be closed, and its descriptor may be another file's
+            failure: Exception | None = None
+            try:
+                self._do(path, job, args)
+            except Exception as error:  # noqa: BLE001 - the caller that waits for the job is told
+                failure = error
+            with suppress(RuntimeError):  # the loop is closed, and nobody waits
+                done.get_loop().call_soon_threadsafe(_tell, done, failure)
+
+    def _do(self, path: str, job: Callable[..., object], args: tuple[object, ...]) -> None:
         try:
             self._spared(lambda: job(*args))
         except OSError as error:
@@ -521,6 +563,15 @@ def _write_rest(descriptor: int, rest: memoryview, position: int) -> None:
         if not written:
             raise OSError(errno.ENOSPC, "not all bytes were taken")
         rest, position = rest[written:], position + written
+
+
+def _tell(done: asyncio.Future[None], failure: Exception | None) -> None:
+    if done.done():
+        return  # it was cancelled
+    if failure is None:
+        done.set_result(None)
+    else:
+        done.set_exception(failure)
 
 
 def _sync(sync: Callable[[int], None], descriptor: int) -> None:

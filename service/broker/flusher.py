@@ -15,7 +15,10 @@ from typing import Protocol
 from log.disk import DiskFault
 from log.tally import Histogram
 
-WORKERS = 4
+WORKERS = 32
+"""How many partitions are flushed at the same time: more than the disk has threads for it, so that a thread that has
+done one fsync finds the next.
+"""
 AGAIN_S = 0.1
 
 
@@ -27,26 +30,25 @@ class Flushable(Protocol):
 
 class Flusher:
     def __init__(self, on_fault: Callable[[DiskFault], None]) -> None:
-        self._wanted: dict[Flushable, None] = {}
+        self._wanted: set[Flushable] = set()
         self._flushing: set[Flushable] = set()
-        self._wake = asyncio.Event()
+        self._queue: asyncio.Queue[Flushable] = asyncio.Queue()
+        """Those that are wanted and not being flushed. It wakes one worker for each."""
         self._on_fault = on_fault
         self.seconds = Histogram()
         """The duration of each successful flush."""
 
     def request(self, partition: Flushable) -> None:
-        self._wanted[partition] = None
-        self._wake.set()
+        if partition not in self._wanted:
+            self._wanted.add(partition)
+            if partition not in self._flushing:
+                self._queue.put_nowait(partition)
 
     async def run(self) -> None:
         """One worker. Several run side by side, but only one at a time flushes a given partition."""
         while True:
-            partition = next((wanted for wanted in self._wanted if wanted not in self._flushing), None)
-            if partition is None:
-                self._wake.clear()
-                await self._wake.wait()
-                continue
-            del self._wanted[partition]
+            partition = await self._queue.get()
+            self._wanted.discard(partition)
             self._flushing.add(partition)
             began_s = asyncio.get_running_loop().time()
             try:
@@ -63,3 +65,5 @@ class Flusher:
                 self._on_fault(DiskFault(errno.EIO, f"flushing ended with {bug!r}"))
                 raise
             self._flushing.discard(partition)
+            if partition in self._wanted:
+                self._queue.put_nowait(partition)

@@ -8,10 +8,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from log.disk import DISCARDED, DiskFault, FileSlice, RealDisk, RealFile
+from log.disk import DISCARDED, SYNCS_AT_ONCE, DiskFault, FileSlice, RealDisk, RealFile
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs pwritev")
 
@@ -263,6 +264,62 @@ def test_a_failed_fsync_is_final_even_if_nobody_waits_for_it(tmp_path: Path, mon
     assert disk.fault is not None
     with pytest.raises(DiskFault):
         file.append([b"x"])
+
+
+def test_a_thread_that_has_synced_one_file_goes_on_with_the_next_and_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that takes long for one file serves the others meanwhile, and no more threads are woken than there are."""
+    disk, asked, slow, woken = RealDisk(str(tmp_path)), threading.Event(), threading.Event(), 0
+    submit = disk._syncers.submit
+
+    def counted(*job: Any) -> Any:
+        nonlocal woken
+        woken += 1
+        return submit(*job)
+
+    monkeypatch.setattr(disk._syncers, "submit", counted)
+
+    async def scene() -> None:
+        late = asyncio.ensure_future(disk.in_syncers("a", slow.wait))
+        others = [asyncio.ensure_future(disk.in_syncers("b", asked.wait)) for _ in range(50)]
+        await asyncio.sleep(0)
+        asked.set()
+        await asyncio.gather(*others)
+        told = woken, late.done()
+        slow.set()
+        await late
+        assert told == (SYNCS_AT_ONCE, False)
+        await disk.in_syncers("c", asked.wait)  # the threads have gone to sleep since
+
+    asyncio.run(asyncio.wait_for(scene(), 20))
+    disk.close()
+
+
+def test_each_who_waits_for_a_sync_is_told_of_its_own_and_nothing_is_done_for_who_is_gone(tmp_path: Path) -> None:
+    disk, slow, done = RealDisk(str(tmp_path)), threading.Event(), list[str]()
+
+    def fails() -> None:
+        raise OSError(errno.EIO, "broken")
+
+    async def scene() -> None:
+        held = [asyncio.ensure_future(disk.in_syncers("slow", slow.wait)) for _ in range(SYNCS_AT_ONCE)]
+        await asyncio.sleep(0)
+        gone = asyncio.ensure_future(disk.in_syncers("gone", done.append, "gone"))
+        failed = asyncio.ensure_future(disk.in_syncers("failed", fails))
+        good = asyncio.ensure_future(disk.in_syncers("good", done.append, "good"))
+        await asyncio.sleep(0)
+        gone.cancel()
+        slow.set()
+        await asyncio.gather(*held)
+        with pytest.raises(DiskFault, match="broken"):
+            await failed
+        await good
+
+    asyncio.run(asyncio.wait_for(scene(), 20))
+    assert done == ["good"]
+    assert disk.fault is not None
+    disk.close()
 
 
 def test_names_change_as_asked(tmp_path: Path) -> None:
