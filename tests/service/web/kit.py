@@ -27,6 +27,7 @@ class Launched:
 
     tree = ROOT
     """Where its code is."""
+    program: tuple[str, ...] = (sys.executable, "-m", "service.cli")
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -35,7 +36,7 @@ class Launched:
         with open(f"{self.folder}.log", "ab") as log:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "service.cli", "serve", "-o", "json", "--data", str(self.folder)),
+                    *(*self.program, "serve", "-o", "json", "--data", str(self.folder)),
                     *("--host", "127.0.0.1", "-o", "http.listeners=http://127.0.0.1:0", *arguments),
                 ],
                 stdout=subprocess.PIPE,
