@@ -98,7 +98,7 @@ def test_a_wheel_holds_every_file_of_its_packages_and_runs(tmp_path: Path) -> No
             page = requests.get(f"{served.url}/{runbook}", timeout=20)
             assert (page.status_code, page.text.splitlines()[0]) == (200, f"# {Path(runbook).stem}")
         assert "make serve" in requests.get(f"{served.url}/docs/start.md", timeout=20).text
-        doctor = [bin_ / "oncelog", "doctor", "-b", served.bootstrap]
+        doctor = [str(bin_ / "oncelog"), "doctor", "-b", str(served.bootstrap)]
         assert subprocess.run(doctor, capture_output=True, cwd=tmp_path, check=False).returncode == 0
     finally:
         assert served.stop() == 0
