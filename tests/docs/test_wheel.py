@@ -71,7 +71,9 @@ def test_a_wheel_holds_every_file_of_its_packages_and_runs(tmp_path: Path) -> No
     bin_ = installed(wheel, tmp_path / "environment")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     asked = "import json, importlib.metadata as m; print(json.dumps(m.metadata('oncelog').json))"
-    metadata = json.loads(subprocess.run([bin_ / "python", "-c", asked], capture_output=True, check=True).stdout)
+    metadata = json.loads(
+        subprocess.run([bin_ / "python", "-c", asked], capture_output=True, cwd=tmp_path, check=True).stdout
+    )
     assert (metadata["name"], metadata["version"]) == (project["name"], project["version"])
     assert (metadata["summary"], metadata["requires_python"]) == (project["description"], project["requires-python"])
     assert metadata["description"] == (ROOT / "README.md").read_text()
