@@ -28,6 +28,7 @@ from service.settings.broker import Endpoint
 from service.web import (
     branches,
     cluster,
+    clusters_v3,
     compatible,
     consumers,
     consuming,
@@ -76,6 +77,7 @@ TABLES: tuple[Sequence[Route], ...] = (
     branches.ROUTES,
     cluster.ROUTES,
     settings.ROUTES,
+    clusters_v3.ROUTES,
     compatible.ROUTES,
     consumers.ROUTES,
     events.ROUTES,
@@ -171,6 +173,7 @@ class WebServer:
     def _bound(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         gateway, handle, authorize, waits = self.gateway, route.handle, route.authorize, route.tag != "health"
         reads = route.body is not None or bool(route.body_media)
+        waits_for_body = reads and not route.body_streams
         ready, changes = gateway.ready, route.changes
 
         async def answered(request: web.Request) -> web.StreamResponse:
@@ -182,7 +185,7 @@ class WebServer:
             ASKING.set(session)
             if reads:
                 encoding_of(request)  # a stream of lines has begun its answer when it finds that it can't be read
-            if reads and request.content_type != NDJSON:
+            if waits_for_body and request.content_type != NDJSON:
                 try:
                     async with asyncio.timeout(BODY_S):
                         await body_of(request)

@@ -12,15 +12,18 @@ import json
 import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
 from aiohttp import web
+from msgspec import UNSET, UnsetType
 
 from log.batch import NewRecord, build_batch
 from log.ids import TopicPartition
 from service.broker.partition import Appended
 from service.web import quick
+from service.web.consumers import ErrorV2
 from service.web.gateway import Gateway
 from service.web.instances import InstanceProblem
 from service.web.looking import BodyScan
@@ -46,7 +49,99 @@ WRITTEN_AT_ONCE = 50
 BATCH_MAX = 10_000
 RECORD_BYTES_MAX = 4 << 20
 """The largest record in a stream. It is decoded in one turn of the loop, so it must not be long."""
+MEDIA_V2 = (V2_MEDIA, *(f"application/vnd.kafka.{form}.v2+json" for form in V2_FORMS))
 _MARK = re.compile(r'[\\"{}\[\]]')
+
+
+# -- what the document says of requests and answers
+
+
+class PartV3(msgspec.Struct):
+    """The data is base64, text or any JSON."""
+
+    type: str = "BINARY"
+    data: Any = None
+
+
+class HeaderV3(msgspec.Struct):
+    name: str
+    value: str | None = None
+
+
+class RecordV3(msgspec.Struct):
+    """A record. The body may be many, one after the other."""
+
+    key: PartV3 | None = None
+    value: PartV3 | None = None
+    headers: list[HeaderV3] | None = None
+    partition_id: int | None = None
+    timestamp: str | int | None = None
+
+
+class EntryV3(RecordV3, kw_only=True):
+    id: str
+
+
+class EntriesV3(msgspec.Struct):
+    entries: list[EntryV3]
+
+
+class SizeV3(msgspec.Struct):
+    type: str
+    size: int
+
+
+class ReportV3(msgspec.Struct, omit_defaults=True):
+    """A report for each record. An error has a code other than 200, and a message."""
+
+    error_code: int
+    message: str | UnsetType = UNSET
+    cluster_id: str | UnsetType = UNSET
+    topic_name: str | UnsetType = UNSET
+    partition_id: int | UnsetType = UNSET
+    offset: int | UnsetType = UNSET
+    timestamp: str | UnsetType | None = UNSET
+    key: SizeV3 | UnsetType = UNSET
+    value: SizeV3 | UnsetType = UNSET
+
+
+class EntryReportV3(ReportV3, kw_only=True):
+    id: Any
+
+
+class ReportsV3(msgspec.Struct):
+    successes: list[EntryReportV3]
+    failures: list[EntryReportV3]
+
+
+class ErrorV3(msgspec.Struct):
+    error_code: int
+    message: str
+
+
+class RecordV2(msgspec.Struct):
+    """The key and the value are base64, text or any JSON, as the media type says."""
+
+    key: Any = None
+    value: Any = None
+    partition: int | None = None
+
+
+class RecordsV2(msgspec.Struct):
+    records: list[RecordV2]
+
+
+class OffsetV2(msgspec.Struct):
+    partition: int
+    offset: int | None
+    error_code: int | None
+    error: str | None
+
+
+class OffsetsV2(msgspec.Struct):
+    offsets: list[OffsetV2]
+    key_schema_id: int | None
+    value_schema_id: int | None
 
 
 # -- records, as version 3 writes them
@@ -184,7 +279,7 @@ def _v3_error(problem: Problem) -> dict[str, Any]:
     return {"error_code": code, "message": problem.detail or PROBLEMS[problem.slug].title}
 
 
-def _refuse_v3(problem: Problem) -> web.Response:
+def refuse_v3(problem: Problem) -> web.Response:
     return web.json_response(_v3_error(problem), status=PROBLEMS[problem.slug].status)
 
 
@@ -235,7 +330,7 @@ async def _values(request: web.Request, most_bytes: int) -> AsyncIterator[Any]:
 
 async def v3_records(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     """Write one record for each object in the body. Reports are sent back while the body is still coming."""
-    _is_here(gateway, request)
+    this_cluster(gateway, request)
     topic_name = request.match_info["topic"]
     response: web.StreamResponse | None = None
     now_ms = gateway.env.clock.wall_ms
@@ -265,7 +360,7 @@ async def v3_records(gateway: Gateway, request: web.Request) -> web.StreamRespon
 
 
 async def v3_batch(gateway: Gateway, request: web.Request) -> web.StreamResponse:
-    _is_here(gateway, request)
+    this_cluster(gateway, request)
     entries = await _list_of(await body_of(request), "entries")
     if not 0 < len(entries) <= BATCH_MAX:
         raise Problem("invalid-request", f"entries are 1 to {BATCH_MAX} records")
@@ -285,7 +380,8 @@ async def v3_batch(gateway: Gateway, request: web.Request) -> web.StreamResponse
     return web.json_response({"successes": successes, "failures": failures}, status=207)
 
 
-def _is_here(gateway: Gateway, request: web.Request) -> None:
+def this_cluster(gateway: Gateway, request: web.Request) -> None:
+    """Raises a problem if the path names another cluster."""
     if request.match_info["cluster"] != gateway.image.cluster_id:
         raise Problem("not-found", f"this is cluster {gateway.image.cluster_id}")
 
@@ -434,11 +530,18 @@ def write_v2(form: str, gateway: Gateway, topic_name: str, body: bytes) -> quick
 
 
 _V3 = "/v3/clusters/{cluster}/topics/{topic}/records"
-_ABOUT = "As Confluent's REST Proxy."
+_TAG = "as Confluent's REST Proxy"
+_PROBLEMS = (400, 404, 408, 413, 415, 422, 429, 503, 504)
+_v3 = partial(Route, "POST", tag=_TAG, problems=_PROBLEMS, refuse=refuse_v3, refusal=(JSON, ErrorV3))
+_v2 = partial(
+    Route, "POST", tag=_TAG, body=RecordsV2, body_media=MEDIA_V2, answer=OffsetsV2, answer_media=V2_MEDIA,
+    problems=_PROBLEMS, refuse=refuse_v2, refusal=(V2_MEDIA, ErrorV2),
+)  # fmt: skip
 ROUTES = (
-    Route("POST", _V3, v3_records, _ABOUT, "compatible", documented=False, refuse=_refuse_v3),
-    Route("POST", _V3 + ":batch", v3_batch, _ABOUT, "compatible", documented=False, refuse=_refuse_v3),
-    Route("POST", V2, v2_records, _ABOUT, "compatible", documented=False, refuse=refuse_v2),
-    Route("POST", V2 + "/partitions/{partition:[0-9]{1,9}}", v2_records, _ABOUT, "compatible", documented=False,
-          refuse=refuse_v2),
+    _v3(_V3, v3_records, "Write records, one or a stream of them; reports come back while the body is still coming.",
+        body=RecordV3, body_streams=True, answer=ReportV3),
+    _v3(_V3 + ":batch", v3_batch, "Write a batch of records, each by itself.", body=EntriesV3, answer=ReportsV3,
+        status=207),
+    _v2(V2, v2_records, "Write records, each by itself. The media type says what they are: JSON, binary, text."),
+    _v2(V2 + "/partitions/{partition:[0-9]{1,9}}", v2_records, "Write records to a partition, each by itself."),
 )  # fmt: skip

@@ -44,6 +44,8 @@ class Route:
     """The type of a JSON body."""
     body_media: Sequence[str] = ()
     """Further media types of the body; if `body` has no type, all its media types."""
+    body_streams: bool = False
+    """The handler reads the body as it comes."""
     answer: Any = None
     """The type of a JSON answer."""
     answer_media: str = JSON

@@ -15,7 +15,6 @@ from schemathesis.specs.openapi.checks import content_type_conformance, response
 from tests.service.web.kit import PATIENCE_S, Http, Served
 
 SHAPE = [response_schema_conformance, content_type_conformance]
-ENDLESS = "/v1/topics/{topic}/stream"
 INSTANCE = {"group": "explored", "instance": "explored"}
 """One that is there: most requests of its kind are made of it."""
 
@@ -24,19 +23,19 @@ def explore(served: Served, cases: int) -> int:
     """How many requests were answered; AssertionError at the first answer that must not be."""
     http = Http(served.url)
     document = http.get("/openapi.json").json
+    cluster = http.get("/v3/clusters").json["data"][0]["cluster_id"]
     http.session.close()
     schema: Any = schemathesis.openapi.from_dict(document)
     schema.config.update(base_url=served.url)
     asked = 0
     for result in schema.get_all_operations():
         operation = result.ok()
-        if operation.path != ENDLESS:
-            documented = document["paths"][operation.path][operation.method.lower()]["responses"]
-            asked += _explore_one(operation, documented, served.url, cases)
+        documented = document["paths"][operation.path][operation.method.lower()]["responses"]
+        asked += _explore_one(operation, documented, served.url, cluster, cases)
     return asked
 
 
-def _explore_one(operation: Any, documented: dict[str, Any], url: str, cases: int) -> int:
+def _explore_one(operation: Any, documented: dict[str, Any], url: str, cluster: str, cases: int) -> int:
     asked = 0
 
     def once(case: Any) -> None:
@@ -44,6 +43,10 @@ def _explore_one(operation: Any, documented: dict[str, Any], url: str, cases: in
         for wait in ("wait_ms", "timeout"):
             if case.query and wait in case.query:
                 case.query[wait] = 1
+        if operation.path.endswith("/stream"):
+            case.query = {**(case.query or {}), "until": "end"}
+        if "cluster" in case.path_parameters and asked % 4:
+            case.path_parameters["cluster"] = cluster
         if "instance" in case.path_parameters and asked % 4:
             requests.post(
                 f"{url}/consumers/{INSTANCE['group']}", json={"name": INSTANCE["instance"]}, timeout=PATIENCE_S

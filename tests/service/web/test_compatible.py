@@ -113,6 +113,40 @@ def test_another_cluster_is_told_in_their_form(http: Http, topic: str) -> None:
         assert answer.headers["Content-Type"].startswith("application/json")
 
 
+def test_the_cluster_and_its_topics_are_shown_as_in_version_3(http: Http, topic: str) -> None:
+    """The paths for writing need the cluster's id, and nothing told it."""
+    listed = http.get("/v3/clusters").json
+    base = f"{http.url}/v3/clusters"
+    assert (listed["kind"], listed["metadata"]) == ("KafkaClusterList", {"self": base, "next": None})
+    (shown,) = listed["data"]
+    name = shown["cluster_id"]
+    assert (shown["kind"], name) == ("KafkaCluster", cluster(http))
+    assert shown["metadata"] == {"self": f"{base}/{name}", "resource_name": f"crn:///kafka={name}"}
+    assert shown["topics"] == {"related": f"{base}/{name}/topics"}
+    assert http.get(f"/v3/clusters/{name}").json == shown
+    assert http.post("/v1/topics", {"name": topic, "partitions": 3}).status == 201
+    topics = http.get(f"/v3/clusters/{name}/topics").json
+    assert topics["kind"] == "KafkaTopicList"
+    (found,) = [each for each in topics["data"] if each["topic_name"] == topic]
+    assert (found["kind"], found["partitions_count"], found["replication_factor"]) == ("KafkaTopic", 3, 1)
+    assert found["metadata"]["resource_name"] == f"crn:///kafka={name}/topic={topic}"
+    assert http.get(f"/v3/clusters/{name}/topics/{topic}").json == found
+    path = found["metadata"]["self"].removeprefix(http.url)
+    assert http.post(f"{path}/records", {"value": {"type": "JSON", "data": 1}}).json["error_code"] == 200
+    for path, code in (("another", 404), ("another/topics", 404), (f"{name}/topics/nowhere", 40403)):
+        answer = http.get(f"/v3/clusters/{path}")
+        assert (answer.status, answer.json["error_code"]) == (404, code)
+
+
+def test_what_is_compatible_is_in_the_document(http: Http) -> None:
+    paths = http.get("/openapi.json").json["paths"]
+    batch = paths["/v3/clusters/{cluster}/topics/{topic}/records:batch"]["post"]
+    assert {"207", "404"} <= batch["responses"].keys()
+    asked = paths["/topics/{topic}/partitions/{partition}"]["post"]["requestBody"]["content"]
+    forms = {f"application/vnd.kafka.{form}v2+json" for form in ("", "json.", "binary.", "text.")}
+    assert asked.keys() == {"application/json", *forms}
+
+
 @pytest.mark.parametrize("count", [3, 50_000])
 def test_a_long_list_is_read_in_turns_and_in_order(count: int) -> None:
     """A body of 14 MB held the loop for three seconds."""
