@@ -195,8 +195,9 @@ async def stream(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         )
     given = request.headers.get("Last-Event-ID") or request.query.get("cursor")
     known = read_cursor(given) if given else {}
-    offsets = {index: known[index] for index in indexes if index in known}
-    where = request.query.get("from", "latest" if not known else "earliest")
+    offsets = {index: offset for index, offset in known.items() if chosen is None or index in chosen}
+    # A partition that the cursor does not have was added since: with `latest` its first records would be left out.
+    where = "earliest" if known else request.query.get("from", "latest")
     for index in indexes:
         if index not in offsets:
             offsets[index] = await start_of(gateway, TopicPartition(name, index), where, lens.isolation)
@@ -283,7 +284,7 @@ ROUTES = (
         more_media=(NDJSON,),
         problems=(400, 404, 416, 422, 429, 503),
         parameters=(
-            text("from", "Where to begin: as `offset` of a page; `latest` by default."),
+            text("from", "Where to begin without a cursor: as `offset` of a page; `latest` by default."),
             text("partitions", "Only these, with commas between."),
             text("cursor", "Go on where another stream was: an event's id, or an NDJSON record's cursor."),
             text("until", "End once everything is read that was there at the beginning.", "forever", "end"),

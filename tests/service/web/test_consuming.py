@@ -149,6 +149,36 @@ def test_a_stream_follows_a_topic_and_goes_on_where_its_reader_was(http: Http, s
     assert sorted(data["value"] for _, _, data in first + second) == list(range(10))
 
 
+def test_a_stream_that_comes_back_has_all_of_a_partition_that_was_added_meanwhile(
+    http: Http, served: Served, topic: str
+) -> None:
+    """An event source comes back with the URL of its first request. `latest` was meant for the new partition, too, and
+    what had been written there was left out.
+    """
+    assert http.post("/v1/topics", {"name": topic, "partitions": 1}).status == 201
+    with follow(served, topic, "from=latest") as answer:
+        write(http, topic, 0)
+        cursor, _, _ = next(events(answer))
+    assert http.post(f"/v1/topics/{topic}/partitions", {"count": 2}).status == 200
+    write(http, topic, {"partition": 1, "value": 1})
+    with follow(served, topic, "from=latest", **{"Last-Event-ID": cursor}) as answer:
+        stream = events(answer)
+        assert next(stream)[2]["value"] == 1
+        write(http, topic, {"partition": 0, "value": 2})
+        assert next(stream)[2]["value"] == 2
+
+
+def test_a_cursor_keeps_a_partition_of_which_a_broker_has_not_heard_yet(http: Http, served: Served, topic: str) -> None:
+    """It was read from its start then, and its records came twice."""
+    assert http.post("/v1/topics", {"name": topic, "partitions": 1}).status == 201
+    with follow(served, topic, **{"Last-Event-ID": "0:0,1:2"}) as answer:
+        stream = events(answer)
+        assert http.post(f"/v1/topics/{topic}/partitions", {"count": 2}).status == 200
+        write(http, topic, {"partition": 1, "value": 0}, {"partition": 1, "value": 1}, {"partition": 1, "value": 2})
+        write(http, topic, {"partition": 0, "value": 3})
+        assert sorted(next(stream)[2]["value"] for _ in range(2)) == [2, 3]
+
+
 def test_followers_of_every_form_get_everything_in_order(http: Http, served: Served, topic: str) -> None:
     """Streams at the same place read together; those that show something else do not share with them."""
     assert http.post("/v1/topics", {"name": topic, "partitions": 2}).status == 201

@@ -7,9 +7,11 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -364,3 +366,115 @@ def test_what_a_leader_holds_is_told_by_whichever_broker(several: Several) -> No
         assert [each for each in everywhere if each["topic"] == "held"] == told["producers"]
         assert client.get("/v1/producers?topic=nowhere").status == 404
         assert client.get("/v1/topics/held/partitions/3/segments").status == 404
+
+
+class Follower:
+    """Reads an event stream, and takes it up again at another broker from the id of the last event."""
+
+    def __init__(self, several: Several, topic: str) -> None:
+        self._several = several
+        self._path = f"/v1/topics/{topic}/stream?from=latest"
+        self.seen: dict[int, list[tuple[int, Any]]] = {}
+        """By partition the offsets and values, as they came."""
+        self._headers = {"Accept": "text/event-stream"}
+        self.follow(several.clients[0])
+
+    def follow(self, client: Http) -> None:
+        self._answer = requests.get(client.url + self._path, headers=self._headers, stream=True, timeout=PATIENCE_S)
+        assert self._answer.status_code == 200, self._answer.text
+        self._lines = self._answer.iter_lines(chunk_size=1)
+
+    def move(self, client: Http) -> None:
+        self.close()
+        self.follow(client)
+
+    def close(self) -> None:
+        self._answer.close()
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.seen.values()))
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        event, deadline = "", time.monotonic() + 2 * PATIENCE_S
+        while not condition():
+            assert time.monotonic() < deadline, self.seen
+            name, _, content = next(self._lines).decode().partition(": ")
+            if name == "id":
+                self._headers["Last-Event-ID"] = content
+            elif name == "event":
+                event = content
+                assert event in ("record", "progress")
+            elif name == "data" and event == "record":
+                record = json.loads(content)
+                self.seen.setdefault(record["partition"], []).append((record["offset"], record["value"]))
+
+
+def test_a_stream_goes_on_while_its_topic_is_widened_and_its_leaders_move(several: Several) -> None:
+    """Every record comes once and in order, over new partitions, other leaders, and cuts."""
+    made = several.clients[0].post("/v1/topics", {"name": "moved", "assignments": [[1, 2, 3], [2, 3, 1]]})
+    assert made.status == 201, made
+    follower = Follower(several, "moved")
+    written, count, ended = [0], [2], threading.Event()
+
+    def write() -> None:
+        clients = itertools.cycle([Http(each.url) for each in several.clients])
+        while not ended.is_set():
+            number = written[0]
+            body = {"records": [{"partition": number % count[0], "value": number}]}
+            headers = {"Idempotency-Key": f'"moved-{number}"'}
+            while (answer := next(clients).post("/v1/topics/moved/records", body, headers=headers)).status != 200:
+                assert answer.json["retriable"] or answer.status == 504, answer
+                time.sleep(0.05)
+            written[0] += 1
+
+    def widen(partitions: int) -> None:
+        client = several.clients[partitions % COUNT]
+        answer = client.post("/v1/topics/moved/partitions", {"count": partitions})
+        assert (answer.status, len(answer.json["partitions"])) == (200, partitions), answer
+        for each in several.clients:
+            while len(each.get("/v1/topics/moved").json["partitions"]) < partitions:
+                time.sleep(0.05)
+        count[0] = partitions
+
+    def leaders() -> list[int]:
+        return [each["leader"] for each in several.clients[0].get("/v1/topics/moved").json["partitions"]]
+
+    def lead(*brokers: int) -> None:
+        command = [sys.executable, "-m", "service.cli", "topic"]
+        to = ["moved", "-y", "-o", "json"]
+        where = {**os.environ, "ONCELOG_BOOTSTRAP": several.bootstrap}
+        listed = ",".join(map(str, brokers))
+        for arguments in (["reassign", "--brokers", listed], ["elect"]):
+            done = subprocess.run([*command, arguments[0], *to, *arguments[1:]], env=where, cwd=several.tree,
+                                  capture_output=True, text=True, check=False)  # fmt: skip
+            assert done.returncode == 0, done.stderr
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        follower.until(lambda: follower.count >= 20)
+        widen(4)
+        follower.until(lambda: len(follower.seen.get(2, ())) >= 3 <= len(follower.seen.get(3, ())))
+        before = leaders()
+        lead(3, 1, 2)
+        assert (after := leaders()) != before
+        more = follower.count + 20
+        follower.until(lambda: follower.count >= more)
+        follower.move(several.clients[1])
+        follower.until(lambda: follower.count >= more + 20)
+        follower.close()
+        widen(5)
+        lead(2, 3, 1)
+        assert leaders() != [*after, leaders()[-1]]
+        follower.follow(several.clients[2])
+        follower.until(lambda: len(follower.seen.get(4, ())) >= 10)
+    finally:
+        ended.set()
+        writer.join(PATIENCE_S)
+    follower.until(lambda: follower.count >= written[0])
+    follower.close()
+    assert sorted(value for some in follower.seen.values() for _, value in some) == list(range(written[0]))
+    for some in follower.seen.values():
+        assert [offset for offset, _ in some] == sorted({offset for offset, _ in some})
+        assert [value for _, value in some] == sorted(value for _, value in some)
