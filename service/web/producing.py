@@ -190,11 +190,18 @@ async def read_batch(body: bytes) -> tuple[BatchIn, list[RecordIn]]:
 
 
 async def place_all(
-    gateway: Gateway, records: Sequence[RecordIn], topic_name: str | None, partitioner: Partitioner
+    gateway: Gateway,
+    records: Sequence[RecordIn],
+    topic_name: str | None,
+    partitioner: Partitioner,
+    topics: dict[str, Topic] | None = None,
 ) -> PlacedRecords:
+    """The records by partition. `topics` has those by which they were placed before, and gets the others: what is
+    placed again goes to the same partitions, although its topic has more by now.
+    """
+    topics = {} if topics is None else topics
     now_ms = gateway.env.clock.wall_ms()
     placed = PlacedRecords({}, [], topic_name)
-    topics: dict[str, Topic] = {}
     for index, given in enumerate(records):
         name = given.topic or topic_name
         if name is None or (topic_name is not None and given.topic not in (None, topic_name)):

@@ -32,6 +32,7 @@ from service.client.transactions import (
     producers_of,
     transactions_of,
 )
+from service.cluster.image import Topic
 from service.web.answers import as_json, path_int, query_int, read_json, sha256_of
 from service.web.branches import COMMITTED, LAST_EPOCH, BranchName
 from service.web.forwarding import forward
@@ -200,6 +201,17 @@ class WrittenOnce:
 
 
 @dataclass(slots=True)
+class InPart:
+    """A batch of which only a part may be written. It must be put again unchanged, or the transaction be aborted."""
+
+    fingerprint: str
+    topics: dict[str, Topic]
+    """The topics as they were: the batch goes to the same partitions again, although there may be more by now."""
+    written: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Offset and time of the runs that are certainly there. The leader remembers the last few only."""
+
+
+@dataclass(slots=True)
 class Open:
     """An open transaction: its producer, and the batches that it was given."""
 
@@ -207,10 +219,7 @@ class Open:
     until_s: float
     batches: list[WrittenOnce] = field(default_factory=list)
     is_empty: bool = True
-    in_part: str | None = None
-    """The fingerprint of a batch of which only a part may be written. It must be sent again unchanged, or the
-    transaction be aborted.
-    """
+    in_part: InPart | None = None
     is_broken: bool = False
     """A part of a batch was written, and the rest can't be. The transaction can only be aborted."""
     is_sealed: bool = False
@@ -294,7 +303,7 @@ async def put_batch(gateway: Gateway, request: web.Request) -> web.StreamRespons
             raise Problem("invalid-txn-state", "the branch is sealed: it waits for the decision")
         if open_one.is_broken:
             raise Problem("invalid-txn-state", "a batch was written in part: abort the transaction")
-        if open_one.in_part not in (None, fingerprint):
+        if open_one.in_part is not None and open_one.in_part.fingerprint != fingerprint:
             raise Problem("batch-changed", f"batch {number} was written in part with another body")
         if number > len(open_one.batches):
             raise Problem("batch-gap", f"the next batch is {len(open_one.batches)}", next_batch=len(open_one.batches))
@@ -310,16 +319,23 @@ async def _write(gateway: Gateway, name: Name, open_one: Open, number: int, body
     if not records or batch.offsets is not None or batch.expected:
         raise Problem("invalid-request", "a batch of a transaction has records, and nothing else")
     # The number chooses the partitions, so that the same batch, sent again, goes to the same ones.
-    placed = await place_all(gateway, records, None, Partitioner(number))
+    part = open_one.in_part or InPart(fingerprint, {})
+    placed = await place_all(gateway, records, None, Partitioner(number), part.topics)
+    now = gateway.image.topics
+    if any(name not in now or now[name].id != topic.id for name, topic in part.topics.items()):
+        open_one.is_broken = open_one.in_part is not None
+        raise Problem("invalid-txn-state", "a topic of the batch was deleted: abort the transaction")
     producer = open_one.producer
     before = dict(producer.sequences)
     batches: list[OutgoingBatch] = []
     for partition, run in await in_runs(placed):
         batches.append(producer.build(partition, run))
         await asyncio.sleep(0)
+    for index, (offset, time_ms) in part.written.items():
+        batches[index].written(offset, time_ms)
     open_one.is_empty = False
     try:
-        await producer.write(batches)
+        await producer.write([each for each in batches if each.base_offset < 0])
     except Problem as problem:
         producer.sequences = before
         if problem.error in FENCED:
@@ -327,8 +343,13 @@ async def _write(gateway: Gateway, name: Name, open_one: Open, number: int, body
         # If nobody answered, the batch may be sent again unchanged: its sequence numbers tell whether it is there
         # already.
         may_repeat = problem.outcome == "unknown" or problem.kind.retriable
-        if any(each.base_offset >= 0 or each.in_doubt for each in batches):
-            open_one.in_part = fingerprint
+        part.written.update(
+            (index, (each.base_offset, each.append_time_ms))
+            for index, each in enumerate(batches)
+            if each.base_offset >= 0 and not each.error
+        )
+        if open_one.in_part is not None or part.written or any(each.in_doubt for each in batches):
+            open_one.in_part = part
             open_one.is_broken = not may_repeat
         problem.outcome = "none" if not may_repeat else problem.outcome
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -29,7 +30,7 @@ from service.web.idempotency import KeyRecord, Keys, Memory
 from service.web.members import HttpMember, Join
 from service.web.problems import Problem
 from service.web.producers import Producer, ProducerPool
-from service.web.producing import BatchOut, Seal
+from service.web.producing import RUN_RECORDS, BatchOut, Seal
 from service.web.sending import OutgoingBatch
 from service.web.transactions import Name, Open, OpenTransactions, commit, put_batch
 from service.wire.base import Struct
@@ -485,7 +486,8 @@ class Partly:
         return OutgoingBatch(partition, b"", len(records))
 
     async def write(self, batches: list[OutgoingBatch]) -> None:
-        batches[0].base_offset = 3
+        for each in batches[:1]:
+            each.base_offset = 3
         if self.fails:
             raise Problem("not-now")
 
@@ -493,7 +495,7 @@ class Partly:
 def test_a_batch_that_is_written_in_part_is_put_again_as_it_was_before_anything_else() -> None:
     async def scenario() -> None:
         name, producer = Name("one", 1, 0), Partly()
-        topics = {"t": SimpleNamespace(name="t", partitions={0: None})}
+        topics = {"t": SimpleNamespace(name="t", id=7, partitions={0: None})}
 
         async def coordinator(key_type: int, key: str) -> int:
             return 1
@@ -523,6 +525,67 @@ def test_a_batch_that_is_written_in_part_is_put_again_as_it_was_before_anything_
         await put(b'{"records": [{"topic": "t", "value": 1}]}')
         assert len(open_one.batches) == 1
         assert open_one.in_part is None
+
+    asyncio.run(scenario())
+
+
+class Forgetful(Partly):
+    """A producer whose leader knows no runs but the last; the answer about the third run is lost at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[tuple[TopicPartition, int]] = []
+
+    async def write(self, batches: list[OutgoingBatch]) -> None:
+        for number, each in enumerate(batches):
+            self.sent.append((each.partition, each.records))
+            if self.fails and number == 2:
+                each.refused(ErrorCode.REQUEST_TIMED_OUT)
+                each.in_doubt = True
+                raise each.problem()
+            each.written(100 + number, 1000)
+
+
+@pytest.mark.parametrize("now", ["widened", "made again"])
+def test_a_batch_in_part_goes_on_behind_what_is_written_and_to_the_same_partitions(now: str) -> None:
+    """Its keys had other partitions once the topic was widened, and were committed twice. A long batch began anew, and
+    the leader refused that for ever: it remembers five batches of a producer.
+    """
+
+    async def scenario() -> None:
+        name, producer = Name("one", 1, 0), Forgetful()
+        topics = {"t": SimpleNamespace(name="t", id=7, partitions={0: None})}
+
+        async def coordinator(key_type: int, key: str) -> int:
+            return 1
+
+        gateway: Any = SimpleNamespace(
+            node_id=1,
+            image=SimpleNamespace(topics=topics),
+            env=SimpleNamespace(clock=SimpleNamespace(wall_ms=lambda: 1000), blocking=asyncio.to_thread),
+            coordinator=coordinator,
+            open_transactions=OpenTransactions(),
+        )
+        gateway.open_transactions.add(name, producer)
+        open_one: Open = gateway.open_transactions.find(name)
+        records = [{"topic": "t", "key": "c", "value": each} for each in range(4 * RUN_RECORDS)]
+        request = MagicMock(match_info={"txn": str(name), "number": "0"})
+        request.__contains__.return_value = True
+        request.__getitem__.return_value = json.dumps({"records": records}).encode()
+        with pytest.raises(Problem, match="t partition 0"):
+            await put_batch(gateway, request)
+        producer.fails = False
+        if now == "made again":
+            topics["t"] = SimpleNamespace(name="t", id=8, partitions={0: None})
+            for why in ("was deleted", "abort the transaction"):
+                with pytest.raises(Problem, match=why):
+                    await put_batch(gateway, request)
+            return
+        topics["t"] = SimpleNamespace(name="t", id=7, partitions=dict.fromkeys(range(8)))
+        await put_batch(gateway, request)
+        assert producer.sent == [(TopicPartition("t", 0), RUN_RECORDS)] * 5, "the third twice"
+        assert open_one.in_part is None
+        assert len(json.loads(open_one.batches[0].answer)["results"]) == 4 * RUN_RECORDS
 
     asyncio.run(scenario())
 
