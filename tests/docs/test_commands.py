@@ -158,7 +158,7 @@ COMPLETED = {
 PLACES = {"TOPIC": "orders", "PARTITION": "0", "GROUP": "billing", "ID": "pay-1"}
 CONDITIONS = ("doctor", "txn hanging")
 """Their status says that something is wrong, and something is."""
-ASKING_FIRST = ("reassign", "elect", "trim", "drain", "spread", "reset", "abort")
+ASKING_FIRST = ("reassign", "elect", "trim", "drain", "spread", "reset", "abort", "delete")
 RUN_AT_THREE = sorted(
     {
         line.partition(" # ")[0].removeprefix("oncelog ")
@@ -166,9 +166,9 @@ RUN_AT_THREE = sorted(
         if (where in ("cluster.md", "spark.md") or where.startswith("Oncelog"))
         and line.split()[1] not in ("serve", "demo")
     },
-    key=lambda line: ("spread" in line, line.startswith("log "), line),
+    key=lambda line: ("spread" in line, "delete" in line, line.startswith("log "), line),
 )
-"""A broker has been drained when others give it its share again."""
+"""A broker has been drained when others give it its share again, and what is deleted is not asked for any more."""
 
 
 def test_the_commands_for_clusters_and_of_the_runbooks_work_at_three_brokers(tmp_path: Path) -> None:
