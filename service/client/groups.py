@@ -158,7 +158,8 @@ async def committed_offsets(cluster: Cluster, group: str) -> dict[TopicPartition
         return _fetched((topic.name, topic.partitions) for topic in response.topics)
     topics = response.groups[0].topics
     names = await _names_of_ids(cluster, [topic.topic_id for topic in topics if not topic.name])
-    return _fetched((topic.name or names[topic.topic_id], topic.partitions) for topic in topics)
+    named = ((topic.name or names.get(topic.topic_id), topic.partitions) for topic in topics)
+    return _fetched((name, partitions) for name, partitions in named if name is not None)  # else it is deleted
 
 
 def _fetched(
