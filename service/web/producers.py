@@ -40,6 +40,7 @@ PRODUCERS_MAX = 64
 SILENT_S = 10.0
 VISIBLE_WITHIN_S = 2.0
 AGAIN = MOVED | {ErrorCode.CONCURRENT_TRANSACTIONS}
+FENCED = (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
 
 
 class Producer:
@@ -203,7 +204,11 @@ class ProducerPool:
         """A transaction that is committed at the end, and aborted on any problem. `needs` are the brokers without which
         it can't be written.
         """
-        await self._recovered.wait()
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                await self._recovered.wait()
+        except TimeoutError:
+            raise Problem("not-now", "what this broker left open in an earlier life can't be ended yet") from None
         loop = asyncio.get_running_loop()
         async with self._share_of(needs):
             producer, began_s = self._take(), loop.time()
@@ -225,6 +230,12 @@ class ProducerPool:
                 await producer.until_visible()
             except ClientFailure as failure:  # of anything but the commit: it will never be committed
                 raise Problem("not-now", failure.message) from None
+            except Problem as problem:
+                if problem.error not in FENCED or problem.outcome != "none":
+                    raise
+                # No other producer has this id: it was idle, or its transaction open, for longer than may be.
+                producer.producer_id = -1
+                raise Problem("not-now", f"the transaction was ended by its coordinator: {problem.detail}") from None
             finally:
                 is_silent = producer.producer_id < 0 and loop.time() - began_s > SILENT_S
                 (self._silent if is_silent else self._idle).append(producer)

@@ -38,7 +38,7 @@ from service.web.branches import COMMITTED, LAST_EPOCH, BranchName
 from service.web.forwarding import forward
 from service.web.gateway import Gateway
 from service.web.problems import Outcome, Problem, of_error
-from service.web.producers import Producer
+from service.web.producers import FENCED, Producer
 from service.web.producing import (
     BatchIn,
     BatchOut,
@@ -62,7 +62,6 @@ from txn.branches import branch_of
 TIMEOUT_MS = 60_000
 SESSIONS_MAX = 10_000
 SLACK_S = 5.0
-FENCED = (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
 ABORTED = ("PrepareAbort", "CompleteAbort", "PrepareEpochFence")
 
 

@@ -22,13 +22,14 @@ from log.ids import TopicPartition
 from service.client.failures import ClientFailure, FailureKind
 from service.settings.broker import Endpoint
 from service.web import fetching, gateway
+from service.web import producers as producers_module
 from service.web.app import WebServer
 from service.web.fetching import Lens, Piece, fetch, opened
 from service.web.forwarding import forward
 from service.web.gateway import Gateway, Outgoing
 from service.web.idempotency import KeyRecord, Keys, Memory
 from service.web.members import HttpMember, Join
-from service.web.problems import Problem
+from service.web.problems import Problem, of_error
 from service.web.producers import Producer, ProducerPool
 from service.web.producing import RUN_RECORDS, BatchOut, Seal
 from service.web.sending import OutgoingBatch
@@ -296,6 +297,36 @@ def test_offsets_that_were_committed_without_others_are_not_said_to_be_uncommitt
             assert (answer.status, (await answer.json())["outcome"]) == (422, "unknown")
 
     on_stage(tmp_path, scene)
+
+
+@pytest.mark.parametrize("end", [ErrorCode.NONE, ErrorCode.INVALID_PRODUCER_ID_MAPPING])
+def test_an_id_of_the_brokers_own_that_its_coordinator_has_ended_is_no_other_producers(end: ErrorCode) -> None:
+    """It was idle for too long, or its transaction open. The client was told that another producer has its id."""
+
+    async def scenario() -> None:
+        ended = EndTxnResponse(error_code=end, producer_id=1, producer_epoch=1)
+        producers = ProducerPool(cast(Gateway, Coordinated(ended)))
+        await producers.recover()
+        with pytest.raises(Problem) as told:
+            async with producers.transaction(frozenset()):
+                raise of_error(ErrorCode.INVALID_PRODUCER_ID_MAPPING, "t partition 0")
+        assert (told.value.slug, told.value.outcome) == ("not-now", "none")
+
+    asyncio.run(scenario())
+
+
+def test_what_an_earlier_life_left_open_keeps_no_request_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that hangs may be needed to end it."""
+
+    async def scenario() -> None:
+        producers = ProducerPool(cast(Gateway, Coordinated()))
+        with pytest.raises(Problem, match="earlier life") as told:
+            async with asyncio.timeout(5), producers.transaction(frozenset()):
+                pytest.fail("nobody has recovered")
+        assert (told.value.slug, told.value.outcome) == ("not-now", "none")
+
+    monkeypatch.setattr(producers_module, "TIMEOUT_S", 0.01)
+    asyncio.run(scenario())
 
 
 def refused_by(answer: Struct, code: ErrorCode) -> Struct:
