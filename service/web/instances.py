@@ -236,7 +236,7 @@ class Instances(Members):
         async with instance.turn:
             before = instance.join.topics, instance.pattern
             instance.join.topics, instance.pattern = topics, pattern
-            instance.has_new_topics = True
+            instance.must_say_all = True
         try:
             await self.beat(instance)
         except (Problem, ClientFailure):
@@ -340,7 +340,7 @@ class Instances(Members):
         loop = asyncio.get_running_loop()
         wait_ms = 0
         while True:
-            began_s = loop.time()
+            began_s = answer.instance.touched_s = loop.time()  # a client that waits is not silent
             try:
                 await self._fill_once(answer, wait_ms)
             except (Problem, ClientFailure) as failure:

@@ -129,8 +129,10 @@ class HttpMember:
     epoch: int = 0
     pattern: str | None = None
     """Topics that match this are read besides those that are named."""
-    has_new_topics: bool = False
-    """The next heartbeat must tell the group the new list of topics."""
+    must_say_all: bool = False
+    """The next heartbeat must tell the group the list of topics: it is new, or an answer was lost that may have told
+    the assignment. The group tells that once, and again to a heartbeat that says all.
+    """
     positions: dict[TopicPartition, int] = field(default_factory=dict)
     begun: dict[TopicPartition, int] = field(default_factory=dict)
     """Where the member began in the partitions that it has had; lower if the log ended before that."""
@@ -276,7 +278,7 @@ class Members:
     async def _beat_once(self, member: HttpMember) -> bool:
         image = self._gateway.image
         joins = member.epoch == 0
-        says_topics = joins or member.has_new_topics
+        says_all = joins or member.must_say_all
         owned = [
             ConsumerGroupHeartbeatRequestTopicPartitions(image.topics[name].id, [each.partition for each in partitions])
             for name, partitions in by_topic(member.positions).items()
@@ -284,12 +286,13 @@ class Members:
         ]
         request = ConsumerGroupHeartbeatRequest(
             *(member.group, member.member_id, member.epoch, member.join.instance_id),
-            rebalance_timeout_ms=REBALANCE_TIMEOUT_MS if says_topics else -1,
-            subscribed_topic_names=member.join.topics if says_topics else None,
-            subscribed_topic_regex=member.pattern if says_topics else None,
+            rebalance_timeout_ms=REBALANCE_TIMEOUT_MS if says_all else -1,
+            subscribed_topic_names=member.join.topics if says_all else None,
+            subscribed_topic_regex=member.pattern if says_all else None,
             topic_partitions=owned,
         )
-        answer = await self._gateway.ask_coordinator(GROUPS, member.group, request)
+        member.must_say_all = True  # until an answer is there
+        answer, in_doubt = await self._gateway.ask_to_change(GROUPS, member.group, request)
         if member.is_gone:
             return False
         if answer.error_code in REJOIN and not joins:
@@ -298,11 +301,11 @@ class Members:
             return True
         if answer.error_code:
             raise of_error(answer.error_code, answer.error_message)
-        member.has_new_topics = False
+        member.must_say_all = in_doubt
         member.epoch = answer.member_epoch
         member.interval_s = answer.heartbeat_interval_ms / 1000
         if answer.assignment is None:
-            return False
+            return in_doubt
         # The answer may name a topic that was not there when the heartbeat left. The group names it only once.
         image = self._gateway.image
         given = dict.fromkeys(
@@ -498,6 +501,7 @@ async def _poll(
     while True:
         if member.is_gone:
             raise Problem("member-expired", "the member has left its group")
+        member.touched_s = loop.time()  # a client that waits is not silent
         if loop.time() - member.beaten_s > (IDLE_BEAT_S if member.is_idle else POLL_BEAT_S):
             await gateway.members.beat(member)
         async with member.turn:

@@ -235,15 +235,15 @@ def test_a_topic_that_was_made_while_the_heartbeat_was_under_way_is_read(monkeyp
     topic_id = UUID(int=7)
     gateway: Any = Mock(image=Mock(topic_names={}, topics={}))
 
-    async def answered(*_: Any) -> Any:
+    async def answered(*_: Any) -> tuple[Any, bool]:
         gateway.image = Mock(topic_names={topic_id: "new"}, topics={})
         assigned = Mock(topic_partitions=[Mock(topic_id=topic_id, partitions=[0, 1])])
-        return Mock(error_code=0, member_epoch=1, heartbeat_interval_ms=3000, assignment=assigned)
+        return Mock(error_code=0, member_epoch=1, heartbeat_interval_ms=3000, assignment=assigned), False
 
     async def starts(_: HttpMember, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         return dict.fromkeys(partitions, 0)
 
-    gateway.ask_coordinator = answered
+    gateway.ask_to_change = answered
     member = HttpMember("group", "member", Join(["new"]), 0.0)
     of_broker = members.Members(gateway)
     monkeypatch.setattr(of_broker, "starts", starts)
@@ -261,7 +261,9 @@ class Coordinator:
         self.image = Mock(topic_names={UUID(int=7): "t"}, topics={"t": Mock(id=UUID(int=7))})
         self.topic = self.image.topics.get
 
-    async def ask_to_change(self, _: Any, __: str, request: OffsetCommitRequest) -> tuple[Any, bool]:
+    async def ask_to_change(self, where: Any, group: str, request: Any) -> tuple[Any, bool]:
+        if not isinstance(request, OffsetCommitRequest):
+            return await self.ask_coordinator(where, group, request), False
         (topic,) = request.topics
         self.committed.append({each.partition_index: each.committed_offset for each in topic.partitions})
         code = self.refusals.pop(0) if self.refusals else ErrorCode.NONE
@@ -320,6 +322,60 @@ def test_an_instance_commits_nothing_by_request_that_the_group_takes_away_meanwh
     assert coordinator.committed == [{0: 3, 1: 3}]
     asyncio.run(instances.commit_all(instance))
     assert coordinator.committed[1:] == [{0: 3}]
+
+
+@pytest.mark.parametrize("moves", [True, False], ids=["the coordinator moves", "nobody answers"])
+def test_an_assignment_whose_answer_was_lost_is_told_again(moves: bool) -> None:
+    """The group tells it once, and again to a heartbeat that says all. It was read by nobody."""
+    coordinator = Coordinator([0], [0])
+    instances, instance = instance_of(coordinator, {0: 3})
+    tell, said = coordinator.ask_to_change, []
+
+    async def asked(where: Any, group: str, request: Any) -> tuple[Any, bool]:
+        said.append(request.subscribed_topic_names)
+        if len(said) == 1 and not moves:
+            raise Problem("outcome-unknown", outcome="unknown")
+        coordinator.assigned = [] if said[-1] is None else [[0, 1]]
+        return (await tell(where, group, request))[0], len(said) == 1
+
+    async def play() -> None:
+        if not moves:
+            with pytest.raises(Problem):
+                await instances.beat(instance)
+        await instances.beat(instance)
+
+    cast(Any, coordinator).ask_to_change = asked
+    asyncio.run(play())
+    assert set(instance.positions) == {TopicPartition("t", 0), TopicPartition("t", 1)}
+    assert said[:2] == [None, ["t"]]
+
+
+def test_a_client_that_waits_for_records_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was thrown out while its request was open."""
+    member = HttpMember("group", "member", Join(["t"]), -math.inf)
+    _, instance = instance_of(Coordinator([0]), {0: 3})
+    instance.touched_s = -math.inf
+    gateway = Mock(members=Mock(beat=AsyncMock()))
+    heard: list[float] = []
+
+    async def read(*_: Any) -> tuple[list[Any], dict[TopicPartition, int]]:
+        heard.append(member.touched_s)
+        return [], {}
+
+    async def fill(*_: Any) -> None:
+        heard.append(instance.touched_s)
+
+    async def play() -> None:
+        soon = asyncio.get_running_loop().time() + 0.05
+        await members._poll(gateway, Mock(), member, None, Lens(), 10, 100, soon)
+        answer = Mock(instance=instance, is_enough=False)
+        await Instances(gateway)._fill(answer, Mock(), soon)
+
+    monkeypatch.setattr(members, "_read", read)
+    monkeypatch.setattr(Instances, "_fill_once", fill)
+    asyncio.run(play())
+    assert len(heard) >= 2
+    assert min(heard) > 0
 
 
 def test_a_member_that_joined_in_vain_leaves_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
