@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,8 +13,9 @@ from service.cli.failures import CliError, Exit
 from service.cli.output import Output, confirm, output_option, remark, report_option, show, show_one, yes_option
 from service.cli.timestamps import parse_moment
 from service.cli.topic import choose_partitions
+from service.cli.watching import answering, clear, look_again
 from service.client.cluster import EARLIEST, LATEST, Cluster, by_topic
-from service.client.failures import refused
+from service.client.failures import ClientFailure, FailureKind, refused
 from service.client.groups import GroupWithMembers, commit_offsets, committed_offsets, describe_group, list_groups
 from service.wire.messages import DeleteGroupsRequest
 
@@ -204,11 +203,20 @@ async def members(cluster: Cluster, name: str, output: Output) -> None:
 @with_cluster
 async def lag(cluster: Cluster, names: Sequence[str], fail_above: int | None, watch: bool, output: Output) -> None:
     """Show how far groups are behind; all groups if none is named."""
-    while True:
-        chosen = list(dict.fromkeys(names)) or [each.group_id for each in await list_groups(cluster)]
-        rows = [row for name in chosen for row in await lags_of(cluster, await describe_group(cluster, name))]
-        if watch and sys.stdout.isatty():
-            click.clear()
+
+    async def look() -> list[str]:
+        nodes, notes = await answering(cluster) if watch else (None, [])
+        chosen = list(dict.fromkeys(names)) or [each.group_id for each in await list_groups(cluster, nodes)]
+        rows = []
+        for name in chosen:
+            try:
+                rows += await lags_of(cluster, await describe_group(cluster, name))
+            except ClientFailure as failure:
+                if not watch or failure.kind is not FailureKind.UNREACHABLE:
+                    raise
+                notes.append(f"group {name}: {failure.message}")
+        if watch:
+            clear(output)
         show(rows, output, columns=LAG_COLUMNS, wide=("client_id", "host"))
         late = [row for row in rows if fail_above is not None and row.lag is not None and row.lag > fail_above]
         if late:
@@ -222,9 +230,9 @@ async def lag(cluster: Cluster, names: Sequence[str], fail_above: int | None, wa
         if unknown:
             where = f"{unknown[0].topic} partition {unknown[0].partition}"
             raise CliError(f"how far {len(unknown)} partition(s) are behind is unknown: the disk of {where} has failed")
-        if not watch:
-            return
-        await asyncio.sleep(2.0)
+        return notes
+
+    await look_again(look, every_s=2.0, looks=None if watch else 1)
 
 
 @command.command("reset")

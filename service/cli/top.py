@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -12,19 +10,17 @@ from typing import Final, TypeVar
 import click
 
 from log.ids import TopicPartition
-from service.cli.connect import listen, with_cluster
-from service.cli.output import Output, output_option, show, show_one, visible
+from service.cli.connect import with_cluster
+from service.cli.output import Output, output_option, show, show_one
 from service.cli.txn import PinRow, find_pins
+from service.cli.watching import answering, clear, look_again
 from service.client.cluster import LATEST, Cluster
-from service.client.failures import ClientFailure
 from service.client.groups import committed_offsets, list_groups
 
 K = TypeVar("K")
 
 ROWS: Final = 10
 GROUPS_MAX: Final = 200
-ANSWER_S: Final = 1.0
-"""How long each look waits for brokers to answer at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,28 +70,20 @@ WAITING_COLUMNS = ("topic", "partition", "transactional_id", "producer_id", "age
 async def command(cluster: Cluster, every_s: float, looks: int | None, output: Output) -> None:
     """Show live which topics grow, how far groups are, and what waits."""
     before: _Seen | None = None
-    for look in itertools.count(1):
-        try:
-            top, before, notes = await _look(cluster, before)
-        except ClientFailure as failure:
-            if before is None:
-                raise
-            notes = [failure.message]  # the next look may find it answering, or leaves it out
-        else:
-            if sys.stdout.isatty() and output is Output.TABLE:
-                click.clear()
-            _print(top, output)
-        for note in notes:
-            click.echo(f"oncelog: {visible(note)}", err=True)
-        if look == looks:
-            return
-        await asyncio.sleep(every_s)
+
+    async def look() -> list[str]:
+        nonlocal before
+        top, before, notes = await _look(cluster, before)
+        clear(output)
+        _print(top, output)
+        return notes
+
+    await look_again(look, every_s=every_s, looks=looks)
 
 
 async def _look(cluster: Cluster, before: _Seen | None) -> tuple[Top, _Seen, list[str]]:
     """One look, and what it could not tell: what a broker has that does not answer is left out."""
-    await listen(cluster, min(cluster.timeout_s, ANSWER_S))
-    notes = [f"{each.message}; what it leads and coordinates is left out" for each in cluster.silent.values()]
+    nodes, notes = await answering(cluster)
     partitions = [
         TopicPartition(topic.name or "", part.partition_index)
         for topic in await cluster.metadata(None)
@@ -107,8 +95,7 @@ async def _look(cluster: Cluster, before: _Seen | None) -> tuple[Top, _Seen, lis
     ends = {partition: answer.offset for partition, answer in found.items()}
     committed: dict[str, int] = {}
     lags: dict[str, int] = {}
-    answering = [node for node in await cluster.nodes() if node not in cluster.silent]
-    for group in (await list_groups(cluster, answering))[:GROUPS_MAX]:
+    for group in (await list_groups(cluster, nodes))[:GROUPS_MAX]:
         name = group.group_id
         offsets = await committed_offsets(cluster, name)
         committed[name] = sum(offsets.values())

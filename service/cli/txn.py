@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import re
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +15,7 @@ from service.cli.failures import CliError, Exit
 from service.cli.output import Output, confirm, output_option, remark, report_option, show, show_one, yes_option
 from service.cli.timestamps import rfc3339
 from service.cli.topic import choose_partitions
+from service.cli.watching import answering, clear, look_again
 from service.client.cluster import Cluster
 from service.client.failures import refused
 from service.client.transactions import (
@@ -294,18 +292,19 @@ def _first_open(producer: ProducerState) -> int | None:
 @with_cluster
 async def watch(cluster: Cluster, every_s: float, looks: int | None, output: Output) -> None:
     """Show the open transactions, the oldest first, again and again."""
-    for look in itertools.count(1):
-        listed = await list_transactions(cluster, states=sorted(OPEN_STATES))
+
+    async def look() -> list[str]:
+        nodes, notes = await answering(cluster)
+        listed = await list_transactions(cluster, states=sorted(OPEN_STATES), nodes=nodes)
         found = [await find_transaction(cluster, each.transaction.transactional_id) for each in listed]
         now_ms = _now_ms()
         rows = [_detail(each, now_ms) for each in found if each is not None and each.is_open]
         rows.sort(key=lambda row: -(row.age_ms or 0))
-        if sys.stdout.isatty() and output in (Output.TABLE, Output.WIDE):
-            click.clear()
+        clear(output)
         show(rows, output, columns=DETAIL_COLUMNS, wide=DETAIL_WIDE)
-        if look == looks:
-            return
-        await asyncio.sleep(every_s)
+        return notes
+
+    await look_again(look, every_s=every_s, looks=looks)
 
 
 @command.command("hanging")

@@ -22,6 +22,7 @@ from tests.monitoring.test_prometheus import in_transaction, wait_for, write_una
 from tests.peers import zookeeper
 from tests.peers.zookeeper import ZooKeeperServer
 from tests.service.cli.kit import COMMAND, ROOT, Running, Serving, oncelog
+from tests.service.web.kit import Served
 
 CLEARED = b"\x1b[2J"
 """What click sends to a terminal so that it is empty."""
@@ -191,6 +192,40 @@ def test_open_transactions_are_watched(bootstrap: str) -> None:
     looks = [json.loads(line) for line in ended.out.splitlines()]
     assert [(look["transactional_id"], look["partitions"]) for look in looks] == [("pay", ["orders-0"])] * 2
     open_one.abort_transaction(30)
+
+
+@pytest.mark.timeout(180)
+def test_what_is_watched_is_seen_again_when_its_broker_is_back(tmp_path: Path) -> None:
+    """Both commands ended when the broker went away, the very moment that they are watched for."""
+    served = Served(
+        tmp_path / "data", **{"offsets.topic.num.partitions": "1", "transaction.state.log.num.partitions": "1"}
+    )
+    where = ("-o", "ndjson", "-b", served.bootstrap, "--timeout", "3")
+    try:
+        oncelog("topic", "create", "orders", bootstrap=served.bootstrap)
+        oncelog("produce", "orders", stdin=b"one\ntwo\n", bootstrap=served.bootstrap)
+        oncelog("consume", "orders", "--group", "billing", "-e", "-n", "1", bootstrap=served.bootstrap)
+        in_transaction(served.bootstrap, "pay", "orders")
+        with (
+            Running("txn", "watch", "--every", "0.3", *where) as open_ones,
+            Running("group", "lag", "billing", "--watch", *where) as lag,
+        ):
+            for each in (open_ones, lag):
+                assert json.loads(each.line()), "seen before"
+            served.stop()
+            for each in (open_ones, lag):
+                assert each.stderr is not None
+                assert each.stdout is not None
+                assert b"oncelog: " in each.stderr.readline()
+                while select.select([each.stdout], [], [], 0)[0]:
+                    assert os.read(each.stdout.fileno(), 65_536), "it has ended"
+            served.start()
+            assert json.loads(open_ones.line())["transactional_id"] == "pay"
+            assert json.loads(lag.line())["group"] == "billing"
+        late = oncelog("group", "lag", "billing", "--watch", "--fail-above", "0", bootstrap=served.bootstrap)
+        assert late.status == Exit.CONDITION, late
+    finally:
+        served.stop()
 
 
 @pytest.mark.timeout(300)
