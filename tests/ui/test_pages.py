@@ -279,7 +279,9 @@ def test_a_transaction_is_aborted_only_by_who_types_its_name(scene: Scene, watch
     assert "nothing was done" in page.get_by_role("alert").inner_text()
     watched.complaints.clear()  # the browser says that it was refused
     watched.go(f"/ui/transactions/{name}")
-    page.get_by_test_id("confirm").fill(HOSTILE)
+    as_shown = HOSTILE.replace("\u202e", "\\u202e")
+    assert as_shown in page.get_by_label("to confirm").locator("xpath=..").inner_text()
+    page.get_by_test_id("confirm").fill(as_shown)
     page.get_by_role("button", name="Abort this transaction").click()
     page.get_by_text("Done: aborted").wait_for()
     (described,) = process("txn", "describe", HOSTILE, "-o", "json", ONCELOG_BOOTSTRAP=scene.served.bootstrap).json()

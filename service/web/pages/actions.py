@@ -22,7 +22,7 @@ from service.client.transactions import (
     producers_of,
 )
 from service.web.gateway import Gateway, Inside
-from service.web.pages.render import page
+from service.web.pages.render import page, shown
 from service.web.pages.views import framed
 from service.web.problems import Problem
 from service.web.routing import Handler
@@ -91,12 +91,16 @@ async def acted(gateway: Gateway, back: str, work: Awaitable[web.StreamResponse]
         return refuse(gateway, str(failure), back)
 
 
-async def not_meant(request: web.Request, typed: str) -> str | None:
-    """Why the request was not made by a person at one of our pages; None if it was."""
+async def not_meant(request: web.Request, name: str) -> str | None:
+    """Why the request was not made by a person at one of our pages; None if it was. A name with characters that nobody
+    can see or type is typed as it is shown.
+    """
     if is_foreign(request):
         return "the request came from another site."
     confirmed = (await request.post()).get("confirm", "")
-    return None if confirmed == typed else "what was typed to confirm it is not the name; nothing was done."
+    return (
+        None if confirmed in (name, shown(name)) else "what was typed to confirm it is not the name; nothing was done."
+    )
 
 
 def is_foreign(request: web.Request) -> bool:
