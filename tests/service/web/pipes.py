@@ -121,6 +121,7 @@ class Server:
         since = self.end_offset
         manager = self.web._runner.server
         assert manager is not None
+        manager._kwargs["auto_decompress"] = False  # as the connections behind lanes: we unpack bodies ourselves
         pipe = Pipe(self.web._connected() if lane else manager())
         await pipe.send(pieces)
         turns = told_bytes = 0
