@@ -13,16 +13,9 @@ from service.wire.error_codes import ErrorCode
 from service.wire.messages import DeleteTopicsRequest, DeleteTopicState
 from tests.service.api.txn_stage import Writer, find_coordinator, values
 from tests.service.broker.cluster_stage import TOPIC, ClusterStage, on_cluster_stage, told_late, until
+from tests.service.broker.test_late_markers import GIVEN, OF_OLDER_CLIENTS
 
 ORDERS = TopicPartition(TOPIC, 0)
-OF_OLDER_CLIENTS = 11
-GIVEN = {
-    "transaction.state.log.num.partitions": "1",
-    "transaction.state.log.min.isr": "1",
-    "transaction.state.log.replication.factor": "1",
-    "offsets.topic.num.partitions": "1",
-    "log.durability": "os",
-}
 
 
 @pytest.mark.parametrize("adds_itself", [True, False], ids=["newest", "older"])
