@@ -14,6 +14,7 @@ from typing import Final
 
 from log.disk import TEMPORARY, Disk
 from log.manifest import read_and_remove_manifest
+from service.broker.unremoved import write_notes
 
 logger = logging.getLogger("oncelog.broker")
 
@@ -114,6 +115,12 @@ async def claim(disks: Mapping[str, Disk], *, cluster_id: str, node_id: int, fre
         # the next start finds no folder missing.
         for disk in disks.values():
             await read_and_remove_manifest(disk)
+    # A folder's notes hold only if this broker was never started without it: what they name may have been used again.
+    claimed = [facts for facts in found.values() if facts is not None]
+    for name, disk in disks.items():
+        facts = found[name]
+        if facts is not None and any(facts.directory_id not in other.directories for other in claimed):
+            await write_notes(disk, ())
     for name, disk in disks.items():
         facts = found[name]
         if facts is None or not facts.directory_id:

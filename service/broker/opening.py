@@ -1,7 +1,8 @@
 """Opens the partitions that a broker holds. It finds the folder of each one and opens its log, by the manifest if the
 last stop was clean and by recovery if not. Partitions that never existed are created. Folders of partitions that were
-given to other brokers while this one was away are removed. Those of deleted topics are only named: the metadata store
-may have been brought back from before those topics were made.
+given to other brokers while this one was away are removed, and those that could not be removed when they were to be,
+because their disk was out of service. Those of deleted topics are only named: the metadata store may have been brought
+back from before those topics were made.
 
 What always holds: a partition's folder belongs to the topic with its id, whatever the last stop was like. A folder that
 a deleted topic of the same name left is removed. A damaged log is opened and reported, but not served.
@@ -22,12 +23,13 @@ from log.ids import TopicPartition, folder_of, partition_of
 from log.manifest import Manifest, read_and_remove_manifest, read_high_watermarks, read_recovery_points
 from log.partition_log import CleanState, PartitionLog
 from log.relocation import FORMER, FUTURE, stem_of
-from service.broker.data_folder import StartError
+from service.broker.data_folder import StartError, read_facts
 from service.broker.housekeeper import Housekeeper
 from service.broker.internal_topics import log_config_of
 from service.broker.log_folder import LogFolder
 from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
+from service.broker.unremoved import Unremoved
 from service.cluster.image import Image, Topic
 from service.ports import Env
 from service.settings.broker import BrokerConfig
@@ -66,6 +68,9 @@ class PartitionMaker:
         self._partitions = partitions
         self._folders = folders
         self._housekeeper = housekeeper
+        self._unremoved = Unremoved(folders)
+        self._directories: dict[LogFolder, str] = {}
+        """The ids of the folders."""
         self.producer_room = ProducerRoom(
             config.producers_max, lambda: (partition.producers for partition in partitions)
         )
@@ -78,16 +83,20 @@ class PartitionMaker:
 
     async def open_all(self, image: Image, node_id: int) -> None:
         manifests: dict[str, Manifest] = {}
-        points: dict[str, dict[TopicPartition, int]] = {}
         present: dict[str, set[str]] = {}
         self.was_clean = True
         for folder in self._folders:
             folder.disk.sweep()
             present[folder.name] = set(folder.disk.listdir(""))
             manifests[folder.name] = await read_and_remove_manifest(folder.disk)
-            points[folder.name] = self._housekeeper.written_points[folder] = read_recovery_points(folder.disk)
+            self._housekeeper.written_points[folder] = read_recovery_points(folder.disk)
+            facts = read_facts(folder.disk, folder.name)
+            assert facts is not None, "the folder is claimed before it is opened"
+            self._directories[folder] = facts.directory_id
             # Without a manifest a whole partition may have been lost in a power cut, with nothing left that shows it.
             self.was_clean = self.was_clean and manifests[folder.name].is_there
+        await self._remove_unremoved(present)
+        points = {folder.name: self._housekeeper.written_points[folder] for folder in self._folders}
         await self._settle_moves(image, node_id, present)
         progress, topics = self.progress, list(image.topics.values())
         progress.partitions = sum(node_id in state.replicas for each in topics for state in each.partitions.values())
@@ -111,6 +120,24 @@ class PartitionMaker:
                 partition = (self._partitions.topic_by_id(topic_id) or {}).get(index)
                 if partition is not None and partition.folder is folder:
                     partition.learn_high_watermark(high_watermark)
+
+    async def _remove_unremoved(self, present: Mapping[str, set[str]]) -> None:
+        """Remove what was to be removed while its disk was out of service."""
+        notes = self._unremoved.read()
+        for folder in self._folders:
+            left = [name for name in sorted(present[folder.name]) if (self._directories[folder], name) in notes]
+            for name in left:
+                if (topic_partition := partition_of(name)) is not None:
+                    logger.warning(
+                        "%s/%s is removed: this broker gave %s up while that disk had failed",
+                        *(folder.name, name, topic_partition),
+                    )
+                    await self._housekeeper.forget_point(folder, topic_partition)
+                    folder.disk.discard(name)
+                    present[folder.name].discard(name)
+            if left:
+                await folder.disk.sync_dir("")
+        await self._unremoved.carried_out(self._directories.values())
 
     async def _sort_out(self, image: Image, present: Mapping[str, set[str]]) -> None:
         """Look after the folders in which no partition of this broker was found."""
@@ -193,8 +220,7 @@ class PartitionMaker:
         home = self.wanted.pop(TopicPartition(topic.name, index), None)
         if home is None or home.failed is not None:
             home = self.emptiest_folder()
-        # What the failed disk still holds under this name is ignored. The next start removes it, unless it is of the
-        # same topic, come back: then the start asks which of the two folders is to be used.
+        # What a failed disk still holds under this name is noted (`remove`), and the next start removes it.
         known = None if home.failed is None else CleanState(name, 0, 0, (), (), (), {})
         return self.add(topic, index, home, config, known, 0)
 
@@ -219,7 +245,8 @@ class PartitionMaker:
             ]
         if len(homes) > 1:
             raise StartError(
-                f"{name} is in {homes[0].name} and in {homes[1].name}: move that one away which is not to be used"
+                f"{name} is in {homes[0].name} and in {homes[1].name}: move that one away which is not to be used, most"
+                " likely the one on the disk that this broker was started without"
             )
         for folder in homes:
             if (known := listed[folder]) is not None:
@@ -352,7 +379,7 @@ class PartitionMaker:
 
     async def remove(self, partition: Partition) -> bool:
         """Remove the partition's folder and recovery point. Returns whether the name is free: nothing is left that a
-        new partition of the same name could be taken for. What is left on a failed disk does not count.
+        new partition of the same name could be taken for. What is left on a failed disk is noted.
         """
         assert self._partitions.get(partition.topic_partition) is not partition, "what is removed is not held any more"
         # The recovery point goes before the folder. If a crash comes between the two, the folder still says to which
@@ -362,7 +389,10 @@ class PartitionMaker:
             await partition.log.discard()
         except DiskFault as fault:
             partition.folder.fail(fault)
-            return partition.folder.failed is not None
+            if partition.folder.failed is None:
+                return False
+        if partition.folder.failed is not None:
+            return await self._unremoved.note(self._directories[partition.folder], folder_of(partition.topic_partition))
         # On a full disk the point could not be removed before. Now the folder has made room.
         return await self._housekeeper.forget_points(partition.topic_partition)
 

@@ -1,7 +1,7 @@
 """Several real brokers in one process, with one metadata store: they speak to each other over loopback."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,8 @@ QUICK = {
     "replica.lag.time.max.ms": "1500",
     "replica.fetch.wait.max.ms": "100",
 }
+SECOND = "-second"
+"""The ending of a broker's second data folder, which it has if somebody has made it."""
 TOPIC = "orders"
 TOPICS, BROKERS = 2, 4
 ALL = ""
@@ -71,9 +73,9 @@ def told_late(broker: Broker) -> Iterator[asyncio.Event]:
 class Life:
     """A broker from its start to its stop or death."""
 
-    def __init__(self, broker: Broker, disk: RealDisk, servers: list[Server[Session]]) -> None:
+    def __init__(self, broker: Broker, disks: Sequence[RealDisk], servers: list[Server[Session]]) -> None:
         self.broker = broker
-        self.disk = disk
+        self.disks = disks
         self.servers = servers
 
 
@@ -86,15 +88,15 @@ class ClusterStage:
         self.lives: dict[int, Life] = {}
 
     async def start(self, node_id: int) -> Broker:
-        folder = self._folder / str(node_id)
-        folder.mkdir(exist_ok=True)
-        disk = RealDisk(str(folder))
-        env = RealEnv(disk)
+        (self._folder / str(node_id)).mkdir(exist_ok=True)
+        named = [self._folder / f"{node_id}{ending}" for ending in ("", SECOND)]
+        disks = {str(folder): RealDisk(str(folder)) for folder in named if folder.exists()}
+        env = RealEnv(next(iter(disks.values())))
         self._server = self._server or MemoryServer(env.clock)
         config = BrokerConfig({"node.id": str(node_id), **QUICK, **self._given, **self._each(node_id)})
-        broker = Broker(env, config, MemoryStore(self._server, env), {str(folder): disk}, OFFERED)
+        broker = Broker(env, config, MemoryStore(self._server, env), disks, OFFERED)
         await broker.open()
-        self.lives[node_id] = Life(broker, disk, await listen(broker))
+        self.lives[node_id] = Life(broker, list(disks.values()), await listen(broker))
         return broker
 
     async def stop(self, node_id: int) -> None:
@@ -103,7 +105,8 @@ class ClusterStage:
         for server in life.servers:
             await server.close()
         await life.broker.stop()
-        life.disk.close()
+        for disk in life.disks:
+            disk.close()
 
     async def kill(self, node_id: int) -> None:
         """Its tasks and connections end where they are, and its session with the store goes at once."""
@@ -114,7 +117,8 @@ class ClusterStage:
         for partition in life.broker.partitions:
             partition.resign()
         await life.broker.metadata.close()
-        life.disk.close()
+        for disk in life.disks:
+            disk.close()
 
     def broker(self, node_id: int) -> Broker:
         return self.lives[node_id].broker

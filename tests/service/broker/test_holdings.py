@@ -222,7 +222,8 @@ def test_a_broker_that_stops_follows_nobody_any_more_whatever_it_hears(tmp_path:
         assert isinstance(follower.role, Following)
         assert follower.role.leader == NOBODY
         await stopping
-        life.disk.close()
+        for disk in life.disks:
+            disk.close()
 
     on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
 

@@ -17,6 +17,8 @@ from log.disk import DiskFault, RealDisk
 from log.identity import PARTITION_METADATA
 from log.ids import TopicPartition, format_topic_id
 from log.manifest import MANIFEST, RECOVERY_POINTS
+from service.broker.data_folder import StartError
+from service.broker.unremoved import UNREMOVED
 from service.ports import RealClock
 from service.stores.memory import MemoryServer
 from service.wire.messages import (
@@ -27,7 +29,7 @@ from service.wire.messages import (
     ReassignableTopic,
 )
 from tests.service.api.admin_stage import Stage, on_stage
-from tests.service.broker.cluster_stage import ClusterStage, on_cluster_stage, until
+from tests.service.broker.cluster_stage import SECOND, ClusterStage, on_cluster_stage, until
 from tests.service.broker.topic_stage import FSYNC, delete, values, write
 
 
@@ -267,6 +269,94 @@ def test_what_a_broker_held_that_was_away_is_removed_if_others_hold_it(
     assert (tmp_path / "2" / "orders-0").exists() == (what == "deleted")
     assert (tmp_path / "1" / "orders-0").exists() == (what != "deleted")
     assert ("topics that don't exist any more, such as orders-0" in caplog.text) == (what == "deleted")
+
+
+def broken(stage: ClusterStage) -> tuple[str, str]:
+    """The disk on which broker 2 has its replica fails; the partition goes away and comes back. The folder that failed,
+    and the other one.
+    """
+    partition = stage.partition(2)
+    life, folder = stage.lives[2], partition.folder
+    (disk,) = (disk for disk in life.disks if disk is folder.disk)
+    disk.fault = DiskFault(errno.EIO, "broken", "")
+    folder.fail(disk.fault)
+    (other,) = (each for each in life.broker.folders if each is not folder)
+    return folder.name, other.name
+
+
+async def move(stage: ClusterStage, *replicas: int) -> None:
+    moved = ReassignableTopic("orders", [ReassignablePartition(0, list(replicas))])
+    await stage.wire(1).ask(AlterPartitionReassignmentsRequest(topics=[moved]))
+    await until(lambda: stage.state().replicas == replicas and stage.holds(2) == (2 in replicas))
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+@pytest.mark.parametrize("back", [True, False], ids=["came back", "did not come back"])
+def test_a_copy_on_a_disk_that_failed_is_removed_when_it_works_again(
+    tmp_path: Path, end: str, back: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its partition went away meanwhile, and came back into the other folder. Found by the simulation: the broker
+    refused to start, for there were two.
+    """
+    second = tmp_path / f"2{SECOND}"
+    second.mkdir()
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2)
+        await stage.write("1", "2")
+        await stage.alike(1, 2)
+        failed, other = broken(stage)
+        await move(stage, 1)
+        if back:
+            await move(stage, 1, 2)
+            await stage.write("3")
+            await stage.alike(1, 2)
+        assert (Path(failed) / "orders-0").exists()
+        await until((Path(other) / UNREMOVED).exists)
+        await (stage.stop(2) if end == "stop" else stage.kill(2))
+        await stage.start(2)
+        assert "orders-0 is removed: this broker gave orders-0 up while that disk had failed" in caplog.text
+        assert not (Path(failed) / "orders-0").exists()
+        assert not (Path(other) / UNREMOVED).exists()
+        if back:
+            assert (stage.partition(2).folder.name, stage.partition(2).offline) == (other, False)
+            await stage.write("4")
+            await stage.alike(1, 2)
+            assert values(stage.partition(2)) == 4
+
+    on_cluster_stage(tmp_path, scene, 1, 2)
+
+
+def test_a_copy_that_was_used_again_is_not_removed(tmp_path: Path) -> None:
+    """The broker was started with the disk that had failed, but without the other one, which says that the copy is to
+    be removed. When that one is back, the start asks which of the two is to be used.
+    """
+    second = tmp_path / f"2{SECOND}"
+    second.mkdir()
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2)
+        await stage.write("1", "2")
+        await stage.alike(1, 2)
+        failed, other = broken(stage)
+        await move(stage, 1)
+        await move(stage, 1, 2)
+        await stage.alike(1, 2)
+        await stage.stop(2)
+        assert (failed, other) == (str(tmp_path / "2"), str(second))
+        second.rename(tmp_path / "away")
+        await stage.start(2)
+        await stage.write("3")
+        await stage.alike(1, 2)
+        await stage.stop(2)
+        (tmp_path / "away").rename(second)
+        for _ in range(2):
+            with pytest.raises(StartError, match=r"orders-0 is in .*2 and in .*2-second: move that one away"):
+                await stage.start(2)
+
+    on_cluster_stage(tmp_path, scene, 1, 2)
+    assert (tmp_path / "2" / "orders-0").exists()
+    assert (second / "orders-0").exists()
 
 
 def test_points_of_topics_that_are_gone_do_not_outlive_a_start(tmp_path: Path) -> None:
