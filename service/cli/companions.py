@@ -1,4 +1,4 @@
-"""The processes beside the brokers of `oncelog demo`: a load, a group that reads, a Spark pipeline, Prometheus. They
+"""The processes beside the brokers of `oncelog demo`: a load, a group that reads, Spark pipelines, Prometheus. They
 write their output to files, and end with the demo.
 """
 
@@ -17,37 +17,47 @@ import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Final, NamedTuple
 
 from service.cli.failures import CliError, Exit
 from service.supervisor import tied
 
 PATIENCE_S = 60.0
-TOPICS = ("transfers", "entries")
-PIPELINE = "transfers.py"
 PROMETHEUS_PORT = 9090
 STOP_S = 15.0
 
 
-def pipeline_of_spark() -> Path:
-    """The script that Spark runs. What the script needs is checked first."""
+class Pipeline(NamedTuple):
+    """A pipeline of spark_sink/demo: the name of its script, and the topics that it reads and writes."""
+
+    name: str
+    reads: str
+    writes: str
+
+
+PIPELINES: Final = (Pipeline("transfers", "transfers", "entries"), Pipeline("sessions", "clicks", "sessions"))
+
+
+def demo_of_spark() -> Path:
+    """The folder of the scripts that Spark runs. What they need is checked first."""
     spec = find_spec("spark_sink")
     if shutil.which("java") is None or find_spec("pyspark") is None or spec is None or spec.origin is None:
         raise CliError(
             "--spark needs java on the path, pyspark and oncelog-spark (make install-dev has them)", Exit.USAGE
         )
-    script = Path(spec.origin).parent / "demo" / PIPELINE
-    if not script.exists():
-        raise CliError(f"--spark needs {script}, which is in a clone of the repository", Exit.USAGE)
-    return script
+    folder = Path(spec.origin).parent / "demo"
+    if not folder.exists():
+        raise CliError(f"--spark needs {folder}, which is in a clone of the repository", Exit.USAGE)
+    return folder
 
 
 class Companions:
     """Made with the list of what is wanted; the processes are started when the brokers are up."""
 
-    def __init__(self, folder: Path, *, load: bool, pipeline: Path | None, partitions: int) -> None:
+    def __init__(self, folder: Path, *, load: bool, spark: Path | None, partitions: int) -> None:
         self._folder = folder
         self._load = load
-        self._pipeline = pipeline
+        self._spark = spark
         self._partitions = partitions
         self._processes: list[subprocess.Popen[bytes]] = []
         self._ending = threading.Event()
@@ -77,14 +87,22 @@ class Companions:
         """A line about each process, for people."""
         lines = []
         if self._load:
-            lines.append(f"  load         3 producers write transactions to {TOPICS[0]}, group demo-readers reads")
-        if self._pipeline is not None:
-            lines.append(f"  Spark        {self._pipeline.name} makes {TOPICS[1]} of {TOPICS[0]}, exactly once")
+            written, read = " and ".join(each.reads for each in PIPELINES), " and ".join(self._read)
+            lines.append(f"  load         4 producers write transactions to {written}, group demo-readers reads {read}")
+        if self._spark is not None:
+            lines += [
+                f"  Spark        {each.name}.py makes {each.writes} of {each.reads}, exactly once" for each in PIPELINES
+            ]
         if self.prometheus is not None:
             lines.append(f"  Prometheus   http://127.0.0.1:{self.prometheus}/alerts")
         elif self._load:
             lines.append("  Prometheus   not here: there is none on the path (Debian: apt install prometheus)")
         return lines
+
+    @property
+    def _read(self) -> list[str]:
+        """What the group reads: the end of the way."""
+        return [each.reads if self._spark is None else each.writes for each in PIPELINES]
 
     def begin(self, bootstrap: str, web: Sequence[str]) -> None:
         """Start everything, and return at once: topics are created in the background, because the process that runs the
@@ -96,26 +114,27 @@ class Companions:
     def _begin(self, bootstrap: str, web: Sequence[str]) -> None:
         if self.prometheus is not None:
             self._watch(web, self.prometheus)
-        if not (self._load or self._pipeline):
+        if not (self._load or self._spark):
             self._ending.wait()
             return
         ours = [sys.executable, "-m", "service.cli"]
         until = time.monotonic() + PATIENCE_S
-        for topic in TOPICS:
+        for topic in (topic for pipeline in PIPELINES for topic in (pipeline.reads, pipeline.writes)):
             create = [*ours, "topic", "create", topic, "-p", str(self._partitions), "-b", bootstrap]
             while subprocess.run(create, capture_output=True, check=False).returncode not in (0, 1):
                 if self._ending.wait(1) or time.monotonic() > until:
                     return
-        read = "transfers"
         if self._load:
             self._start("load", [sys.executable, "-m", "service.cli.demo_load", bootstrap])
-        if self._pipeline is not None:
-            read = "entries"
-            checkpoint = str(self._folder / "checkpoint")
+        if self._spark is not None:
             python = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(_findable(self._folder / "python"))}
-            self._start("spark", [sys.executable, "-P", str(self._pipeline), bootstrap, checkpoint], environment=python)
+            for name, _, _ in PIPELINES:
+                command = [sys.executable, "-P", str(self._spark / f"{name}.py"), bootstrap]
+                self._start(f"spark-{name}", [*command, str(self._folder / f"checkpoint-{name}")], environment=python)
         if self._load:
-            self._start("readers", [*ours, "consume", read, "--group", "demo-readers", "-b", bootstrap], quiet=True)
+            self._start(
+                "readers", [*ours, "consume", *self._read, "--group", "demo-readers", "-b", bootstrap], quiet=True
+            )
         self._ending.wait()  # what the thread has started ends with it
 
     def _watch(self, web: Sequence[str], port: int) -> None:

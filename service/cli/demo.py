@@ -33,7 +33,7 @@ PATIENCE_S = 30.0
     "--load", is_flag=True, help="Producers that write in transactions, and a group that reads; Prometheus too."
 )
 @click.option(
-    "--spark", is_flag=True, help="A pipeline of Spark's, exactly once (needs Java, pyspark and oncelog-spark)."
+    "--spark", is_flag=True, help="Two pipelines of Spark's, exactly once (needs Java, pyspark and oncelog-spark)."
 )
 @click.option("--port", type=click.IntRange(0, 65000), default=9092, show_default=True, help="The first broker's port.")
 def command(brokers: int, zookeeper: bool, load: bool, spark: bool, port: int) -> None:
@@ -41,11 +41,11 @@ def command(brokers: int, zookeeper: bool, load: bool, spark: bool, port: int) -
 
     Every record has several copies, and a broker that dies is started again. Ctrl-C stops all and removes its data.
     """
-    from service.cli.companions import Companions, pipeline_of_spark
+    from service.cli.companions import Companions, demo_of_spark
     from service.cli.serve import _log_to_stderr, serve_several
     from service.settings.sources import load_config
 
-    pipeline = pipeline_of_spark() if spark else None
+    scripts = demo_of_spark() if spark else None
     with tempfile.TemporaryDirectory(prefix="oncelog-demo-") as folder, contextlib.ExitStack() as stack:
         settings = {
             "log.dirs": f"{folder}/data",
@@ -64,7 +64,7 @@ def command(brokers: int, zookeeper: bool, load: bool, spark: bool, port: int) -
         _log_to_stderr()
         flags = [f"-o{each}" for each in given]
         config, log = load_config(None, {}, given), Path(folder) / "brokers.log"
-        companions = stack.enter_context(Companions(Path(folder), load=load, pipeline=pipeline, partitions=2 * brokers))
+        companions = stack.enter_context(Companions(Path(folder), load=load, spark=scripts, partitions=2 * brokers))
         describe = partial(_begin, log=log, companions=companions)
         status = serve_several(config, brokers, flags, defaults=defaults, log=log, describe=describe)
     raise click.exceptions.Exit(status)

@@ -1,5 +1,5 @@
 """`oncelog demo` with all that can run beside it: one command from nothing to a cluster over a real ZooKeeper, under
-load, with its page, Prometheus and a Spark pipeline. A broker dies, it goes on, and nothing is left of it in the end.
+load, with its page, Prometheus and two Spark pipelines. A broker dies, it goes on, and nothing is left in the end.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import psutil
 import pytest
 import requests
 
-from service.cli.companions import TOPICS
+from service.cli.companions import PIPELINES
 from tests.outside import needs
 from tests.service.cli.kit import Running, oncelog
 from tests.service.cli.test_several import _free_ports
 
 PATIENCE_S = 240.0
+MEMORY_MOST = 4 << 30
 pytestmark = [
     pytest.mark.timeout(900),
     needs("java", "prometheus"),
@@ -68,17 +69,22 @@ def test_one_command_brings_up_all_of_it_and_takes_all_of_it_down(monkeypatch: p
             wait(
                 lambda: requests.get(query, up, timeout=20).json()["data"]["result"][0]["value"][1] == "3", "Prometheus"
             )
-            before = wait(lambda: committed(bootstrap, TOPICS[1]), "what Spark makes of it is read")
+            for pipeline in PIPELINES:
+                wait(lambda topic=pipeline.writes: committed(bootstrap, topic), f"what {pipeline.name} makes is read")  # type: ignore[misc]
+            before = committed(bootstrap, "entries")
             victim = int(re.findall(r"broker 2 .* process (\d+)", told)[0])
             os.kill(victim, signal.SIGKILL)
-            wait(lambda: committed(bootstrap, TOPICS[1]) > before + 100, "it goes on without a broker")
+            wait(lambda: committed(bootstrap, "entries") > before + 100, "it goes on without a broker")
         except AssertionError:
-            for name in ("load", "spark", "readers", "prometheus"):
+            for name in ("load", *(f"spark-{each.name}" for each in PIPELINES), "readers", "prometheus"):
                 if (log := Path(folder) / f"{name}.log").exists():
                     print(name, log.read_text(errors="replace")[:5000])
             raise
         children = psutil.Process(demo.pid).children(recursive=True)
-        assert len(children) >= 7
+        assert len(children) >= 8
+        together = sum(each.memory_full_info().pss for each in children)
+        print(f"all of it takes {together >> 20} MiB")
+        assert together < MEMORY_MOST, "it fits in a laptop"
         demo.send_signal(signal.SIGINT)
         demo.wait(60)
         assert demo.returncode == 0
