@@ -7,6 +7,9 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
+from fnmatch import fnmatch
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,10 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from monitoring.boards import BOARDS
+from service.cli.companions import PIPELINES
 from service.settings.sources import load_config
 from tests.outside import needs
 
@@ -77,6 +82,15 @@ def test_what_compose_mounts_is_there() -> None:
         for volume in service.get("volumes", ()):
             source = volume.split(":")[0]
             assert (ROOT / source).exists() if source.startswith(".") else source in COMPOSE["volumes"]
+
+
+def test_compose_runs_the_pipelines_that_the_demo_runs_on_topics_that_it_makes() -> None:
+    run = {service["command"][0] for service in COMPOSE["services"].values() if service["image"] == "oncelog-spark"}
+    assert run == {f"{each.name}.py" for each in PIPELINES}
+    assert all((ROOT / "spark_sink" / "demo" / script).exists() for script in run)
+    made = re.search(r"for each in ([a-z ]+);", COMPOSE["services"]["topics"]["entrypoint"][2])
+    assert made is not None
+    assert set(made[1].split()) == {topic for each in PIPELINES for topic in (each.reads, each.writes)}
 
 
 def test_compose_opens_ports_to_this_machine_only_and_checks_the_health_of_what_it_starts() -> None:
@@ -180,21 +194,67 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 
-def test_the_image_is_built_of_every_package_that_is_installed_and_runs_as_nobody() -> None:
+LOCKS = {"requirements.txt": ROOT / "pyproject.toml", "spark-requirements.txt": ROOT / "spark_sink" / "pyproject.toml"}
+"""What an image holds, by the project that it is for."""
+MACHINES = ("x86_64", "aarch64")
+
+
+def test_the_image_is_built_of_every_package_that_is_installed() -> None:
     lines = (DEPLOY / "Dockerfile").read_text().splitlines()
     installed = re.search(r"^include = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert installed is not None
     for package in re.findall(r'"(\w+)\*"', installed[1]):
         assert f"COPY {package} {package}" in lines
-    assert "USER 10001:10001" in lines
-    assert lines.index("USER 10001:10001") < lines.index('ENTRYPOINT ["oncelog"]')
 
 
-def test_every_dependency_of_the_image_has_one_version() -> None:
-    pinned = dict(
-        line.split("==") for line in (DEPLOY / "constraints.txt").read_text().splitlines() if not line.startswith("#")
-    )
-    wanted = re.search(r"^dependencies = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.DOTALL | re.MULTILINE)
-    assert wanted is not None
-    named = set(re.findall(r'^  "([\w.-]+)', wanted[1], re.MULTILINE))
-    assert {re.sub(r"[._]", "-", name) for name in named} - pinned.keys() == set()
+@pytest.mark.parametrize("name", ["Dockerfile", "spark.Dockerfile"])
+def test_an_image_is_built_elsewhere_of_what_is_locked_and_runs_as_nobody(name: str) -> None:
+    build, _, image = (DEPLOY / name).read_text().rpartition("\nFROM ")
+    assert "pip" not in image
+    assert image.index("\nUSER 10001:10001\n") < image.index("\nENTRYPOINT ")
+    installs = re.findall(r"pip (?:install|wheel) .*", build.replace("\\\n", "").replace("&&", "\n"))
+    assert len(installs) == build.count("bin/pip") - 1, "and a check that nothing is missing"
+    for line in installs:  # with a hash each, or from what is here and nowhere else
+        own = "--no-deps" in line and "--no-build-isolation" in line
+        assert "--require-hashes" in line or own or "/dist/" in line, line
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_lock_has_one_version_of_all_that_is_needed_to_the_last_package(lock: str) -> None:
+    lines = re.findall(r"^([a-z0-9-]+)==(\S+)", (DEPLOY / lock).read_text(), re.MULTILINE)
+    locked = dict(lines)
+    assert len(locked) == len(lines)
+    for machine in MACHINES:
+        here = {"python_version": "3.12", "python_full_version": "3.12.0", "platform_machine": machine}
+        needed = [
+            (each, "") for each in map(Requirement, tomllib.loads(LOCKS[lock].read_text())["project"]["dependencies"])
+        ]
+        seen: set[tuple[str, str]] = set()
+        while needed:
+            each, extra = needed.pop()
+            if each.marker is not None and not each.marker.evaluate({**here, "extra": extra}):
+                continue
+            name = re.sub(r"[._]", "-", each.name.lower())
+            assert each.specifier.contains(locked[name]), f"{name} {locked[name]} is not {each.specifier}"
+            for one in {(name, extra) for extra in each.extras or {""}} - seen:
+                seen.add(one)
+                needed += [(each, one[1]) for each in map(Requirement, metadata.requires(name) or ())]
+
+
+def test_what_git_ignores_and_tests_are_not_sent_to_who_builds_an_image_and_what_it_copies_is() -> None:
+    ignored = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
+
+    def is_sent(path: str) -> bool:
+        names = path.split("/")
+        under = ["/".join(names[: at + 1]) for at in range(len(names))]
+        return not any(fnmatch(each, pattern) or fnmatch(f"/{each}", pattern) for each in under for pattern in ignored)
+
+    for line in (ROOT / ".gitignore").read_text().splitlines():
+        assert not is_sent(line.strip("/").replace("*", "a")), line
+    for name in (".git", "tests/sim", "service/net/__pycache__"):
+        assert not is_sent(name)
+    for dockerfile in ("Dockerfile", "spark.Dockerfile"):
+        for sources in re.findall(r"^COPY (?!--from)(.*) \S+$", (DEPLOY / dockerfile).read_text(), re.MULTILINE):
+            for source in sources.split():
+                assert is_sent(source)
+                assert (ROOT / source).exists()
