@@ -6,16 +6,15 @@ members move towards the new target only when all of it is written. None of this
 still ahead of its target then, and the next heartbeat begins a new assignment.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 
 from service.groups.assignors import Target
+from service.groups.steps import Steps, take
 
-# What fits into one turn of the loop: a step takes a microsecond or two, writing and applying a record some ten.
-STEPS_AT_ONCE = 1_000
-TARGETS_AT_ONCE = 150
+TARGETS_AT_ONCE = 150  # in one turn of the loop: writing and applying a record takes some ten microseconds
 
 NewTarget = tuple[str, str | None, Mapping[bytes, frozenset[int]]]  # of which member and instance
-Assignment = Generator[None, None, tuple[Target, list[NewTarget]]]
+Assignment = Steps[tuple[Target, list[NewTarget]]]
 
 
 class AssignmentRound:
@@ -28,11 +27,9 @@ class AssignmentRound:
 
     def compute(self, steps: int) -> bool:
         """Take up to `steps` steps. Returns whether the target is complete."""
-        try:
-            for _ in range(steps):
-                next(self._steps)
-        except StopIteration as end:
-            self.target, self.unwritten = end.value
+        computed = take(self._steps, steps)
+        if computed is not None:
+            self.target, self.unwritten = computed
             self.is_computed = True
         return self.is_computed
 

@@ -5,12 +5,13 @@ subscribers, each of its partitions is given to exactly one of them. Racks are i
 assignment may take longer than one turn of the loop, so an assignor yields after each step of some microseconds.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heappush, heapreplace
 from typing import NamedTuple
 
+from service.groups.steps import Steps
+
 Target = dict[str, Mapping[bytes, frozenset[int]]]
-Steps = Generator[None, None, Target]
 Partition = tuple[bytes, int]
 Holdings = dict[str, dict[Partition, None]]
 
@@ -25,7 +26,7 @@ class MemberSpec(NamedTuple):
     current: Mapping[bytes, frozenset[int]]
 
 
-def assign_range(members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, int]) -> Steps:
+def assign_range(members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, int]) -> Steps[Target]:
     """For each topic, every subscriber in order gets neighbouring partitions. The first ones get one more if the number
     of partitions is not a multiple.
 
@@ -47,7 +48,7 @@ def assign_range(members: Mapping[str, MemberSpec], partition_counts: Mapping[by
     return dict(target)
 
 
-def assign_uniform(members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, int]) -> Steps:
+def assign_uniform(members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, int]) -> Steps[Target]:
     """Members get equal numbers of partitions, as far as subscriptions allow, and keep what they have if possible."""
     if not members:
         return {}
@@ -59,12 +60,15 @@ def assign_uniform(members: Mapping[str, MemberSpec], partition_counts: Mapping[
 
 def _kept(
     members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, int]
-) -> Generator[None, None, tuple[Target, list[Partition]]]:
+) -> Steps[tuple[Target, list[Partition]]]:
     """What each member may keep of its present part, and the partitions that are left over. A member keeps a partition
     that exists, to which it subscribes, and which no other member keeps.
     """
-    wanted = set[bytes]().union(*(spec.topics for spec in members.values()))
-    left = {topic_id: set(range(partition_counts.get(topic_id, 0))) for topic_id in sorted(wanted)}
+    wanted = set[bytes]().union(*{spec.topics for spec in members.values()})
+    left: dict[bytes, set[int]] = {}
+    for topic_id in sorted(wanted):
+        left[topic_id] = set(range(partition_counts.get(topic_id, 0)))
+        yield
     kept: Target = {}
     for member_id in sorted(members):
         spec = members[member_id]
@@ -73,12 +77,17 @@ def _kept(
             held = {topic_id: held[topic_id] & left[topic_id] for topic_id in held if topic_id in spec.topics}
         for topic_id, partitions in held.items():
             left[topic_id] -= partitions
+            yield
         kept[member_id] = held
         yield
-    return kept, [(topic_id, partition) for topic_id in left for partition in sorted(left[topic_id])]
+    free: list[Partition] = []
+    for topic_id, partitions_left in left.items():
+        free.extend((topic_id, partition) for partition in sorted(partitions_left))
+        yield
+    return kept, free
 
 
-def _level_equal(kept: Target, free: list[Partition]) -> Steps:
+def _level_equal(kept: Target, free: list[Partition]) -> Steps[Target]:
     """All members subscribe to the same topics. Each gets the quotient; the fullest members get one of the rest
     each.
     """
@@ -98,21 +107,21 @@ def _level_equal(kept: Target, free: list[Partition]) -> Steps:
         if gains < 0:
             parts = list(_partitions_of(kept[member_id]))
             free.extend(parts[gains:])
-            target[member_id] = _by_topic(parts[:gains])
+            target[member_id] = yield from _by_topic(parts[:gains])
         elif gains > 0:
             gaining.append((member_id, gains))
         yield
     free.sort()
     start = 0
     for member_id, gains in sorted(gaining):
-        target[member_id] = _by_topic([*_partitions_of(kept[member_id]), *free[start : start + gains]])
+        target[member_id] = yield from _by_topic([*_partitions_of(kept[member_id]), *free[start : start + gains]])
         start += gains
         yield
     assert start == len(free)
     return target
 
 
-def _level_unequal(kept: Target, free: list[Partition], members: Mapping[str, MemberSpec]) -> Steps:
+def _level_unequal(kept: Target, free: list[Partition], members: Mapping[str, MemberSpec]) -> Steps[Target]:
     """Free partitions go to the subscriber with the fewest partitions; topics with the fewest subscribers come first.
     Then partitions move from fuller to emptier subscribers, as long as that makes the counts of two members more equal.
 
@@ -136,12 +145,12 @@ def _level_unequal(kept: Target, free: list[Partition], members: Mapping[str, Me
                 emptiest.has_fewer(member_id, members[member_id].topics)
     target: Target = {}
     for member_id, mine in holdings.items():
-        target[member_id] = _by_topic(mine)
+        target[member_id] = yield from _by_topic(mine)
         yield
     return target
 
 
-def _give_away(member_id: str, holdings: Holdings, emptiest: "Emptiest") -> Generator[None, None, bool]:
+def _give_away(member_id: str, holdings: Holdings, emptiest: "Emptiest") -> Steps[bool]:
     """Move partitions of one member to subscribers that have at least two fewer. Returns whether any was moved."""
     mine = holdings[member_id]
     before = len(mine)
@@ -166,7 +175,7 @@ class Emptiest:
         self._queues = queues
 
     @classmethod
-    def among(cls, holdings: Holdings, members: Mapping[str, MemberSpec]) -> Generator[None, None, "Emptiest"]:
+    def among(cls, holdings: Holdings, members: Mapping[str, MemberSpec]) -> Steps["Emptiest"]:
         queues: dict[bytes, list[tuple[int, str]]] = {}  # each is sorted, and so it is a heap
         for entry in sorted((len(held), member_id) for member_id, held in holdings.items()):
             for topic_id in members[entry[1]].topics:
@@ -195,9 +204,7 @@ class Emptiest:
             heappush(self._queues[topic_id], (len(self._holdings[member_id]), member_id))
 
 
-def _subscribers(
-    members: Mapping[str, MemberSpec], ordered: list[str]
-) -> Generator[None, None, dict[bytes, list[str]]]:
+def _subscribers(members: Mapping[str, MemberSpec], ordered: list[str]) -> Steps[dict[bytes, list[str]]]:
     subscribers: dict[bytes, list[str]] = {}
     for member_id in ordered:
         for topic_id in members[member_id].topics:
@@ -210,14 +217,21 @@ def _partitions_of(held: Mapping[bytes, frozenset[int]]) -> Iterator[Partition]:
     return ((topic_id, partition) for topic_id in sorted(held) for partition in sorted(held[topic_id]))
 
 
-def _by_topic(held: Iterable[Partition]) -> dict[bytes, frozenset[int]]:
+def _by_topic(held: Iterable[Partition]) -> Steps[dict[bytes, frozenset[int]]]:
     topics: dict[bytes, set[int]] = {}
     for topic_id, partition in held:
-        topics.setdefault(topic_id, set()).add(partition)
-    return {topic_id: frozenset(topics[topic_id]) for topic_id in sorted(topics)}
+        if topic_id not in topics:
+            topics[topic_id] = set()
+            yield
+        topics[topic_id].add(partition)
+    whole: dict[bytes, frozenset[int]] = {}
+    for topic_id in sorted(topics):
+        whole[topic_id] = frozenset(topics[topic_id])
+        yield
+    return whole
 
 
-ASSIGNORS: dict[str, Callable[[Mapping[str, MemberSpec], Mapping[bytes, int]], Steps]] = {
+ASSIGNORS: dict[str, Callable[[Mapping[str, MemberSpec], Mapping[bytes, int]], Steps[Target]]] = {
     "uniform": assign_uniform,
     "range": assign_range,
 }

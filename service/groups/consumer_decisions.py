@@ -10,18 +10,18 @@ group is large (assignment_round.py). Third, the member takes its next step towa
 
 As long as a group's epoch is ahead of its target, a new target is under way, or the deadline `assign` is set. So no
 target waits for a heartbeat.
+
+The group's epoch is raised too when a subscribed topic has changed: then the fingerprint of the subscribed topics is
+another than the one that is stored with the epoch. Of thousands of topics the fingerprint is not computed by the
+heartbeat that finds newer metadata. It begins a look (deadline `look`), which does it in several turns and raises the
+epoch by itself. If the epoch is raised for another reason meanwhile, it keeps the old fingerprint, and the look puts
+the right one in its place.
 """
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Collection, Iterable, Set
 from typing import NamedTuple
 
-from service.groups.assignment_round import (
-    STEPS_AT_ONCE,
-    TARGETS_AT_ONCE,
-    Assignment,
-    AssignmentRound,
-    NewTarget,
-)
+from service.groups.assignment_round import TARGETS_AT_ONCE, Assignment, AssignmentRound, NewTarget
 from service.groups.assignors import ASSIGNORS, MemberSpec, Target
 from service.groups.commands import (
     JOIN_EPOCH,
@@ -32,7 +32,15 @@ from service.groups.commands import (
     ConsumerHeartbeatReply,
     PartitionsByTopic,
 )
-from service.groups.consumer_group import ConsumerGroup, ConsumerMember, EpochsByTopic, ResolvedRegex, TargetByTopic
+from service.groups.consumer_group import (
+    ConsumerGroup,
+    ConsumerMember,
+    EpochsByTopic,
+    MetadataLook,
+    Raised,
+    ResolvedRegex,
+    TargetByTopic,
+)
 from service.groups.deadlines import DeadlineName, Deadlines
 from service.groups.reconciliation import Walk, reconcile
 from service.groups.records import (
@@ -51,7 +59,8 @@ from service.groups.regex import MATCHED_AT_ONCE, BoundedRegex, InvalidRegex, Re
 from service.groups.resuming import Resuming
 from service.groups.settings import ConsumerTimes, GroupSettings
 from service.groups.states import MemberState
-from service.groups.topics import TopicView, fingerprint
+from service.groups.steps import STEPS_AT_ONCE, Steps, take
+from service.groups.topics import TopicView, fingerprint, fingerprint_in_steps
 from service.groups.verdicts import Draft, Fault, GroupRefusal, Token
 
 # A group resolves its regular expressions at most once in the first interval, except for the first expression of a
@@ -67,6 +76,9 @@ MEMBER_DEADLINES = ("session", "rebalance", "rejoin", "resync")
 # of five seconds. Members of a large group are told a longer one, so that they send at most this many in a millisecond.
 UNSETTLED_INTERVAL_MS = 1_000
 UNSETTLED_BEATS_A_MS = 5
+
+# So many names are compared in one step.
+NAMES_A_STEP = 50
 
 # The target of a member that gets nothing. It has no record, unless its member had partitions before.
 NO_PARTITIONS: TargetByTopic = {}
@@ -270,10 +282,11 @@ class ConsumerDecisions:
                 draft.records.append(regex_record(group.group_id, regex, resolved))
                 new_topics |= topics
         if changed or is_over:
-            metadata_hash = fingerprint(self._topics, group.topics_subscribed() | new_topics)
-            if changed or metadata_hash != group.metadata_hash:
-                draft.records.append(consumer_epoch_record(group.group_id, group.epoch + 1, metadata_hash))
-                self._note_metadata(group, group.epoch + 1)
+            metadata_hash = self._hash_of(group, group.topics_subscribed() | new_topics, draft)
+            if changed or metadata_hash not in (None, group.metadata_hash):
+                epoch = self._raise_epoch(group, metadata_hash, draft)
+                if metadata_hash is not None:
+                    self._note_metadata(group, self._topics.version, epoch)
                 self.assign_later(group, draft)
         if is_over:
             group.regex_round = None
@@ -309,33 +322,75 @@ class ConsumerDecisions:
         """The group's epoch, which is raised if the member's subscription or the subscribed topics have changed."""
         if not subscription_changed and not group.must_look_at_metadata(self._topics.version):
             return group.epoch
-        if self._adds_no_topic(group, member):
-            metadata_hash = group.metadata_hash
+        if subscription_changed:
+            metadata_hash = self._hash_with(group, draft, without=group.replaced_by(member), and_by=member)
         else:
-            topics = group.topics_subscribed(without=group.replaced_by(member), and_by=member)
-            metadata_hash = fingerprint(self._topics, topics)
+            metadata_hash = self._hash_of(group, group.topics_subscribed(), draft)
         epoch = group.epoch
-        if subscription_changed or metadata_hash != group.metadata_hash:
-            epoch += 1
-            draft.records.append(consumer_epoch_record(group.group_id, epoch, metadata_hash))
+        if subscription_changed or metadata_hash not in (None, group.metadata_hash):
+            epoch = self._raise_epoch(group, metadata_hash, draft)
             group.raised_ms = draft.now_ms
-        self._note_metadata(group, epoch)
+        if metadata_hash is not None:
+            self._note_metadata(group, self._topics.version, epoch)
         if group.has_partition_metadata:
             draft.records.append(partition_metadata_tombstone(group.group_id))
         return epoch
 
-    def _adds_no_topic(self, group: ConsumerGroup, member: ConsumerMember) -> bool:
-        """Whether the new member subscribes only to topics of which the group's metadata hash was already computed."""
-        return (
-            not group.must_look_at_metadata(self._topics.version)
-            and member.regex_or_none is None
-            and not group.replaced_by(member)
-            and all(topic in group.tallies.naming for topic in member.subscribed_topics)
-        )
+    def _hash_with(
+        self,
+        group: ConsumerGroup,
+        draft: Draft,
+        *,
+        without: Collection[ConsumerMember],
+        and_by: ConsumerMember | None = None,
+    ) -> int | None:
+        """The group's metadata hash without these members and with that one. None: a look has to find it out."""
+        if not group.must_look_at_metadata(self._topics.version) and group.keeps_its_topics(
+            without=without, and_by=and_by
+        ):
+            return group.metadata_hash  # if a look has still to find it out, that look is under way
+        return self._hash_of(group, group.topics_subscribed(without=without, and_by=and_by), draft)
 
-    def _note_metadata(self, group: ConsumerGroup, epoch: int) -> None:
-        group.seen_version = self._topics.version
+    def _hash_of(self, group: ConsumerGroup, topics: Set[str], draft: Draft) -> int | None:
+        if len(topics) <= STEPS_AT_ONCE:
+            return fingerprint(self._topics, topics)
+        self._deadlines.set_if_absent(("look", group.group_id, ""), draft.now_ms)
+        return None
+
+    def _raise_epoch(self, group: ConsumerGroup, metadata_hash: int | None, draft: Draft) -> int:
+        epoch = group.epoch + 1
+        stored = group.metadata_hash if metadata_hash is None else metadata_hash
+        draft.records.append(consumer_epoch_record(group.group_id, epoch, stored))
+        group.raised = Raised(epoch, self._topics.version)
+        return epoch
+
+    def _note_metadata(self, group: ConsumerGroup, version: int, epoch: int) -> None:
+        group.seen_version = version
         group.seen_at_epoch = epoch
+
+    def look_some(self, group: ConsumerGroup, draft: Draft) -> None:
+        """Do one turn of a look at the metadata of all subscribed topics. At its end raise the epoch if one of them
+        has changed.
+        """
+        look = group.metadata_look
+        if look is None:
+            work = fingerprint_in_steps(self._topics, group.topics_subscribed)
+            look = group.metadata_look = MetadataLook(self._topics.version, work)
+        metadata_hash = take(look.work, STEPS_AT_ONCE)
+        if metadata_hash is None:
+            self._deadlines.set(("look", group.group_id, ""), draft.now_ms)
+            return
+        group.metadata_look = None
+        epoch = group.epoch
+        if metadata_hash == group.metadata_hash:
+            pass
+        elif group.raised == (epoch, look.version) and look.version == self._topics.version:
+            # Its target is made of this metadata. Only the hash was still to be computed.
+            draft.records.append(consumer_epoch_record(group.group_id, epoch, metadata_hash))
+        else:
+            epoch = self._raise_epoch(group, metadata_hash, draft)
+            self.assign_later(group, draft)
+        self._note_metadata(group, look.version, epoch)
 
     # Step two: the target assignment ----------------------------------------------------------------------------------
 
@@ -379,6 +434,7 @@ class ConsumerDecisions:
         for topic in topics:
             if (facts := self._topics.by_name(topic)) is not None:
                 counts[facts.topic_id] = facts.partitions
+            yield
         name = group.preferred_assignor(members.values()) or self._settings.group_consumer_assignors[0]
         specs = yield from self._specs(group, members.values())
         target = yield from ASSIGNORS[name](specs, counts)
@@ -447,9 +503,7 @@ class ConsumerDecisions:
         quiet_ms = max(QUIET_MS // (1 + len(group.members) // 100), QUIET_MS_MIN)
         return min(wait_ms, max(group.raised_ms + quiet_ms - draft.now_ms, 0))
 
-    def _specs(
-        self, group: ConsumerGroup, members: Iterable[ConsumerMember]
-    ) -> Generator[None, None, dict[str, MemberSpec]]:
+    def _specs(self, group: ConsumerGroup, members: Iterable[ConsumerMember]) -> Steps[dict[str, MemberSpec]]:
         """The members as assignors need them. Members with the same subscription share one set of topic ids; in most
         groups all do.
         """
@@ -459,15 +513,20 @@ class ConsumerDecisions:
             subscription = (member.subscribed_topics, member.regex_or_none)
             topic_ids = known.get(subscription)
             if topic_ids is None:
-                topic_ids = known[subscription] = self._topic_ids(group, member)
+                topic_ids = known[subscription] = yield from self._topic_ids(group.topics_of(member))
             current = group.target_of(member.member_id, member.instance_id)
             specs[member.member_id] = MemberSpec(member.instance_id, topic_ids, current)
-            yield
+            for _ in range(1 + len(member.subscribed_topics) // NAMES_A_STEP):
+                yield  # because two long lists of names were compared
         return specs
 
-    def _topic_ids(self, group: ConsumerGroup, member: ConsumerMember) -> frozenset[bytes]:
-        known = (self._topics.by_name(topic) for topic in group.topics_of(member))
-        return frozenset(facts.topic_id for facts in known if facts is not None)
+    def _topic_ids(self, names: Iterable[str]) -> Steps[frozenset[bytes]]:
+        topic_ids: list[bytes] = []
+        for name in names:
+            if (facts := self._topics.by_name(name)) is not None:
+                topic_ids.append(facts.topic_id)
+            yield
+        return frozenset(topic_ids)
 
     # Step three: the member's way -------------------------------------------------------------------------------------
 
@@ -489,7 +548,7 @@ class ConsumerDecisions:
                 goal.target,
                 owned,
                 group.is_held,
-                self._topic_ids(group, member),
+                self._is_subscribed(group, member),
                 subscription_changed,
             ),
         )
@@ -498,6 +557,16 @@ class ConsumerDecisions:
             if walked.classic is None:
                 self._await_revocation(group, walked, draft)
         return walked
+
+    def _is_subscribed(self, group: ConsumerGroup, member: ConsumerMember) -> Callable[[bytes], bool]:
+        resolved = group.resolved.get(member.regex_or_none or "")
+        matched = frozenset[str]() if resolved is None else resolved.topics
+
+        def is_subscribed(topic_id: bytes) -> bool:
+            facts = self._topics.by_id(topic_id)
+            return facts is not None and (facts.name in member.subscribed_topics or facts.name in matched)
+
+        return is_subscribed
 
     def _await_revocation(self, group: ConsumerGroup, member: ConsumerMember, draft: Draft) -> None:
         name: DeadlineName = ("rebalance", group.group_id, member.member_id)
@@ -541,8 +610,7 @@ class ConsumerDecisions:
         for regex in regexes:
             if not group.uses(regex, without=gone.values()):
                 draft.records.append(regex_tombstone(group.group_id, regex))
-        metadata_hash = fingerprint(self._topics, group.topics_subscribed(without=gone.values()))
-        draft.records.append(consumer_epoch_record(group.group_id, group.epoch + 1, metadata_hash))
+        self._raise_epoch(group, self._hash_with(group, draft, without=gone.values()), draft)
         self.assign_later(group, draft)
 
     def forget_member(self, group_id: str, member_id: str) -> None:
@@ -552,7 +620,7 @@ class ConsumerDecisions:
     def forget(self, group: ConsumerGroup) -> None:
         """Cancel all deadlines of a group that is removed."""
         self.resuming.forget(group.group_id)
-        for what in ("regex", "assign"):
+        for what in ("regex", "look", "assign"):
             self._deadlines.cancel((what, group.group_id, ""))
         for member_id in group.members:
             self.forget_member(group.group_id, member_id)

@@ -29,6 +29,7 @@ from service.groups.kinds import OffsetCheck, any_offset
 from service.groups.offsets import CommittedOffset
 from service.groups.regex import RegexRound, TopicMatches
 from service.groups.states import ConsumerState, MemberState
+from service.groups.steps import Steps
 from service.groups.verdicts import Fault
 
 Key = TypeVar("Key")
@@ -125,6 +126,22 @@ class ResolvedRegex(NamedTuple):
     timestamp_ms: int
 
 
+class MetadataLook(NamedTuple):
+    """A look at the metadata of all subscribed topics, in several turns. `version`: that of the metadata at its
+    begin. `work` computes the fingerprint.
+    """
+
+    version: int
+    work: Steps[int]
+
+
+class Raised(NamedTuple):
+    """To which epoch a group was last raised, and at which version of the metadata."""
+
+    epoch: int
+    version: int
+
+
 @dataclass(slots=True)
 class Tallies:
     """Counts of members. An entry whose count falls to zero is removed."""
@@ -175,16 +192,19 @@ class ConsumerGroup:
     tallies: Tallies = field(default_factory=Tallies)
     unresolved: dict[str, None] = field(default_factory=dict)  # expressions in use that were never resolved
 
-    # Soft: the version of the metadata with which this group was last compared; when its regular expressions were last
-    # resolved; the round that resolves them now, and what the last round found for each.
+    # Soft: the version of the metadata with which this group was last compared; the look that compares it now; when its
+    # regular expressions were last resolved; the round that resolves them now, and what the last round found for each.
     seen_version: int | None = field(default=None, compare=False)
     seen_at_epoch: int = field(default=-1, compare=False)
+    metadata_look: MetadataLook | None = field(default=None, compare=False)
     regex_version: int | None = field(default=None, compare=False)
     regex_time_ms: int | None = field(default=None, compare=False)
     regex_round: RegexRound | None = field(default=None, compare=False)
     regex_matches: dict[str, TopicMatches] = field(default_factory=dict, compare=False)
-    # Soft, too: when a member last raised the epoch; a new target that is being made in several turns.
+    # Soft, too: when a member last raised the epoch; what it was last raised to, by whatever; a new target that is
+    # being made in several turns.
     raised_ms: int = field(default=0, compare=False)
+    raised: Raised | None = field(default=None, compare=False)
     assignment_round: AssignmentRound | None = field(default=None, compare=False)
 
     # Reading ----------------------------------------------------------------------------------------------------------
@@ -245,15 +265,35 @@ class ConsumerGroup:
         count; `and_by` does.
         """
         fewer = Counter(topic for member in without for topic in member.subscribed_topics)
-        topics = {topic for topic, count in self.tallies.naming.items() if count > fewer[topic]}
+        topics = set(self.tallies.naming)
+        topics.difference_update(topic for topic, count in fewer.items() if self.tallies.naming.get(topic, 0) <= count)
         for regex in self.tallies.using:
             if regex in self.resolved and self.uses(regex, without=without):
                 topics |= self.resolved[regex].topics
         return topics if and_by is None else topics | self.topics_of(and_by)
 
+    def keeps_its_topics(self, *, without: Collection[ConsumerMember], and_by: ConsumerMember | None) -> bool:
+        """Whether the members subscribe to the same topics without these and with that one. It is asked of what they
+        say, so that it costs the same however many topics an expression matches.
+        """
+        comes = frozenset[str]() if and_by is None else and_by.subscribed_topics
+        expression = None if and_by is None else and_by.regex_or_none
+        fewer = Counter(topic for member in without for topic in member.subscribed_topics)
+        return (
+            (expression is None or expression in self.tallies.using)
+            and all(topic in self.tallies.naming for topic in comes)
+            and all(topic in comes or self.tallies.naming[topic] > count for topic, count in fewer.items())
+            and all(
+                regex is None or regex == expression or self.uses(regex, without=without)
+                for regex in {member.regex_or_none for member in without}
+            )
+        )
+
     def topics_of(self, member: ConsumerMember) -> frozenset[str]:
         resolved = self.resolved.get(member.regex_or_none or "")
-        return member.subscribed_topics if resolved is None else member.subscribed_topics | resolved.topics
+        if resolved is None:
+            return member.subscribed_topics
+        return member.subscribed_topics | resolved.topics if member.subscribed_topics else resolved.topics
 
     def is_subscribed_to(self, topic: str) -> bool:
         return topic in self.tallies.naming or any(

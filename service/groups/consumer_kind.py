@@ -24,10 +24,10 @@ from service.groups.records import (
     ConsumerKey,
     ConsumerPartKey,
     consumer_group_tombstones,
-    read_held,
+    read_current,
     read_key,
-    read_member_state,
     read_said,
+    read_target,
     read_value,
 )
 from service.groups.settings import GroupSettings
@@ -35,7 +35,6 @@ from service.groups.topics import TopicView
 from service.groups.verdicts import Draft, GroupRefusal, RecordPair, Token
 from service.wire.messages import (
     ConsumerGroupCurrentMemberAssignmentKey,
-    ConsumerGroupCurrentMemberAssignmentValue,
     ConsumerGroupMemberMetadataKey,
     ConsumerGroupMetadataKey,
     ConsumerGroupMetadataValue,
@@ -43,7 +42,6 @@ from service.wire.messages import (
     ConsumerGroupRegularExpressionKey,
     ConsumerGroupRegularExpressionValue,
     ConsumerGroupTargetAssignmentMemberKey,
-    ConsumerGroupTargetAssignmentMemberValue,
     ConsumerGroupTargetAssignmentMetadataKey,
     ConsumerGroupTargetAssignmentMetadataValue,
 )
@@ -54,7 +52,7 @@ Remove = Callable[[ConsumerGroup, list[ConsumerMember], Draft], None]
 
 class ConsumerKind:
     group_type = ConsumerGroup
-    done_in_turns = frozenset({"regex", "assign", "resume"})
+    done_in_turns = frozenset({"regex", "look", "assign", "resume"})
     record_prefixes = frozenset(CONSUMER_KEYS)
 
     def __init__(
@@ -70,6 +68,7 @@ class ConsumerKind:
         }
         self.deadlines: dict[str, FallDue] = {
             "regex": lambda group, _, draft: decisions.resolve_regexes(group, draft),
+            "look": lambda group, _, draft: decisions.look_some(group, draft),
             "assign": lambda group, _, draft: decisions.assign_some(group, draft),
             "resume": lambda group, _, draft: decisions.resuming.go_on(group, draft),
             **dict.fromkeys(MEMBER_DEADLINES, self._member_is_lost),
@@ -175,13 +174,9 @@ def _apply_value(group: ConsumerGroup, key: ConsumerKey, value: bytes) -> None:
             group.assignment_epoch = target_epoch.assignment_epoch
             group.assignment_timestamp_ms = target_epoch.assignment_timestamp
         case ConsumerGroupTargetAssignmentMemberKey():
-            target = read_value(ConsumerGroupTargetAssignmentMemberValue, value)
-            group.target[key.member_id] = {
-                topic.topic_id: frozenset(topic.partitions) for topic in target.topic_partitions
-            }
+            group.target[key.member_id] = read_target(value)
         case ConsumerGroupCurrentMemberAssignmentKey():
-            current = read_value(ConsumerGroupCurrentMemberAssignmentValue, value)
-            group.put(_with_assignment(_member(group, key.member_id), current))
+            group.put(_member(group, key.member_id)._replace(**read_current(value)._asdict()))
         case ConsumerGroupRegularExpressionKey():
             resolved = read_value(ConsumerGroupRegularExpressionValue, value)
             topics = frozenset(resolved.topics)
@@ -210,13 +205,3 @@ def _apply_tombstone(group: ConsumerGroup, key: ConsumerPartKey) -> None:
 
 def _member(group: ConsumerGroup, member_id: str) -> ConsumerMember:
     return group.members.get(member_id) or ConsumerMember(member_id)
-
-
-def _with_assignment(member: ConsumerMember, said: ConsumerGroupCurrentMemberAssignmentValue) -> ConsumerMember:
-    return member._replace(
-        member_epoch=said.member_epoch,
-        previous_epoch=said.previous_member_epoch,
-        state=read_member_state(said),
-        assigned=read_held(said.assigned_partitions, said.member_epoch),
-        revoking=read_held(said.partitions_pending_revocation, said.member_epoch),
-    )

@@ -12,20 +12,23 @@ from service.groups.commands import PartitionsByTopic
 from service.groups.consumer_group import ConsumerMember, EpochsByTopic, TargetByTopic
 from service.groups.states import MemberState
 
+NO_PARTITION: frozenset[int] = frozenset()
+NOT_GIVEN: Mapping[int, int] = {}
+
 
 class Walk(NamedTuple):
     """What a step depends on besides the member.
 
     `owned`: the partitions that the member says it owns (None: it did not say). `is_held`: whether any member holds a
-    partition. `subscribed_ids`: the topics to which the member subscribes. `subscription_changed`: whether these have
-    just changed.
+    partition. `is_subscribed`: whether the member subscribes to a topic. `subscription_changed`: whether the topics to
+    which it subscribes have just changed.
     """
 
     target_epoch: int
     target: TargetByTopic
     owned: PartitionsByTopic | None
     is_held: Callable[[bytes, int], bool]
-    subscribed_ids: frozenset[bytes]
+    is_subscribed: Callable[[bytes], bool]
     subscription_changed: bool
 
 
@@ -56,26 +59,33 @@ def _towards_target(member: ConsumerMember, epoch: int, walk: Walk) -> ConsumerM
     gets: dict[bytes, list[int]] = {}
     others_hold_some = False
     for topic_id in dict.fromkeys((*walk.target, *member.assigned)):
-        target = walk.target.get(topic_id, frozenset()) if topic_id in walk.subscribed_ids else frozenset()
-        has = member.assigned.get(topic_id, {})
-        kept = {partition: given for partition, given in has.items() if partition in target}
-        lost = {partition: given for partition, given in has.items() if partition not in target}
-        wanted = [partition for partition in sorted(target) if partition not in kept]
-        # The member may be given partitions that it still has to revoke itself: until then no other member holds them.
-        revoking = member.revoking.get(topic_id, {})
-        free = [partition for partition in wanted if partition in revoking or not walk.is_held(topic_id, partition)]
-        others_hold_some = others_hold_some or len(free) < len(wanted)
-        if kept:
-            keeps[topic_id] = kept
-        if lost:
-            revokes[topic_id] = lost
-        if free:
-            gets[topic_id] = free
+        target = walk.target.get(topic_id, NO_PARTITION)
+        if target and not walk.is_subscribed(topic_id):
+            target = NO_PARTITION
+        has = member.assigned.get(topic_id)
+        if has and has.keys() == target:  # most topics are kept whole, or are new to the member
+            keeps[topic_id] = has
+            continue
+        wanted = sorted(target)
+        if has:
+            wanted = [partition for partition in wanted if partition not in has]
+            if kept := {partition: given for partition, given in has.items() if partition in target}:
+                keeps[topic_id] = kept
+            if lost := {partition: given for partition, given in has.items() if partition not in target}:
+                revokes[topic_id] = lost
+        if wanted:
+            # The member may be given partitions that it still has to revoke itself: until then no other member holds
+            # them.
+            revoking = member.revoking.get(topic_id, NOT_GIVEN)
+            free = [partition for partition in wanted if partition in revoking or not walk.is_held(topic_id, partition)]
+            others_hold_some = others_hold_some or len(free) < len(wanted)
+            if free:
+                gets[topic_id] = free
     if revokes and _still_owns(walk.owned, revokes):
         return member.at_epoch(epoch, state=MemberState.UNREVOKED_PARTITIONS, assigned=keeps, revoking=revokes)
     for topic_id, partitions in gets.items():
         given = dict.fromkeys(partitions, walk.target_epoch)
-        keeps[topic_id] = {**keeps.get(topic_id, {}), **given}
+        keeps[topic_id] = {**keeps[topic_id], **given} if topic_id in keeps else given
     state = MemberState.UNRELEASED_PARTITIONS if others_hold_some else MemberState.STABLE
     return member.at_epoch(walk.target_epoch, state=state, assigned=keeps, revoking={})
 
@@ -84,10 +94,10 @@ def _within_subscription(member: ConsumerMember, walk: Walk) -> ConsumerMember:
     """The member without the partitions of topics to which it no longer subscribes. They are taken at once, even before
     there is a new target.
     """
-    leaves = {topic_id: given for topic_id, given in member.assigned.items() if topic_id not in walk.subscribed_ids}
+    leaves = {topic_id: given for topic_id, given in member.assigned.items() if not walk.is_subscribed(topic_id)}
     if not leaves:
         return member
-    keeps = {topic_id: given for topic_id, given in member.assigned.items() if topic_id in walk.subscribed_ids}
+    keeps = {topic_id: given for topic_id, given in member.assigned.items() if topic_id not in leaves}
     revokes = dict(member.revoking)
     for topic_id, given in leaves.items():
         revokes[topic_id] = {**revokes.get(topic_id, {}), **given}

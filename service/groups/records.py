@@ -8,7 +8,7 @@ wire.
 import struct
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from service.groups.classic_group import ClassicGroup, ClassicMember
 from service.groups.consumer_group import (
@@ -39,7 +39,6 @@ from service.wire.messages import (
     ConsumerGroupRegularExpressionValue,
     ConsumerGroupTargetAssignmentMemberKey,
     ConsumerGroupTargetAssignmentMemberValue,
-    ConsumerGroupTargetAssignmentMemberValueTopicPartition,
     ConsumerGroupTargetAssignmentMetadataKey,
     ConsumerGroupTargetAssignmentMetadataValue,
     GroupMetadataKey,
@@ -105,6 +104,13 @@ NAME_BYTES_MAX = (1 << 15) - 1 - 64
 SAID_ALIKE = 100
 SAID_BYTES = 1_000
 
+# How many different lists of partitions of one topic are kept at hand.
+PARTITIONS_ALIKE = 5_000
+
+CURRENT_HEAD = struct.Struct(">iib")  # the member's epoch, the one before, its state
+NO_TAGS = b"\0"
+EPOCHS_TAG = b"\1\0"  # one tagged field, number 0
+
 Value = TypeVar("Value", bound=Struct)
 
 
@@ -118,10 +124,24 @@ def fits(*names: str | None) -> bool:
     return True
 
 
+class TargetOfMember(NamedTuple):
+    target: TargetByTopic
+
+
+class CurrentAssignment(NamedTuple):
+    """What the record of a member's present assignment says, in the order in which `ConsumerMember` has it."""
+
+    member_epoch: int
+    previous_epoch: int
+    state: MemberState
+    assigned: EpochsByTopic
+    revoking: EpochsByTopic
+
+
 # The keys and values that were written last, by their bytes. A live coordinator applies a record right after writing
 # it, and with this need not decode it. Reading an entry removes it.
 _known_keys: dict[bytes, Key] = {}
-_known_values: dict[bytes, Struct] = {}
+_known_values: dict[bytes, Struct | SaidByMember | TargetOfMember | CurrentAssignment] = {}
 KNOWN_AT_MOST = 20_000  # a decision about a group of thousands of members writes three records for each of them
 
 
@@ -153,10 +173,14 @@ def _key(key: Key) -> bytes:
 
 def _record(key: Key, value: Struct, version: int) -> RecordPair:
     written = VERSIONS[version] + encode_data(value, version)
+    _note_value(written, value)
+    return _key(key), written
+
+
+def _note_value(written: bytes, value: Struct | SaidByMember | TargetOfMember | CurrentAssignment) -> None:
     _known_values[written] = value
     if len(_known_values) > KNOWN_AT_MOST:
         _known_values.clear()
-    return _key(key), written
 
 
 # Offsets --------------------------------------------------------------------------------------------------------------
@@ -329,6 +353,8 @@ def consumer_epoch_record(group_id: str, epoch: int, metadata_hash: int) -> Reco
 
 def consumer_member_record(group_id: str, member: ConsumerMember) -> RecordPair:
     value = _common_member_value(member.said) if member.classic is None else _member_value(member.said)
+    if len(value) > SAID_BYTES:
+        _note_value(value, member.said)
     return _key(ConsumerGroupMemberMetadataKey(group_id, member.member_id)), value
 
 
@@ -360,6 +386,8 @@ def read_said(value: bytes) -> SaidByMember:
 
 
 def _read_said(value: bytes) -> SaidByMember:
+    if type(known := _known_values.pop(value, None)) is SaidByMember:
+        return known
     said = read_value(ConsumerGroupMemberMetadataValue, value)
     return SaidByMember(
         said.instance_id,
@@ -382,20 +410,76 @@ def target_epoch_record(group_id: str, epoch: int, timestamp_ms: int) -> RecordP
     return _record(ConsumerGroupTargetAssignmentMetadataKey(group_id), value, CONSUMER_VERSION)
 
 
+# What members have and get is most of what a rebalance writes, and one member may have thousands of topics. So these
+# two records are written by hand, and the parts of topics that look alike are made once.
+
+
 def target_record(group_id: str, member_id: str, target: TargetByTopic) -> RecordPair:
-    topics = [
-        ConsumerGroupTargetAssignmentMemberValueTopicPartition(topic_id, sorted(partitions))
-        for topic_id, partitions in target.items()
-    ]
-    value = ConsumerGroupTargetAssignmentMemberValue(topics)
-    return _record(ConsumerGroupTargetAssignmentMemberKey(group_id, member_id), value, CONSUMER_VERSION)
+    topics = [topic_id + _target_partitions(partitions) for topic_id, partitions in target.items()]
+    value = b"".join((VERSIONS[CONSUMER_VERSION], _count(len(topics)), *topics, NO_TAGS))
+    _note_value(value, TargetOfMember(target))
+    return _key(ConsumerGroupTargetAssignmentMemberKey(group_id, member_id)), value
 
 
 def current_record(group_id: str, member: ConsumerMember) -> RecordPair:
-    value = ConsumerGroupCurrentMemberAssignmentValue(
-        member.member_epoch, member.previous_epoch, member.state, _held(member.assigned), _held(member.revoking)
+    current = CurrentAssignment(*member[1:4], member.assigned, member.revoking)
+    parts = [VERSIONS[CONSUMER_VERSION], CURRENT_HEAD.pack(*current[:3])]
+    for held in (member.assigned, member.revoking):
+        parts.append(_count(len(held)))
+        parts += [topic_id + _held_partitions(tuple(sorted(given.items()))) for topic_id, given in held.items()]
+    value = b"".join((*parts, NO_TAGS))
+    _note_value(value, current)
+    return _key(ConsumerGroupCurrentMemberAssignmentKey(group_id, member.member_id)), value
+
+
+def read_target(value: bytes) -> TargetByTopic:
+    if type(known := _known_values.pop(value, None)) is TargetOfMember:
+        return known.target
+    said = read_value(ConsumerGroupTargetAssignmentMemberValue, value)
+    return {topic.topic_id: frozenset(topic.partitions) for topic in said.topic_partitions}
+
+
+def read_current(value: bytes) -> CurrentAssignment:
+    if type(known := _known_values.pop(value, None)) is CurrentAssignment:
+        return known
+    said = read_value(ConsumerGroupCurrentMemberAssignmentValue, value)
+    return CurrentAssignment(
+        said.member_epoch,
+        said.previous_member_epoch,
+        MemberState.of_number(said.state),
+        _read_held(said.assigned_partitions, said.member_epoch),
+        _read_held(said.partitions_pending_revocation, said.member_epoch),
     )
-    return _record(ConsumerGroupCurrentMemberAssignmentKey(group_id, member.member_id), value, CONSUMER_VERSION)
+
+
+@lru_cache(maxsize=PARTITIONS_ALIKE)
+def _target_partitions(partitions: frozenset[int]) -> bytes:
+    return _numbers(sorted(partitions)) + NO_TAGS
+
+
+@lru_cache(maxsize=PARTITIONS_ALIKE)
+def _held_partitions(given: tuple[tuple[int, int], ...]) -> bytes:
+    """Partitions, and the epochs at which they were given in a tagged field."""
+    epochs = _numbers([epoch for _, epoch in given])
+    return b"".join((_numbers([partition for partition, _ in given]), EPOCHS_TAG, _varint(len(epochs)), epochs))
+
+
+def _numbers(numbers: list[int]) -> bytes:
+    return _count(len(numbers)) + struct.pack(f">{len(numbers)}i", *numbers)
+
+
+def _count(length: int) -> bytes:
+    """The length of a list, as the compact encoding has it."""
+    return _varint(length + 1)
+
+
+def _varint(number: int) -> bytes:
+    data = bytearray()
+    while number > 0x7F:
+        data.append(number & 0x7F | 0x80)
+        number >>= 7
+    data.append(number)
+    return bytes(data)
 
 
 def regex_record(group_id: str, regex: str, resolved: ResolvedRegex) -> RecordPair:
@@ -445,7 +529,7 @@ def _read_classic_facts(value: ConsumerGroupMemberMetadataValue) -> ClassicFacts
     )
 
 
-def read_held(
+def _read_held(
     topics: list[ConsumerGroupCurrentMemberAssignmentValueTopicPartitions], member_epoch: int
 ) -> EpochsByTopic:
     """The partitions that a member holds. A record from before Kafka 4.3 has no epochs: its partitions count as given
@@ -458,16 +542,3 @@ def read_held(
             epochs = [max(member_epoch, 0)] * len(topic.partitions)
         held[topic.topic_id] = dict(zip(topic.partitions, epochs, strict=True))
     return held
-
-
-def read_member_state(value: ConsumerGroupCurrentMemberAssignmentValue) -> MemberState:
-    return MemberState.of_number(value.state)
-
-
-def _held(held: EpochsByTopic) -> list[ConsumerGroupCurrentMemberAssignmentValueTopicPartitions]:
-    return [
-        ConsumerGroupCurrentMemberAssignmentValueTopicPartitions(
-            topic_id, sorted(partitions), [partitions[partition] for partition in sorted(partitions)]
-        )
-        for topic_id, partitions in held.items()
-    ]

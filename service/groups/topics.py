@@ -4,10 +4,12 @@
 raised whenever an answer may have changed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Protocol
+
+from service.groups.steps import Steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +37,30 @@ def fingerprint(topics: TopicView, names: Iterable[str]) -> int:
     It is stored with the group's epoch, in the field where Kafka stores its own hash of the same facts. The two hashes
     differ. So with a log taken over from Kafka each group has one needless rebalance, and no other harm.
     """
-    known = [facts for name in sorted(names) if (facts := topics.by_name(name)) is not None]
-    if not known:
+    return _as_stored(sum(_mark(topics, name) for name in names))
+
+
+def fingerprint_in_steps(topics: TopicView, names: Callable[[], Set[str]]) -> Steps[int]:
+    """The fingerprint of what `names` returns when this ends. It may return other names later than at the begin."""
+    total, counted = 0, frozenset[str]()
+    while (present := names()) != counted:
+        for name in present - counted:
+            total += _mark(topics, name)
+            yield
+        for name in counted - present:
+            total -= _mark(topics, name)
+            yield
+        counted = frozenset(present)
+    return _as_stored(total)
+
+
+def _mark(topics: TopicView, name: str) -> int:
+    """The part of a topic in a fingerprint, which is the sum of its parts."""
+    facts = topics.by_name(name)
+    if facts is None:
         return 0
-    digest = blake2b(digest_size=8)
-    for facts in known:
-        digest.update(facts.topic_id + facts.partitions.to_bytes(4, "big"))
-    return int.from_bytes(digest.digest(), "big", signed=True)
+    return int.from_bytes(blake2b(facts.topic_id + facts.partitions.to_bytes(4, "big"), digest_size=8).digest(), "big")
+
+
+def _as_stored(total: int) -> int:
+    return int.from_bytes((total % (1 << 64)).to_bytes(8, "big"), "big", signed=True)

@@ -17,7 +17,7 @@ from service.groups.classic_decisions import ClassicDecisions
 from service.groups.classic_group import ClassicGroup
 from service.groups.commands import JoinReply
 from service.groups.consumer_decisions import ConsumerDecisions
-from service.groups.consumer_group import ConsumerGroup, ConsumerMember
+from service.groups.consumer_group import ConsumerGroup, ConsumerMember, Raised
 from service.groups.migration import Migration
 from service.groups.offsets import Offsets, OffsetsByTopic
 from service.groups.records import current_record, member_tombstones, target_epoch_record
@@ -97,6 +97,16 @@ def partition_given_before_it_is_free() -> Planting:
 
 def topics_that_change_not_looked_at() -> Planting:
     return replaced(ConsumerGroup, "must_look_at_metadata", lambda group, version: False)
+
+
+def changed_topics_taken_for_assigned_after_a_long_look() -> Planting:
+    original = ConsumerDecisions.look_some
+
+    def look_some(decisions: ConsumerDecisions, group: ConsumerGroup, draft: Any) -> None:
+        group.raised = Raised(group.epoch, decisions._topics.version)
+        original(decisions, group, draft)
+
+    return replaced(ConsumerDecisions, "look_some", look_some)
 
 
 def commit_of_a_fenced_member_accepted() -> Planting:
@@ -189,6 +199,7 @@ MUTANTS: dict[str, Callable[[], Planting]] = {
         subscription_of_a_restarted_instance_kept,
         partition_given_before_it_is_free,
         topics_that_change_not_looked_at,
+        changed_topics_taken_for_assigned_after_a_long_look,
         commit_of_a_fenced_member_accepted,
         generation_unchecked,
         rebalance_timer_lost_on_restart,

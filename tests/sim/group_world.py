@@ -94,7 +94,7 @@ def draw_plan(chance: random.Random) -> Plan:
         commits_in_transactions=chance.choice((0.0, 0.3)),
         hangs=chance.choice((0.0, 0.3, 1.0)),
         converts=converts,
-        done_at_once=chance.choice(((2_000, 300), (2_000, 1), (3, 1))),
+        done_at_once=chance.choice(((2_000, 300), (2_000, 1), (3, 1), (1, 1))),
     )
 
 

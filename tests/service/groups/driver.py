@@ -58,6 +58,7 @@ class Topics:
         self.version = 0
         self._made: dict[str, int] = {}
         self._facts: dict[str, TopicFacts] = {}
+        self._by_id: dict[bytes, TopicFacts] = {}
         for name, partitions in counts.items():
             self.put(name, partitions)
 
@@ -66,12 +67,12 @@ class Topics:
         if name not in self._facts:
             self._made[name] = self._made.get(name, 0) + 1
         topic_id = f"{name}#{self._made[name]}".encode().rjust(16, b".")[-16:]
-        self._facts[name] = TopicFacts(topic_id, name, partitions)
-        return self._facts[name]
+        facts = self._facts[name] = self._by_id[topic_id] = TopicFacts(topic_id, name, partitions)
+        return facts
 
     def remove(self, name: str) -> None:
         self.version += 1
-        del self._facts[name]
+        del self._by_id[self._facts.pop(name).topic_id]
 
     def id_of(self, name: str) -> bytes:
         return self._facts[name].topic_id
@@ -80,7 +81,7 @@ class Topics:
         return self._facts.get(name)
 
     def by_id(self, topic_id: bytes) -> TopicFacts | None:
-        return next((facts for facts in self._facts.values() if facts.topic_id == topic_id), None)
+        return self._by_id.get(topic_id)
 
     def names(self) -> Iterable[str]:
         return list(self._facts)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from service.groups import resuming
-from service.groups.assignment_round import STEPS_AT_ONCE, TARGETS_AT_ONCE
+from service.groups.assignment_round import TARGETS_AT_ONCE
 from service.groups.commands import LEAVE_EPOCH, STATIC_LEAVE_EPOCH, ConsumerHeartbeatReply, ForgetTopic
 from service.groups.consumer_decisions import QUIET_MS, QUIET_MS_MIN, REGEX_MIN_INTERVAL_MS, UNSETTLED_INTERVAL_MS
 from service.groups.consumer_group import ConsumerGroup
@@ -14,6 +14,7 @@ from service.groups.records import current_record
 from service.groups.regex import MATCHED_AT_ONCE, STEPS_OF_A_NAME
 from service.groups.settings import ConsumerTimes, GroupSettings
 from service.groups.states import MemberState
+from service.groups.steps import STEPS_AT_ONCE
 from service.groups.topics import TopicFacts
 from service.groups.verdicts import Fault, GroupDecision
 from tests.service.groups.driver import Driver, Topics, Unwalked, assigned_at_once

@@ -11,9 +11,11 @@ from service.groups.commands import LEAVE_EPOCH, JoinReply
 from service.groups.consumer_group import ConsumerGroup
 from service.groups.deadlines import Deadlines
 from service.groups.settings import GroupSettings
+from service.groups.steps import STEPS_AT_ONCE
+from service.groups.topics import fingerprint
 from service.groups.verdicts import Fault
 from tests.service.groups import driver as driver_module
-from tests.service.groups.driver import Driver, assigned_at_once, assignment
+from tests.service.groups.driver import Driver, Topics, assigned_at_once, assignment
 
 MANY = 250
 
@@ -162,3 +164,134 @@ def test_groups_wake_in_turns_by_their_members(
     added = counted(ClassicGroup, "add")
     driver.wait(0)
     assert [turn for turn in added if turn] == [120, 120, 60]
+
+
+# Groups of many topics
+
+
+TOPICS = 3 * STEPS_AT_ONCE
+FEW = 20  # members: each has a part of the topics that is looked up in one turn
+
+
+def many_topics() -> Driver:
+    return Driver(GroupSettings(consumer_times=assigned_at_once), Topics(**{f"t{at}": 1 for at in range(TOPICS)}))
+
+
+def join_all(driver: Driver, said: dict[str, Any]) -> None:
+    for number in range(FEW):
+        driver.beat(f"m{number:02}", 0, **said)
+    driver.wait(0)
+
+
+def go_on(driver: Driver) -> dict[str, int]:
+    """Each member sends heartbeats until it has its part: how many partitions."""
+    group = group_of(driver)
+    for _ in range(3):
+        for member_id, member in list(group.members.items()):
+            answer = driver.beat(member_id, member.member_epoch)
+            if answer.assignment is not None:
+                driver.beat(member_id, answer.member_epoch, owned=answer.assignment)
+        driver.wait(0)
+    return {member_id: sum(map(len, member.assigned.values())) for member_id, member in group.members.items()}
+
+
+BY_NAME: dict[str, Any] = {"subscribed_topics": tuple(f"t{at}" for at in range(TOPICS))}
+BY_EXPRESSION: dict[str, Any] = {"subscribed_topics": (), "subscribed_regex": "t.*"}
+by_either = pytest.mark.parametrize("said", [BY_NAME, BY_EXPRESSION], ids=["names", "expression"])
+
+
+@by_either
+def test_thousands_of_topics_are_looked_at_in_turns(driver: Driver, counted: Counted, said: dict[str, Any]) -> None:
+    """When members join, when a topic is made, when a member goes, and after a restart."""
+    for number in range(TOPICS):
+        driver.topics.put(f"t{number}", 1)
+    by_name, by_id = counted(Topics, "by_name"), counted(Topics, "by_id")
+    join_all(driver, said)
+    assert sum(go_on(driver).values()) == TOPICS
+    driver.topics.put("t7", 2)
+    driver.topics.put(f"t{TOPICS}", 1)
+    driver.wait(11_000)
+    go_on(driver)
+    driver.beat("m00", LEAVE_EPOCH)
+    driver.wait(0)
+    given = go_on(driver)
+    assert sum(given.values()) == TOPICS + (2 if said is BY_EXPRESSION else 1)
+    assert max(given.values()) - min(given.values()) <= 1
+    driver.restart()
+    go_on(driver)
+    assert sum(by_name) > 5 * TOPICS
+    assert max(by_name) <= STEPS_AT_ONCE
+    assert max(by_id) <= 2 * TOPICS / FEW + FEW
+    driver.check_replay()
+
+
+def test_a_look_raises_the_epoch_if_a_topic_has_changed_and_only_then() -> None:
+    driver = many_topics()
+    join_all(driver, BY_NAME)
+    go_on(driver)
+    before = driver.consumer()
+    driver.topics.put("none of theirs", 1)
+    driver.beat("m00", before.epoch)
+    driver.wait(0)
+    assert driver.consumer().epoch == before.epoch
+    driver.topics.put("t7", 2)
+    driver.beat("m00", before.epoch)
+    assert driver.consumer().epoch == before.epoch  # it is being looked at
+    driver.wait(0)
+    facts = driver.consumer()
+    assert facts.epoch == facts.assignment_epoch == before.epoch + 1
+
+
+def test_an_epoch_that_was_raised_before_its_hash_was_known_is_not_raised_again() -> None:
+    driver = many_topics()
+    driver.beat("first", 0, subscribed_topics=("t1",))
+    before = group_of(driver).metadata_hash
+    driver.beat("m", 0, **BY_NAME)
+    assert driver.consumer().epoch == 3
+    assert group_of(driver).metadata_hash == before
+    driver.wait(0)
+    assert driver.consumer().epoch == driver.consumer().assignment_epoch == 3
+    assert group_of(driver).metadata_hash == fingerprint(driver.topics, BY_NAME["subscribed_topics"])
+    driver.check_replay()
+
+
+def test_a_topic_that_grows_while_a_look_is_under_way_is_assigned() -> None:
+    for turns in range(5):
+        driver = many_topics()
+        driver.beat("m", 0, **BY_NAME)
+        for _ in range(turns):
+            driver.take(driver.machine.expire(driver.now_ms))
+        driver.topics.put("t7", 2)
+        driver.topics.put("t2999", 2)
+        driver.wait(0)
+        go_on(driver)
+        assert go_on(driver) == {"m": TOPICS + 2}, f"after {turns} turns"
+
+
+def test_a_coordinator_that_dies_before_a_look_is_over_leaves_it_to_the_next() -> None:
+    driver = many_topics()
+    join_all(driver, BY_NAME)
+    go_on(driver)
+    driver.topics.put("t7", 2)
+    driver.beat("m00", driver.consumer().epoch)
+    driver.take(driver.machine.expire(driver.now_ms))
+    driver.restart()
+    go_on(driver)
+    assert sum(go_on(driver).values()) == TOPICS + 1
+
+
+def test_the_last_member_that_names_a_topic_takes_it_out_of_the_fingerprint() -> None:
+    driver = many_topics()
+    driver.beat("m", 0, **BY_NAME)
+    driver.beat("n", 0, subscribed_topics=("t1", "t2"))
+    driver.wait(0)
+    driver.beat("m", LEAVE_EPOCH)
+    driver.wait(0)
+    assert group_of(driver).metadata_hash == fingerprint(driver.topics, ("t1", "t2"))
+    driver.check_replay()
+
+
+def group_of(driver: Driver) -> ConsumerGroup:
+    group = driver.machine._groups["g"]
+    assert isinstance(group, ConsumerGroup)
+    return group

@@ -18,9 +18,11 @@ from service.groups.records import (
     empty_classic_group_record,
     offset_key,
     offset_value,
+    read_current,
     read_key,
     read_offset,
     read_offset_key,
+    read_target,
     read_value,
     regex_record,
     target_epoch_record,
@@ -50,6 +52,12 @@ from service.wire.messages import (
     MemberMetadata,
     OffsetCommitKey,
     OffsetCommitValue,
+)
+from service.wire.messages import (
+    ConsumerGroupCurrentMemberAssignmentValueTopicPartitions as HeldPartitions,
+)
+from service.wire.messages import (
+    ConsumerGroupTargetAssignmentMemberValueTopicPartition as TargetPartitions,
 )
 from tests.service.groups.driver import Driver, Topics
 
@@ -193,8 +201,6 @@ GROUP.add(ClassicMember("m", None, "client", "/host", 30_000, 10_000, (("range",
         (lambda: consumer_member_record("g", MEMBER), ConsumerGroupMemberMetadataValue),
         (lambda: consumer_member_record("g", DYNAMIC), ConsumerGroupMemberMetadataValue),
         (lambda: target_epoch_record("g", 4, 77), ConsumerGroupTargetAssignmentMetadataValue),
-        (lambda: target_record("g", "m", {TOPIC: frozenset({2, 1})}), ConsumerGroupTargetAssignmentMemberValue),
-        (lambda: current_record("g", MEMBER), ConsumerGroupCurrentMemberAssignmentValue),
         (
             lambda: regex_record("g", "a.*", ResolvedRegex(frozenset({"b", "a"}), 3, 4)),
             ConsumerGroupRegularExpressionValue,
@@ -207,6 +213,28 @@ def test_what_was_just_written_is_known_as_the_log_will_say_it(
     key, value = record()
     known, decoded = [(read_key(key), read_value(kind, value)) for _ in range(2)]
     assert known == decoded
+
+
+@pytest.mark.parametrize(("topics", "partitions"), [(0, 0), (1, 1), (2, 3), (127, 1), (200, 70), (20_000, 1)])
+def test_what_members_have_and_get_is_written_by_hand_as_by_the_codec(topics: int, partitions: int) -> None:
+    ids = [number.to_bytes(16, "big") for number in range(topics)]
+    held = {topic_id: {each: each * 7 for each in reversed(range(partitions))} for topic_id in ids}
+    state = MemberState.UNREVOKED_PARTITIONS
+    member = ConsumerMember("m", 9, -1, state, assigned=held, revoking={TOPIC: {3: -1}})
+    numbers = list(range(partitions))
+    told = [HeldPartitions(topic_id, numbers, [each * 7 for each in numbers]) for topic_id in ids]
+    current = ConsumerGroupCurrentMemberAssignmentValue(9, -1, state, told, [HeldPartitions(TOPIC, [3], [-1])])
+    _, value = current_record("g", member)
+    assert value == b"\0\0" + encode_data(current, 0)
+    known, decoded = read_current(value), read_current(value)
+    assert known is not decoded
+    assert known == decoded == (9, -1, state, held, {TOPIC: {3: -1}})
+    target = {topic_id: frozenset(numbers) for topic_id in ids}
+    _, value = target_record("g", "m", target)
+    told_target = [TargetPartitions(topic_id, numbers) for topic_id in ids]
+    assert value == b"\0\0" + encode_data(ConsumerGroupTargetAssignmentMemberValue(told_target), 0)
+    assert read_target(value) is target
+    assert read_target(value) == target
 
 
 @pytest.mark.parametrize("members", [0, 1, 3])
