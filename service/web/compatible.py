@@ -463,7 +463,7 @@ async def v2_records(gateway: Gateway, request: web.Request) -> web.StreamRespon
         if count % RECORDS_AT_ONCE == 0:
             await asyncio.sleep(0)
     batches = []
-    for where, run in await in_runs(placed):
+    for where, run in await in_runs(gateway, placed):
         batches.append(OutgoingBatch(where, build_batch(run), len(run)))
         await asyncio.sleep(0)
     await send(gateway, batches)

@@ -50,7 +50,10 @@ async def receive(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     if media == BATCHED:
         records = []
         for each in read_json(body, _events):
-            records.append(from_structured(bytes(each), now_ms))
+            try:
+                records.append(from_structured(bytes(each), now_ms))
+            except Problem as problem:
+                raise problem.about_record(len(records)) from None
             if len(records) % RECORDS_AT_ONCE == 0:
                 await asyncio.sleep(0)
     elif media == STRUCTURED:

@@ -65,7 +65,10 @@ class BodyScan:
                     if b"\\" in name:
                         name = _plain(name)
                     if name in known:
-                        raise Problem("malformed", f"{name[:60].decode(errors='replace')} is there twice in an object")
+                        twice = f"{name[:60].decode(errors='replace')} is there twice in an object"
+                        is_in_record = self.records_end < 0 <= self.records_at
+                        problem = Problem("malformed", twice)
+                        raise problem.about_record(records) if is_in_record else problem
                     known.add(name)
                     if name == VALUE and len(names) == self._record:
                         exempt = self._record + 1
@@ -73,10 +76,10 @@ class BodyScan:
                 if exempt > len(names):
                     exempt = 0
                 if len(names) == LIST and self.records_end < 0 <= self.records_at:
+                    _refuse_long(at - last_comma, records)
                     records += 1
                     if records >= RECORDS_MAX:
                         raise Problem("record-too-large", f"there are more than {RECORDS_MAX} records")
-                    _refuse_long(at - last_comma)
                     last_comma = at
                     if at - last_cut >= CUT_BYTES:
                         self.cuts.append(at)
@@ -92,11 +95,11 @@ class BodyScan:
                     return
                 names.pop()
                 if len(names) == TOP and self.records_end < 0 <= self.records_at:
-                    _refuse_long(at - last_comma)
+                    _refuse_long(at - last_comma, records)
                     self.records_end = at
             if count % TOKENS_AT_ONCE == TOKENS_AT_ONCE - 1:
                 if self.records_end < 0 <= self.records_at:
-                    _refuse_long(at - last_comma)
+                    _refuse_long(at - last_comma, records)
                 yield
 
     @property
@@ -113,9 +116,10 @@ class BodyScan:
         return self._text[: self.records_at] + self._text[self.records_end :]
 
 
-def _refuse_long(size_bytes: int) -> None:
+def _refuse_long(size_bytes: int, index: int) -> None:
     if size_bytes > RECORD_BYTES_MAX:
-        raise Problem("record-too-large", f"a record is longer than {RECORD_BYTES_MAX} bytes: send it as bytes")
+        problem = Problem("record-too-large", f"it is longer than {RECORD_BYTES_MAX} bytes: send it as bytes")
+        raise problem.about_record(index)
 
 
 def _plain(name: bytes) -> bytes:

@@ -2,8 +2,11 @@
 
 What always holds: every error is a problem with a slug from the table below, and tells its `outcome`: `none` (nothing
 was written), `applied` (it was written) or `unknown` (it may have been written). If a request with an unknown outcome
-can be repeated, repeating it tells the outcome.
+can be repeated, repeating it tells the outcome. If single records of a request are to blame, `records` has their
+numbers.
 """
+
+from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -149,6 +152,10 @@ class ProblemDetails(msgspec.Struct, omit_defaults=True):
     instance: str | None = None
     kafka_error: str | None = None
     kafka_error_code: int | None = None
+    records: list[int] | None = None
+    """The records of the request that are to blame, counted from 0."""
+    topic: str | None = None
+    partition: int | None = None
 
 
 class Problem(Exception):
@@ -171,6 +178,12 @@ class Problem(Exception):
         self.outcome: Outcome = outcome
         self.headers = dict(headers or {})
         self.more = more
+
+    def about_record(self, index: int) -> Problem:
+        """The problem, which says which record of the request it is about."""
+        self.detail = f"record {index}: {self.detail or self.kind.title}"
+        self.more["records"] = [index]
+        return self
 
     @property
     def kind(self) -> ProblemKind:

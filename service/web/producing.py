@@ -9,16 +9,18 @@ was written.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 from aiohttp import web
 from msgspec import UNSET, Raw, UnsetType
 
-from log.batch import NewRecord, build_batch, build_plain_batch
+from log.batch import HEADER_BYTES, NewRecord, build_batch, build_plain_batch
 from log.ids import TopicPartition
 from service.broker.internal_topics import GROUPS
 from service.client.partitioner import partition_for_key
@@ -121,6 +123,8 @@ _batches = msgspec.json.Decoder(BatchIn)
 _lists = msgspec.json.Decoder(list[RecordIn])
 _records = msgspec.json.Decoder(RecordIn)
 _encode = msgspec.json.Encoder().encode
+_IN_BODY, _IN_LIST = re.compile(r"`\$\.records\[(\d+)\]"), re.compile(r"`\$\[(\d+)\]")
+T = TypeVar("T")
 
 
 # -- topics
@@ -167,10 +171,24 @@ class PlacedRecords:
         records.append(record)
 
 
+def _decode(body: bytes, decoder: msgspec.json.Decoder[T], place: re.Pattern[str], first: int = 0) -> T:
+    """The body, or a problem that says in which record it is. `place` finds that record in what the decoder says, and
+    `first` is the number of the body's first one.
+    """
+    try:
+        return read_json(body, decoder)
+    except Problem as problem:
+        if found := place.search(problem.detail or ""):
+            index = first + int(found[1])
+            problem.detail = f"{problem.detail}".replace(found[0], f"`$.records[{index}]")
+            problem.more["records"] = [index]
+        raise
+
+
 async def read_batch(body: bytes) -> tuple[BatchIn, list[RecordIn]]:
     """The body and its records. A long body is decoded in several turns of the loop."""
     if len(body) <= DECODED_AT_ONCE:
-        batch = read_json(body, _batches)
+        batch = _decode(body, _batches, _IN_BODY)
         refuse_doubles(body, batch.records)
         return batch, batch.records
     look = BodyScan(body)
@@ -183,7 +201,7 @@ async def read_batch(body: bytes) -> tuple[BatchIn, list[RecordIn]]:
     batch = read_json(look.rest, _batches)
     records: list[RecordIn] = []
     for piece in look.pieces:
-        some: list[RecordIn] = read_json(piece, _lists)
+        some: list[RecordIn] = _decode(piece, _lists, _IN_LIST, len(records))
         records += some
         await asyncio.sleep(0)
     return batch, records
@@ -204,13 +222,16 @@ async def place_all(
     placed = PlacedRecords({}, [], topic_name)
     for index, given in enumerate(records):
         name = given.topic or topic_name
-        if name is None or (topic_name is not None and given.topic not in (None, topic_name)):
-            raise Problem("invalid-record", f"record {index}: the topic is missing, or another than the path's")
-        topic = topics.get(name)
-        if topic is None:
-            topic = topics[name] = await topic_to_write(gateway, name)
-        record = new_record(given, now_ms)
-        placed.add(partitioner.place(topic, given.partition, record[0]), record)
+        try:
+            if name is None or (topic_name is not None and given.topic not in (None, topic_name)):
+                raise Problem("invalid-record", "the topic is missing, or another than the path's")
+            topic = topics.get(name)
+            if topic is None:
+                topic = topics[name] = await topic_to_write(gateway, name)
+            record = new_record(given, now_ms)
+            placed.add(partitioner.place(topic, given.partition, record[0]), record)
+        except Problem as problem:
+            raise problem.about_record(index) from None
         if index % RECORDS_AT_ONCE == RECORDS_AT_ONCE - 1:
             await asyncio.sleep(0)
     return placed
@@ -239,15 +260,45 @@ def bytes_of(record: NewRecord) -> int:
     return size_bytes
 
 
-async def in_runs(placed: PlacedRecords) -> list[tuple[TopicPartition, list[NewRecord]]]:
-    """All runs, made in several turns of the loop. Each partition's records keep their order."""
+def batch_bytes(gateway: Gateway, topic: str) -> int:
+    """The most bytes of records in one batch: they must not be too many together where each alone is not."""
+    allowed = gateway.topic(topic).config.get("max.message.bytes", gateway.config.message_max_bytes)
+    return min(BATCH_BYTES, int(allowed) - HEADER_BYTES)
+
+
+async def in_runs(
+    gateway: Gateway, placed: PlacedRecords, limits: dict[str, int] | None = None
+) -> list[tuple[TopicPartition, list[NewRecord]]]:
+    """All runs, made in several turns of the loop. Each partition's records keep their order. `limits` has the most
+    bytes in a batch of the topics that are known, and gets the others: what is cut again is cut at the same places.
+    """
+    limits = {} if limits is None else limits
     runs: list[tuple[TopicPartition, list[NewRecord]]] = []
     for partition, records in placed.by_partition.items():
+        if partition.topic not in limits:
+            limits[partition.topic] = batch_bytes(gateway, partition.topic)
+        bytes_max = limits[partition.topic]
         for at in range(0, len(records), RUN_RECORDS):
-            runs += [(partition, run) for run in cut(records[at : at + RUN_RECORDS])]
+            runs += [(partition, run) for run in cut(records[at : at + RUN_RECORDS], bytes_max)]
             if at:
                 await asyncio.sleep(0)
     return runs
+
+
+def point_out(problem: Problem, batches: Sequence[OutgoingBatch], placed: PlacedRecords) -> Problem:
+    """Let the problem say which records of the request are to blame, if it is single ones."""
+    if problem.slug not in ("invalid-record", "record-too-large"):
+        return problem
+    before: dict[TopicPartition, int] = {}
+    for batch in batches:
+        first = before.get(batch.partition, 0)
+        before[batch.partition] = first + batch.records
+        if batch.error:
+            blamed = {(batch.partition, first + each) for each in batch.culprits or range(batch.records == 1)}
+            if found := [index for index, place in enumerate(placed.order) if place in blamed]:
+                problem.more["records"] = found
+            return problem
+    return problem
 
 
 class Seal(Protocol):
@@ -298,13 +349,13 @@ async def write_alone(
     seal: Seal | None = None,
 ) -> BatchOut:
     """Write it in one batch if that is enough, otherwise in a transaction of its own."""
-    runs = await in_runs(placed)
+    runs = await in_runs(gateway, placed)
     if len(runs) == 1 and offsets is None and seal is None:
         ((partition, run),) = runs
         batches = [OutgoingBatch(partition, build_batch(run), len(run), expected.get(partition))]
         await send(gateway, batches)
         if batches[0].error:
-            raise batches[0].problem()
+            raise point_out(batches[0].problem(), batches, placed)
         return await answer_of(placed, offsets_of(batches))
     where = list(placed.by_partition)
     if seal is not None:
@@ -323,7 +374,10 @@ async def write_alone(
                 await asyncio.sleep(0)
         if offsets is not None:
             await commit_offsets(producer, offsets)
-        await producer.write(batches)
+        try:
+            await producer.write(batches)
+        except Problem as problem:
+            raise point_out(problem, batches, placed) from None
         transaction = TransactionOut(producer.producer_id, producer.epoch)
         answer = await answer_of(placed, offsets_of(batches), transaction)
         if seal is not None:
@@ -535,7 +589,9 @@ async def _write_plain_lines(
     are among them, and nothing was done.
     """
     topic = gateway.image.topics.get(topic_name)
-    if topic is None or sum(map(len, lines)) > BATCH_BYTES or (records := read_lines(lines)) is None:
+    if topic is None or sum(map(len, lines)) > batch_bytes(gateway, topic_name):
+        return None
+    if (records := read_lines(lines)) is None:
         return None
     count, turn = len(topic.partitions), gateway.next_turn()
     of_partition: dict[int, list[int]] = {}
@@ -550,23 +606,63 @@ async def _write_plain_lines(
     await send(gateway, batches)
     reports = [b""] * len(records)
     for sent, those in zip(batches, of_partition.values(), strict=True):
-        problem = Raw(sent.problem().body()) if sent.error else UNSET
         index = sent.partition.partition
-        for number, offset in zip(those, range(sent.base_offset, sent.base_offset + len(those)), strict=True):
-            line = first_number + number
-            if problem is UNSET:
-                reports[number] = b'{"line":%d,"partition":%d,"offset":%d}\n' % (line, index, offset)
-            else:
-                reports[number] = _encode(Report(line, problem=problem)) + b"\n"
+        if not sent.error:
+            for number, offset in enumerate(range(sent.base_offset, sent.base_offset + len(those))):
+                line = those[number]
+                reports[line] = b'{"line":%d,"partition":%d,"offset":%d}\n' % (first_number + line, index, offset)
+            continue
+        told: Told = [(Report(first_number + line), (*records[line], (), now_ms)) for line in those]
+        runs = {sent.partition: [told]}
+        _tell(runs, [sent], is_named=True)
+        await _write_told(gateway, runs, is_named=True)
+        for line, (report, _) in zip(those, told, strict=True):
+            reports[line] = _encode(report) + b"\n"
     return b"".join(reports)
+
+
+Told = list[tuple["Report", NewRecord]]
+"""Records that make up a batch, each with the report on it."""
+
+
+async def _write_told(gateway: Gateway, runs: dict[TopicPartition, list[Told]], *, is_named: bool) -> None:
+    """Write the records in this order, and tell each report what became of its record."""
+    while runs:
+        batches = [
+            OutgoingBatch(partition, build_batch([record for _, record in those[0]]), len(those[0]))
+            for partition, those in runs.items()
+        ]
+        await send(gateway, batches)
+        _tell(runs, batches, is_named=is_named)
+
+
+def _tell(runs: dict[TopicPartition, list[Told]], batches: Sequence[OutgoingBatch], *, is_named: bool) -> None:
+    """Tell the reports on the first run of each partition. If single records are to blame, the others are to be sent
+    again, before those that follow them: every line stands for itself.
+    """
+    for batch in batches:
+        partition, run = batch.partition, runs[batch.partition].pop(0)
+        blamed = set(batch.culprits)
+        if batch.error and len(blamed) < len(run) and blamed:
+            runs[partition].insert(0, [each for index, each in enumerate(run) if index not in blamed])
+            run = [run[index] for index in sorted(blamed)]
+        if not runs[partition]:
+            del runs[partition]
+        problem = Raw(batch.problem().body()) if batch.error else UNSET
+        for index, (report, _) in enumerate(run):
+            if problem is not UNSET:
+                report.problem = problem
+                continue
+            report.partition, report.offset = partition.partition, batch.base_offset + index
+            if not is_named:
+                report.topic = partition.topic
 
 
 async def _write_lines(
     gateway: Gateway, lines: Sequence[bytes], first_number: int, topic_name: str | None
 ) -> list[Report]:
     reports: list[Report] = []
-    placed = PlacedRecords({}, [])
-    of_line: list[Report] = []
+    told: dict[TopicPartition, Told] = {}
     now_ms = gateway.env.clock.wall_ms()
     partitioner = Partitioner(gateway.next_turn())
     topics: dict[str, Topic] = {}
@@ -584,28 +680,15 @@ async def _write_lines(
             if name not in topics:
                 topics[name] = await topic_to_write(gateway, name)
             record = new_record(given, now_ms)
-            placed.add(partitioner.place(topics[name], given.partition, record[0]), record)
-            of_line.append(report)
+            told.setdefault(partitioner.place(topics[name], given.partition, record[0]), []).append((report, record))
         except Problem as problem:
             report.problem = Raw(problem.body())
-    batches = [
-        OutgoingBatch(partition, build_batch(run), len(run))
-        for partition, records in placed.by_partition.items()
-        for run in cut(records)
-    ]
-    if batches:
-        await send(gateway, batches)
-    by_partition: dict[TopicPartition, list[tuple[OutgoingBatch, int]]] = {}
-    for batch in batches:
-        by_partition.setdefault(batch.partition, []).extend((batch, each) for each in range(batch.records))
-    for report, (partition, place) in zip(of_line, placed.order, strict=True):
-        batch, index = by_partition[partition][place]
-        if batch.error:
-            report.problem = Raw(batch.problem().body())
-        else:
-            report.partition, report.offset = partition.partition, batch.base_offset + index
-            if topic_name is None:
-                report.topic = partition.topic
+    runs: dict[TopicPartition, list[Told]] = {}
+    for partition, those in told.items():
+        left = iter(those)
+        lengths = map(len, cut([record for _, record in those], batch_bytes(gateway, partition.topic)))
+        runs[partition] = [list(islice(left, length)) for length in lengths]
+    await _write_told(gateway, runs, is_named=topic_name is not None)
     return reports
 
 

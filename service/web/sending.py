@@ -59,6 +59,7 @@ class OutgoingBatch:
     error: int = ErrorCode.NONE
     message: str | None = None
     culprits: tuple[int, ...] = ()
+    """The numbers of the records in the batch that are to blame for the error."""
     base_offset: int = -1
     append_time_ms: int = -1
     in_doubt: bool = False
@@ -82,10 +83,9 @@ class OutgoingBatch:
             )
         detail = f"{where}: {self.message}" if self.message else where
         hides_doubt = self.in_doubt and self.error not in MAY_BE_WRITTEN
-        problem = of_error(ErrorCode.REQUEST_TIMED_OUT if hides_doubt else self.error, detail, writing=True)
-        if self.culprits:
-            problem.more["records"] = list(self.culprits)
-        return problem
+        error = ErrorCode.REQUEST_TIMED_OUT if hides_doubt else self.error
+        topic, index = self.partition
+        return of_error(error, detail, writing=True, topic=topic, partition=index)
 
 
 class Numbers:

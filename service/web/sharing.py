@@ -26,12 +26,12 @@ from service.cluster.image import NO_LEADER
 from service.web.gateway import ASKING, TIMEOUT_S, Gateway
 from service.web.problems import Problem
 from service.web.producing import (
-    BATCH_BYTES,
     BatchOut,
     PlacedRecords,
     Seal,
     TransactionOut,
     answer_of,
+    batch_bytes,
     bytes_of,
     cut,
     offsets_of,
@@ -49,8 +49,6 @@ GROUPS_MAX = 8
 """How many transactions of the same brokers are under way at most. If these brokers hang, the rest waits here."""
 GATHERED_S = 0.01
 """How long requests wait at most for the transaction before theirs."""
-HEADER_BYTES = 100
-"""More than a batch takes beside its records."""
 
 
 @dataclass(slots=True, eq=False)
@@ -117,7 +115,7 @@ class Sharing:
             return False
         sizes = {partition: sum(map(bytes_of, records)) for partition, records in placed.by_partition.items()}
         return sum(sizes.values()) <= BYTES_MAX and all(
-            size <= self._batch_bytes(partition) for partition, size in sizes.items()
+            size <= batch_bytes(self._gateway, partition.topic) for partition, size in sizes.items()
         )
 
     def _is_well(self, partition: TopicPartition) -> bool:
@@ -214,7 +212,7 @@ class Sharing:
             batches = [
                 producer.build(partition, run)
                 for partition, some in records.items()
-                for run in cut(some, self._batch_bytes(partition))
+                for run in cut(some, batch_bytes(self._gateway, partition.topic))
             ]
             await producer.write(batches)
             transaction = TransactionOut(producer.producer_id, producer.epoch)
@@ -222,12 +220,6 @@ class Sharing:
             answers = [await answer_of(wish.placed, offsets, transaction) for wish in wishes]
             await seal_all(producer, [(wish.seal, answer) for wish, answer in zip(wishes, answers, strict=True)])
         return answers
-
-    def _batch_bytes(self, partition: TopicPartition) -> int:
-        """The most bytes of records in a batch: together they must not be too much where each alone is not."""
-        topic = self._gateway.topic(partition.topic)
-        allowed = topic.config.get("max.message.bytes", self._gateway.config.message_max_bytes)
-        return min(BATCH_BYTES, int(allowed) - HEADER_BYTES)
 
 
 def _too_late() -> Problem:

@@ -48,6 +48,7 @@ from service.web.producing import (
     in_runs,
     offsets_of,
     place_all,
+    point_out,
     read_batch,
     results_of,
 )
@@ -206,6 +207,8 @@ class InPart:
     fingerprint: str
     topics: dict[str, Topic]
     """The topics as they were: the batch goes to the same partitions again, although there may be more by now."""
+    limits: dict[str, int] = field(default_factory=dict)
+    """How long a batch of each topic may be. The settings may be others by now, and the runs must stay the same."""
     written: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Offset and time of the runs that are certainly there. The leader remembers the last few only."""
 
@@ -327,7 +330,7 @@ async def _write(gateway: Gateway, name: Name, open_one: Open, number: int, body
     producer = open_one.producer
     before = dict(producer.sequences)
     batches: list[OutgoingBatch] = []
-    for partition, run in await in_runs(placed):
+    for partition, run in await in_runs(gateway, placed, part.limits):
         batches.append(producer.build(partition, run))
         await asyncio.sleep(0)
     for index, (offset, time_ms) in part.written.items():
@@ -351,7 +354,7 @@ async def _write(gateway: Gateway, name: Name, open_one: Open, number: int, body
             open_one.in_part = part
             open_one.is_broken = not may_repeat
         problem.outcome = "none" if not may_repeat else problem.outcome
-        raise
+        raise point_out(problem, batches, placed) from None
     return BatchOut("none", await results_of(placed, offsets_of(batches)))
 
 
@@ -411,7 +414,7 @@ async def _refuse_parts(gateway: Gateway, name: Name, known: Open | None, record
             if (each.producer_id, each.producer_epoch) == (name.producer_id, name.epoch):
                 written += each.last_sequence + 1
     if written != records:
-        raise Problem("invalid-txn-state", f"the transaction has {written} records, not {records}", records=written)
+        raise Problem("invalid-txn-state", f"the transaction has {written} records, not {records}", written=written)
 
 
 async def _end(gateway: Gateway, request: web.Request, *, is_commit: bool, records: int = -1) -> web.StreamResponse:

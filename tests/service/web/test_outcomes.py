@@ -526,7 +526,7 @@ class Partly:
 def test_a_batch_that_is_written_in_part_is_put_again_as_it_was_before_anything_else() -> None:
     async def scenario() -> None:
         name, producer = Name("one", 1, 0), Partly()
-        topics = {"t": SimpleNamespace(name="t", id=7, partitions={0: None})}
+        topics = {"t": SimpleNamespace(name="t", id=7, partitions={0: None}, config={})}
 
         async def coordinator(key_type: int, key: str) -> int:
             return 1
@@ -534,6 +534,8 @@ def test_a_batch_that_is_written_in_part_is_put_again_as_it_was_before_anything_
         gateway: Any = SimpleNamespace(
             node_id=1,
             image=SimpleNamespace(topics=topics),
+            topic=lambda name: topics[name],
+            config=SimpleNamespace(message_max_bytes=1 << 20),
             env=SimpleNamespace(clock=SimpleNamespace(wall_ms=lambda: 1000)),
             coordinator=coordinator,
             open_transactions=OpenTransactions(),
@@ -577,7 +579,7 @@ class Forgetful(Partly):
             each.written(100 + number, 1000)
 
 
-@pytest.mark.parametrize("now", ["widened", "made again"])
+@pytest.mark.parametrize("now", ["widened", "made again", "taking smaller batches"])
 def test_a_batch_in_part_goes_on_behind_what_is_written_and_to_the_same_partitions(now: str) -> None:
     """Its keys had other partitions once the topic was widened, and were committed twice. A long batch began anew, and
     the leader refused that for ever: it remembers five batches of a producer.
@@ -585,7 +587,7 @@ def test_a_batch_in_part_goes_on_behind_what_is_written_and_to_the_same_partitio
 
     async def scenario() -> None:
         name, producer = Name("one", 1, 0), Forgetful()
-        topics = {"t": SimpleNamespace(name="t", id=7, partitions={0: None})}
+        topics = {"t": SimpleNamespace(name="t", id=7, partitions={0: None}, config={})}
 
         async def coordinator(key_type: int, key: str) -> int:
             return 1
@@ -593,6 +595,8 @@ def test_a_batch_in_part_goes_on_behind_what_is_written_and_to_the_same_partitio
         gateway: Any = SimpleNamespace(
             node_id=1,
             image=SimpleNamespace(topics=topics),
+            topic=lambda name: topics[name],
+            config=SimpleNamespace(message_max_bytes=1 << 20),
             env=SimpleNamespace(clock=SimpleNamespace(wall_ms=lambda: 1000), blocking=asyncio.to_thread),
             coordinator=coordinator,
             open_transactions=OpenTransactions(),
@@ -607,12 +611,13 @@ def test_a_batch_in_part_goes_on_behind_what_is_written_and_to_the_same_partitio
             await put_batch(gateway, request)
         producer.fails = False
         if now == "made again":
-            topics["t"] = SimpleNamespace(name="t", id=8, partitions={0: None})
+            topics["t"] = SimpleNamespace(name="t", id=8, partitions={0: None}, config={})
             for why in ("was deleted", "abort the transaction"):
                 with pytest.raises(Problem, match=why):
                     await put_batch(gateway, request)
             return
-        topics["t"] = SimpleNamespace(name="t", id=7, partitions=dict.fromkeys(range(8)))
+        count, config = (8, {}) if now == "widened" else (1, {"max.message.bytes": "2000"})
+        topics["t"] = SimpleNamespace(name="t", id=7, partitions=dict.fromkeys(range(count)), config=config)
         await put_batch(gateway, request)
         assert producer.sent == [(TopicPartition("t", 0), RUN_RECORDS)] * 5, "the third twice"
         assert open_one.in_part is None

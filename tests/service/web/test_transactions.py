@@ -134,7 +134,7 @@ def test_an_open_transaction_can_be_ended_after_the_broker_died(tmp_path: Path) 
         "the last batch may be there in part"
     )
     answer = http.post(f"{txn}:commit?records=2")
-    assert (answer.status, answer.json["records"]) == (409, 1)
+    assert (answer.status, answer.json["written"]) == (409, 1)
     for _ in range(2):
         assert http.post(f"{txn}:commit?records=1").json["outcome"] == "applied"
     assert http.post(f"{txn}:commit").json["outcome"] == "applied", "it is decided"

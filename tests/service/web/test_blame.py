@@ -1,0 +1,115 @@
+"""An error says which record of the request it is about, and a line that is refused takes no other line with it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.service.web.kit import Answer, Http, Served, read_all
+
+LINES = {"Content-Type": "application/x-ndjson"}
+GOOD = {"key": "k", "value": 1}
+
+
+def written(http: Http, topic: str, records: list[Any]) -> Answer:
+    return http.post(f"/v1/topics/{topic}/records", {"records": records})
+
+
+@pytest.mark.parametrize("padding", [0, 2000])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"key": 5, "value": 1},
+        {"value": 1, "unheard_of": 1},
+        {"value_base64": "?"},
+        {"key": "k", "key_base64": "aw==", "value": 1},
+        {"value": 1, "timestamp": -1},
+        {"value": 1, "partition": 77},
+        {"topic": "another", "value": 1},
+    ],
+)
+def test_a_record_that_is_wrong_is_named(http: Http, topic: str, bad: dict[str, Any], padding: int) -> None:
+    """Also in a long body, which is decoded in pieces."""
+    padded = [{"key": "k", "value": "x" * 100}] * padding
+    answer = written(http, topic, [*padded, GOOD, bad, GOOD])
+    assert answer.status in (400, 404, 422), answer
+    assert answer.json["records"] == [padding + 1], answer
+    assert str(padding + 1) in answer.json["detail"]
+
+
+def test_a_member_that_is_there_twice_is_named_with_its_record(http: Http, topic: str) -> None:
+    body = b'{"records": [{"value": 1}, {"value": 1}, {"value": 1, "value": 2}]}'
+    answer = http.post(f"/v1/topics/{topic}/records", body, headers={"Content-Type": "application/json"})
+    assert (answer.status, answer.json["records"]) == (400, [2])
+
+
+@pytest.mark.parametrize("key", [{}, {"Idempotency-Key": '"blame"'}])
+def test_records_that_the_log_refuses_are_named_by_their_place_in_the_request(
+    http: Http, topic: str, key: dict[str, str]
+) -> None:
+    other = f"{topic}-compacted"
+    http.post("/v1/topics", {"name": topic, "partitions": 2})
+    http.post("/v1/topics", {"name": other, "partitions": 2, "configs": {"cleanup.policy": "compact"}})
+    records = [
+        {"topic": topic, "value": 0, "partition": 1},
+        {"topic": other, "key": "a", "value": 1, "partition": 1},
+        {"topic": other, "value": 2, "partition": 1},
+        {"topic": topic, "value": 3, "partition": 0},
+        {"topic": other, "value": 4, "partition": 1},
+    ]
+    answer = http.post("/v1/records", {"records": records}, headers=key)
+    assert (answer.status, answer.json["outcome"]) == (422, "none"), answer
+    assert answer.json["records"] == [2, 4]
+    assert (answer.json["topic"], answer.json["partition"]) == (other, 1)
+
+
+def test_a_record_that_is_too_large_for_its_topic_is_named(http: Http, topic: str) -> None:
+    http.post("/v1/topics", {"name": topic, "partitions": 1, "configs": {"max.message.bytes": "5000"}})
+    answer = written(http, topic, [GOOD, {"value": "x" * 6000}, GOOD])
+    assert (answer.status, answer.json["records"]) == (413, [1]), answer
+
+
+def test_records_that_fit_are_written_though_they_are_too_much_for_one_batch(
+    served: Served, http: Http, topic: str
+) -> None:
+    """A topic that takes small batches only was given one batch for all, which it refused."""
+    http.post("/v1/topics", {"name": topic, "partitions": 1, "configs": {"max.message.bytes": "5000"}})
+    answer = written(http, topic, [{"value": f"{number:02}" + "x" * 2000} for number in range(10)])
+    assert answer.status == 200, answer
+    lines = b"".join(json.dumps({"value": f"{number:02}" + "x" * 2000}).encode() + b"\n" for number in range(10, 20))
+    reports = told(http, topic, lines)
+    assert [each.get("problem") for each in reports] == [None] * 10
+    seen = read_all(served.bootstrap, topic)
+    assert [(each.value or b"")[1:3] for each in seen] == [b"%02d" % number for number in range(20)]
+
+
+def told(http: Http, topic: str, lines: bytes) -> list[dict[str, Any]]:
+    answer = http.post(f"/v1/topics/{topic}/records", lines, headers=LINES)
+    assert answer.status == 200, answer
+    return [json.loads(each) for each in answer.json.splitlines()]
+
+
+@pytest.mark.parametrize("more", [{}, {"headers": {"h": "1"}}])
+def test_a_line_that_the_log_refuses_takes_no_other_with_it(
+    served: Served, http: Http, topic: str, more: dict[str, Any]
+) -> None:
+    """A record without a key in a compacted topic refused its neighbours too, since they were sent in one batch."""
+    http.post("/v1/topics", {"name": topic, "partitions": 1, "configs": {"cleanup.policy": "compact"}})
+    keyless = {2, 5}
+    records = [({} if number in keyless else {"key": f"k{number}"}) | {"value": number} | more for number in range(8)]
+    reports = told(http, topic, b"".join(json.dumps(each).encode() + b"\n" for each in records))
+    assert [each["line"] for each in reports] == list(range(8))
+    assert {each["line"] for each in reports if "problem" in each} == keyless
+    assert all("records" not in each.get("problem", {}) for each in reports)
+    assert [each["offset"] for each in reports if "problem" not in each] == list(range(6))
+    assert [each.value for each in read_all(served.bootstrap, topic)] == [b"0", b"1", b"3", b"4", b"6", b"7"]
+
+
+def test_an_event_that_is_none_is_named_in_its_batch(http: Http, topic: str) -> None:
+    event = {"specversion": "1.0", "id": "1", "source": "s", "type": "t"}
+    events = json.dumps([event, event, {**event, "id": ""}]).encode()
+    headers = {"Content-Type": "application/cloudevents-batch+json"}
+    answer = http.post(f"/v1/topics/{topic}/events", events, headers=headers)
+    assert (answer.status, answer.json["records"]) == (422, [2]), answer
