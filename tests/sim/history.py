@@ -16,6 +16,8 @@ from enum import Enum, IntEnum
 from log.ids import TopicPartition
 
 NEVER = float("inf")
+UNTOLD = 2**63 - 1
+"""Where a reader was not told how far its partition is stable."""
 
 
 class Outcome(Enum):

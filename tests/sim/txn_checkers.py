@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 from log.ids import TopicPartition
 from tests.sim.checkers import Checker, intact
-from tests.sim.history import NEVER, CommittedRead, History, Outcome, Record, Transaction
+from tests.sim.history import NEVER, UNTOLD, CommittedRead, History, Outcome, Record, Transaction
 
 Origins = dict[bytes, tuple[Transaction, TopicPartition]]
 Places = dict[tuple[TopicPartition, bytes | None], list[int]]
@@ -157,6 +158,8 @@ class CommittedReadsAreSlices:
                     for record in stored
                     if record.offset in still_there or not _may_be_cleaned(record, read, places)
                 )
+            if any(record.timestamp < 0 for record in given):  # the reader was not told
+                given, stored = _without_times(given), _without_times(stored)
             if given != stored:
                 yield f"{_where(read)}: {_difference(given, stored)}"
 
@@ -185,6 +188,10 @@ def _may_be_cleaned(record: Record, read: CommittedRead, places: Places) -> bool
     return record.value is None or (later < len(offsets) and offsets[later] < read.last_stable_offset)
 
 
+def _without_times(records: tuple[Record, ...]) -> tuple[Record, ...]:
+    return tuple(replace(record, timestamp=-1) for record in records)
+
+
 def _offset(record: Record) -> int:
     return record.offset
 
@@ -208,7 +215,8 @@ class StableOffsetStopsAtOpenTransactions:
 
     def check(self, history: History) -> Iterator[str]:
         highest: dict[tuple[TopicPartition, int], list[tuple[float, int, int]]] = {}
-        for read in sorted(history.committed_reads, key=lambda read: read.invoked):
+        told = (read for read in history.committed_reads if read.last_stable_offset != UNTOLD)
+        for read in sorted(told, key=lambda read: read.invoked):
             if read.records and read.records[-1].offset >= read.last_stable_offset:
                 yield f"{_where(read)}: offset {read.records[-1].offset} is not below {read.last_stable_offset}"
             if read.last_stable_offset > read.high_watermark:

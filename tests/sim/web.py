@@ -8,7 +8,7 @@ Faults, course and promises are those of a cluster's run. tests/sim/many.py says
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +29,36 @@ from tests.sim.many import Kind, main
 from tests.sim.plan import add_transactions
 from tests.sim.run import replaced
 from tests.sim.transactions import CommittedReader
-from tests.sim.web_clients import WEB_PORT, web_actors
-from tests.sim.workload import Creator, forever
+from tests.sim.web_branches import BranchDriver
+from tests.sim.web_clients import WEB_PORT, Contender, KeyedWriter, Member, Mover, PageReader, Told, WebActor
+from tests.sim.web_others import EventWriter, InstanceReader
+from tests.sim.web_streams import Follower, LineWriter
+from tests.sim.workload import Actor, Clients, Creator, forever
+
+INSTANCES_EXPIRE_MS = 5000
+KINDS: dict[str, type[WebActor]] = {
+    "keyed writer1": KeyedWriter,
+    "keyed writer2": KeyedWriter,
+    "mover1": Mover,
+    "mover2": Mover,
+    "contender1": Contender,
+    "contender2": Contender,
+    "page reader": PageReader,
+    "member1": Member,
+    "member2": Member,
+    "line writer": LineWriter,
+    "event writer": EventWriter,
+    "follower": Follower,
+    "instance reader1": InstanceReader,
+    "instance reader2": InstanceReader,
+    "branch driver1": BranchDriver,
+    "branch driver2": BranchDriver,
+}
+
+
+def web_actors(clients: Clients, brokers: Sequence[str]) -> list[Actor]:
+    told = Told()
+    return [kind(clients, name, brokers, told) for name, kind in KINDS.items()]
 
 
 class SimConnector(BaseConnector):
@@ -64,6 +92,7 @@ class WebSimulation(ClusterSimulation):
             add_transactions(plan, self.world.stream("plan of transactions"))
             self.history.topics.update({wanted.topic.name: wanted.topic for wanted in plan.topics})
         plan.settings["http.listeners"] = f"http://0.0.0.0:{WEB_PORT}"
+        plan.settings["http.consumer.instance.timeout.ms"] = str(INSTANCES_EXPIRE_MS)
 
     def run(self) -> ClusterReport:
         world = self.world

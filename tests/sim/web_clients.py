@@ -28,6 +28,7 @@ from tests.sim.workload import ANSWER_WITHIN, SETTLE_WITHIN, Actor, Clients, Una
 WEB_PORT = 8082
 GROUP, FOLLOWERS = "movers", "followers"
 T = TypeVar("T")
+JSON = "application/json"
 TRIES = 12
 CROWD = 13
 KEPT = 20
@@ -59,13 +60,15 @@ class WebLine:
         self._brokers = brokers
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def ask(self, method: str, path: str, body: bytes = b"", *, key: str | None = None) -> Answer:
+    async def ask(
+        self, method: str, path: str, body: bytes = b"", *, key: str | None = None, media: str = JSON, accept: str = ""
+    ) -> Answer:
         clients = self._actor.clients
         if self._streams is not None and self._actor.chance.random() < 0.1:
             self.drop()
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
-                answer = await self._exchange(method, path, body, key)
+                answer = await self._exchange(method, path, body, key, media, accept)
         except (OSError, EOFError, TimeoutError) as error:
             self.drop()
             raise Unanswered(repr(error)) from error
@@ -73,7 +76,7 @@ class WebLine:
             clients.history.wrong.append(f"{clients.now:.6f} {method} {path} was answered with {answer.body!r}")
         return answer
 
-    async def _exchange(self, method: str, path: str, body: bytes, key: str | None) -> Answer:
+    async def _exchange(self, method: str, path: str, body: bytes, key: str | None, media: str, accept: str) -> Answer:
         if self._streams is None:
             broker = self._actor.chance.choice(self._brokers)
             self._streams = await asyncio.open_connection(broker, WEB_PORT)
@@ -81,9 +84,11 @@ class WebLine:
         head = [
             f"{method} {path} HTTP/1.1",
             "Host: b",
-            "Content-Type: application/json",
+            f"Content-Type: {media}",
             f"Content-Length: {len(body)}",
         ]
+        if accept:
+            head.append(f"Accept: {accept}")
         if key is not None:
             head.append(f'Idempotency-Key: "{key}"')
         writer.write("\r\n".join([*head, "\r\n"]).encode() + body)
@@ -109,7 +114,8 @@ class Post:
     body: bytes
     txn: Transaction
     writes: list[Write]
-    answer: bytes | None = None
+    path: str = "/v1/records"
+    media: str = JSON
 
 
 @dataclass(slots=True)
@@ -120,6 +126,7 @@ class Told:
     answers: dict[str, bytes] = field(default_factory=dict)
     got: set[tuple[int, int]] = field(default_factory=set)
     """Partitions and offsets that members of the group have got."""
+    got_by_instances: set[tuple[int, int]] = field(default_factory=set)
 
 
 class WebActor(ExactlyOnce):
@@ -174,13 +181,20 @@ class WebActor(ExactlyOnce):
             write.base_offset = offsets[0]
 
     async def insist(  # type: ignore[override]
-        self, method: str, path: str, body: bytes = b"", *, key: str | None = None, tries: int = TRIES
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        key: str | None = None,
+        media: str = JSON,
+        tries: int = TRIES,
     ) -> Answer:
         """The final answer, however often it takes to get it; Unanswered when it did not come."""
         self.in_doubt = False
         for _ in range(tries):
             try:
-                answer = await self.web.ask(method, path, body, key=key)
+                answer = await self.web.ask(method, path, body, key=key, media=media)
                 if answer.is_final:
                     return answer
                 self.in_doubt |= answer.json["outcome"] != "none"
@@ -192,7 +206,9 @@ class WebActor(ExactlyOnce):
     def new_post(self, key: str, values: list[tuple[TopicPartition, bytes | None, bytes]], **more: Any) -> Post:
         """Under the same key with the same body it is the same as before."""
         records = [record_of(*each) for each in values]
-        body = json.dumps({"records": records, **more}, separators=(",", ":")).encode()
+        return self.post_of(key, values, json.dumps({"records": records, **more}, separators=(",", ":")).encode())
+
+    def post_of(self, key: str, values: list[tuple[TopicPartition, bytes | None, bytes]], body: bytes) -> Post:
         if (key, body) not in self.told.posts:
             txn = self.open_transaction(key)
             txn.committed_asked, txn.end_invoked, txn.outcome = True, self.clients.now, Outcome.UNKNOWN
@@ -200,12 +216,13 @@ class WebActor(ExactlyOnce):
         return self.told.posts[key, body]
 
     async def post(self, post: Post, *, tries: int = TRIES) -> Answer:
-        answer = await self.insist("POST", "/v1/records", post.body, key=post.key, tries=tries)
+        answer = await self.insist("POST", post.path, post.body, key=post.key, media=post.media, tries=tries)
         if answer.status == 200:
             known = self.told.answers.setdefault(post.key, answer.body)
             if known != answer.body:
                 self.wrong(f"{post.key} was answered with {known!r:.300}, and is with {answer.body!r:.300}")
-            self.take(post.txn, post.writes, answer.json["results"])
+            topic = answer.json.get("topic")  # of all
+            self.take(post.txn, post.writes, [{"topic": topic, **each} for each in answer.json["results"]])
         return answer
 
     async def settle(self) -> None:
@@ -225,6 +242,32 @@ class WebActor(ExactlyOnce):
                 last = repr(error)
             await asyncio.sleep(0.5)
         self.history.stuck.append(f"{self.name} can't write under an Idempotency-Key: {last}")
+
+    async def judge_group(self, group: str, got: set[tuple[int, int]]) -> None:
+        """What the group has committed, some client has got."""
+        answer = await self._answered(lambda: self.insist("GET", f"/v1/groups/{group}/offsets"))
+        for each in answer.json["offsets"] if answer is not None and answer.status == 200 else []:
+            partition, offset = TopicPartition(each["topic"], each["partition"]), 0
+            while offset < each["offset"]:
+                read = await self._answered(partial(read_page, self, partition, offset, 1000))
+                if read is None or read.to_offset == offset:
+                    self.history.stuck.append(f"{self.name} can't read {partition} from offset {offset} on")
+                    return
+                for record in read.records:
+                    if record.offset < each["offset"] and (partition.partition, record.offset) not in got:
+                        self.wrong(f"{partition} is committed up to {each['offset']}, nobody got {record.offset}")
+                offset = read.to_offset
+
+    async def _answered(self, ask: Callable[[], Awaitable[T | None]]) -> T | None:
+        deadline = self.clients.now + 4 * SETTLE_WITHIN
+        while self.clients.now < deadline:
+            try:
+                if (answer := await ask()) is not None:
+                    return answer
+            except Unanswered:
+                pass
+            await asyncio.sleep(0.5)
+        return None
 
 
 def record_of(partition: TopicPartition, key: bytes | None, value: bytes) -> dict[str, Any]:
@@ -477,42 +520,4 @@ class Member(WebActor):
             await self.web.ask("DELETE", member)
 
     async def settle(self) -> None:
-        answer = await self._answered(lambda: self.insist("GET", f"/v1/groups/{FOLLOWERS}/offsets"))
-        for each in answer.json["offsets"] if answer is not None and answer.status == 200 else []:
-            partition, offset = TopicPartition(each["topic"], each["partition"]), 0
-            while offset < each["offset"]:
-                read = await self._answered(partial(read_page, self, partition, offset, 1000))
-                if read is None or read.to_offset == offset:
-                    self.history.stuck.append(f"{self.name} can't read {partition} from offset {offset} on")
-                    return
-                for record in read.records:
-                    if record.offset < each["offset"] and (partition.partition, record.offset) not in self.told.got:
-                        self.wrong(f"{partition} is committed up to {each['offset']}, nobody got {record.offset}")
-                offset = read.to_offset
-
-    async def _answered(self, ask: Callable[[], Awaitable[T | None]]) -> T | None:
-        deadline = self.clients.now + 4 * SETTLE_WITHIN
-        while self.clients.now < deadline:
-            try:
-                if (answer := await ask()) is not None:
-                    return answer
-            except Unanswered:
-                pass
-            await asyncio.sleep(0.5)
-        return None
-
-
-def web_actors(clients: Clients, brokers: Sequence[str]) -> list[Actor]:
-    told = Told()
-    kinds = {
-        "keyed writer1": KeyedWriter,
-        "keyed writer2": KeyedWriter,
-        "mover1": Mover,
-        "mover2": Mover,
-        "contender1": Contender,
-        "contender2": Contender,
-        "page reader": PageReader,
-        "member1": Member,
-        "member2": Member,
-    }
-    return [kind(clients, name, brokers, told) for name, kind in kinds.items()]
+        await self.judge_group(FOLLOWERS, self.told.got)

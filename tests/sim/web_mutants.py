@@ -9,15 +9,20 @@ import argparse
 import asyncio
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+import service.web.branches
 import service.web.idempotency
 import service.web.producing
 import service.web.transactions
 from log.batch import build_batch, read_records
+from log.ids import TopicPartition
 from service.web.answers import path_int
+from service.web.fetching import Piece
+from service.web.following import Stream
 from service.web.idempotency import Keys, Memory
+from service.web.instances import Instance, Instances
 from service.web.members import HttpMember
 from service.web.problems import Problem
 from service.web.producers import Producer
@@ -174,6 +179,80 @@ def what_a_lost_answer_held_is_not_given_again() -> Planting:
     return replaced(HttpMember, "go_back", lambda member, seen: None)
 
 
+def a_line_that_was_cut_off_is_written() -> Planting:
+    """The client has gone before the end of its line, and sends that line again."""
+
+    async def lines(request: Any, line_bytes_max: int) -> AsyncIterator[list[bytes]]:
+        rest = b""
+        try:
+            async for chunk in request.content.iter_any():
+                *whole, rest = (rest + chunk).split(b"\n")
+                if whole:
+                    yield whole
+        except OSError:
+            request.content.set_exception(None)
+        if rest:
+            yield [rest]
+
+    return replaced(service.web.producing, "_lines", lines)
+
+
+def what_may_be_written_is_told_not_to_be() -> Planting:
+    original = OutgoingBatch.problem
+
+    def problem(batch: OutgoingBatch) -> Problem:
+        told = original(batch)
+        told.outcome = "none"
+        return told
+
+    return replaced(OutgoingBatch, "problem", problem)
+
+
+def a_cursor_is_ahead_of_what_was_sent() -> Planting:
+    """It says of each partition how far that was read, though another partition's records are sent first."""
+    original = Stream._fetch
+
+    async def fetch(stream: Stream, node: int, positions: dict[TopicPartition, int]) -> list[Piece]:
+        pieces = await original(stream, node, positions)
+        for piece in pieces:
+            if piece.data:
+                stream._cursor.moved(piece.partition.partition, piece.last_stable_offset)
+        return pieces
+
+    return replaced(Stream, "_fetch", fetch)
+
+
+def a_stream_that_comes_back_begins_where_the_topic_ends() -> Planting:
+    """What was written while its client was away is told to nobody."""
+    original = Stream.__init__
+
+    def begin(stream: Stream, gateway: Any, *given: Any, **more: Any) -> None:
+        original(stream, gateway, *given, **more)
+        for index, offset in stream._cursor.offsets.items():
+            partition = gateway.partitions.get(TopicPartition(stream._topic, index))
+            if offset and partition is not None:
+                stream._cursor.moved(index, max(partition.last_stable_offset, offset))
+
+    return replaced(Stream, "__init__", begin)
+
+
+def an_instance_commits_an_answer_that_may_be_lost() -> Planting:
+    original = Instances._commit_itself
+
+    async def commit(instances: Instances, instance: Instance) -> None:
+        instance.uncommitted.update(instance.shown)
+        await original(instances, instance)
+
+    return replaced(Instances, "_commit_itself", commit)
+
+
+def a_decision_of_another_is_told_as_ones_own() -> Planting:
+    async def outcome(*_: Any) -> str:
+        return "applied"
+
+    return replaced(service.web.branches, "_outcome", outcome)
+
+
 MUTANTS: dict[str, Callable[[], Planting]] = {
     plant.__name__: plant
     for plant in (
@@ -188,6 +267,12 @@ MUTANTS: dict[str, Callable[[], Planting]] = {
         each_topic_is_written_for_itself,
         a_commit_that_takes_long_is_told_to_have_failed,
         what_a_lost_answer_held_is_not_given_again,
+        a_line_that_was_cut_off_is_written,
+        what_may_be_written_is_told_not_to_be,
+        a_cursor_is_ahead_of_what_was_sent,
+        a_stream_that_comes_back_begins_where_the_topic_ends,
+        an_instance_commits_an_answer_that_may_be_lost,
+        a_decision_of_another_is_told_as_ones_own,
     )
 }
 
