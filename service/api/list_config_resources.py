@@ -23,7 +23,7 @@ def handle(
         ResourceType.BROKER_LOGGER: brokers,
         ResourceType.BROKER: brokers,
         ResourceType.TOPIC: list(image.topics),
-        ResourceType.GROUP: list(image.group_configs),
+        ResourceType.GROUP: [name for name, config in image.group_configs.items() if config.values],
     }
     resources = [ConfigResource(name, kind) for kind, of_kind in names.items() if kind in wanted for name in of_kind]
     return ListConfigResourcesResponse(config_resources=resources)

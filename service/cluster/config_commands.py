@@ -19,9 +19,8 @@ from service.cluster.image import (
     encode_config,
     encode_topic,
     group_config_key,
-    topic_key,
 )
-from service.cluster.topic_commands import check_topic_name
+from service.cluster.topic_commands import changed_topic, check_topic_name
 from service.settings.broker import BrokerConfig, broker_setting
 from service.settings.group import check_group_config
 from service.settings.setting import (
@@ -37,7 +36,7 @@ from service.settings.setting import (
     split_list,
 )
 from service.settings.topic import TOPIC_SETTINGS, check_topic_config
-from service.stores.port import Create, Delete, Op, Put
+from service.stores.port import Create, Op, Put
 from service.turns import Steps, Turn
 from service.wire.error_codes import ErrorCode
 
@@ -117,16 +116,15 @@ class AlterConfigs:
                 if self.times_named[resource.kind, resource.name] > 1:
                     raise ItemRefused(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
                 _check_changes(resource)
-                op = self._alter(resource, image)
-                is_done = retried and op is None
+                changes = self._alter(resource, image)
+                is_done = retried and not changes
                 if self.expected is not None and not is_done:
                     self._check_version(version_of(image, resource.kind, resource.name), retried=retried)
             except ItemRefused as refused:
                 results.append(ResourceResult(resource.kind, resource.name, refused.error, refused.message))
                 continue
             results.append(ResourceResult(resource.kind, resource.name))
-            if op is not None:
-                ops.append(op)
+            ops += changes
         return MetadataDecision(results, () if self.validate_only else tuple(ops))
 
     def _check_version(self, version: str, *, retried: bool) -> None:
@@ -148,7 +146,7 @@ class AlterConfigs:
             size += settings_bytes(topic.config)
         return 1 + count + size // BYTES_OF_ONE
 
-    def _alter(self, resource: ResourceChange, image: Image) -> Op | None:
+    def _alter(self, resource: ResourceChange, image: Image) -> tuple[Op, ...]:
         match resource.kind:
             case ResourceType.TOPIC:
                 return self._alter_topic(resource, image)
@@ -162,7 +160,7 @@ class AlterConfigs:
             case _:
                 raise ItemRefused(ErrorCode.INVALID_REQUEST, f"Unknown resource type {resource.kind}")
 
-    def _alter_topic(self, resource: ResourceChange, image: Image) -> Op | None:
+    def _alter_topic(self, resource: ResourceChange, image: Image) -> tuple[Op, ...]:
         if not resource.name:
             raise ItemRefused(ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed.")
         if (problem := check_topic_name(resource.name)) is not None:
@@ -178,13 +176,13 @@ class AlterConfigs:
             message = f"The topic '{resource.name}' does not exist."
             raise ItemRefused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
         if values == topic.config:
-            return None
+            return ()
         for key, value in self.kept.get(topic.name, {}).items():
             if values.get(key) not in (value, topic.config.get(key)):
                 raise ItemRefused(ErrorCode.INVALID_CONFIG, f"The {key} of topic '{topic.name}' stays {value}.")
-        return Put(topic_key(topic.name), encode_topic(topic.id, len(topic.partitions), values), topic.version)
+        return changed_topic(topic, encode_topic(topic.id, len(topic.partitions), values))
 
-    def _alter_broker(self, resource: ResourceChange, image: Image) -> Op | None:
+    def _alter_broker(self, resource: ResourceChange, image: Image) -> tuple[Op, ...]:
         whose = self._whose(resource.name)
         stored = image.broker_config(whose)
         _check_dynamic(resource, cluster_wide=whose == ALL_BROKERS)
@@ -196,10 +194,10 @@ class AlterConfigs:
         except ConfigError as error:
             raise ItemRefused(ErrorCode.INVALID_REQUEST, str(error)) from error
         if values == stored.values:
-            return None
+            return ()
         return _store(broker_config_key(whose), values, stored)
 
-    def _alter_group(self, resource: ResourceChange, image: Image) -> Op | None:
+    def _alter_group(self, resource: ResourceChange, image: Image) -> tuple[Op, ...]:
         if not resource.name:
             raise ItemRefused(ErrorCode.INVALID_REQUEST, "Default group resources are not allowed.")
         stored = image.group_configs.get(resource.name, NO_CONFIG)
@@ -208,7 +206,7 @@ class AlterConfigs:
             check_group_config(values, self.config)
         except ConfigError as error:
             raise ItemRefused(ErrorCode.INVALID_CONFIG, str(error)) from error
-        return None if values == stored.values else _store(group_config_key(resource.name), values, stored)
+        return () if values == stored.values else _store(group_config_key(resource.name), values, stored)
 
     def _whose(self, name: str) -> str:
         if not name:
@@ -242,7 +240,7 @@ class AlterConfigs:
 
 def version_of(image: Image, kind: int, name: str) -> str:
     """The version of what is set for a topic, a group, a broker, or (without a name) for all brokers. It is made of the
-    settings themselves: the store counts anew when a key was removed and made again.
+    settings themselves: a topic that was deleted and made again has the versions of the former one.
     """
     values: Mapping[str, str]
     match kind:
@@ -255,10 +253,13 @@ def version_of(image: Image, kind: int, name: str) -> str:
     return hashlib.sha256(encode_config(dict(sorted(values.items())))).hexdigest()[:16]
 
 
-def _store(key: str, values: Mapping[str, str], stored: StoredConfig) -> Op:
+def _store(key: str, values: Mapping[str, str], stored: StoredConfig) -> tuple[Op, ...]:
+    """Settings that are taken away leave their key: if it was made again it would count anew, and a broker with an old
+    image would overwrite what was set since.
+    """
     if stored == NO_CONFIG:
-        return Create(key, encode_config(values))
-    return Put(key, encode_config(values), stored.version) if values else Delete(key, stored.version)
+        return (Create(key, encode_config(values)),)
+    return (Put(key, encode_config(values), stored.version),)
 
 
 def _check_changes(resource: ResourceChange) -> None:

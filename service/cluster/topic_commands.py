@@ -23,7 +23,7 @@ from service.cluster.image import (
 from service.cluster.placement import placing
 from service.settings.setting import BYTES_OF_ONE, ConfigError
 from service.settings.topic import check_topic_config
-from service.stores.port import Create, Delete, Op, Put
+from service.stores.port import Check, Create, Delete, Op, Put
 from service.turns import COUNTED_A_TURN, Steps, Turn
 from service.wire.error_codes import ErrorCode
 
@@ -311,12 +311,21 @@ class CreatePartitions:
                     made = yield from _added(wanted, topic, image, room)
                     room -= len(made)
                     value = encode_topic(topic.id, wanted.count, topic.config)
-                    ops.append(Put(topic_key(topic.name), value, topic.version))
+                    ops += changed_topic(topic, value)
                     ops += yield from _new_partitions(topic.id, made, turn)
                 results.append(TopicResult(wanted.name, topic=topic, id=topic.id))
             except ItemRefused as refused:
                 results.append(TopicResult(wanted.name, refused.error, refused.message))
         return MetadataDecision(results, () if self.validate_only else tuple(ops))
+
+
+def changed_topic(topic: Topic, value: bytes) -> tuple[Op, ...]:
+    """Put another value for a topic. A topic that was deleted and made again has the versions of the former one, so
+    the version alone does not show that the image is old: the new topic would get the id of the former one. The key of
+    a partition has the id in it.
+    """
+    exists = Check(partition_key(topic.id, 0), topic.partitions[0].partition_epoch)
+    return exists, Put(topic_key(topic.name), value, topic.version)
 
 
 def _added(wanted: MorePartitions, topic: Topic, image: Image, room: int) -> Steps[dict[int, PartitionState]]:

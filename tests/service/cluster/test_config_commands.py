@@ -75,6 +75,24 @@ def test_altering_all_takes_back_what_is_not_named(world: World) -> None:
     assert config_of(world) == {}
 
 
+@pytest.mark.parametrize(("kind", "name"), [(BROKER, ""), (BROKER, "1"), (ResourceType.GROUP, "g")])
+def test_settings_that_were_removed_and_made_again_are_not_overwritten_by_what_an_old_image_says(
+    world: World, kind: int, name: str
+) -> None:
+    """They began at the same version again."""
+    one, other = (
+        ("consumer.session.timeout.ms", "consumer.heartbeat.interval.ms")
+        if kind == ResourceType.GROUP
+        else ("log.cleaner.backoff.ms", "message.max.bytes")
+    )
+    alter(world, change(kind, name, (one, SET, "50000")))
+    old = world.image
+    alter(world, change(kind, name, replace_all=True))
+    alter(world, change(kind, name, (other, SET, "6000")))
+    assert world.refuses(command(change(kind, name, (one, SET, "51000"))), old)
+    assert world.refuses(command(change(kind, name, replace_all=True)), old)
+
+
 def test_partitions_are_untouched_by_their_topics_configuration(world: World) -> None:
     before = world.image.topics["orders"].partitions
     alter(world, change(TOPIC, "orders", ("retention.ms", SET, "5")))

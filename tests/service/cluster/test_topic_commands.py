@@ -5,6 +5,7 @@ own work.
 import pytest
 
 from log.ids import ZERO_TOPIC_ID
+from service.cluster.config_commands import AlterConfigs, ConfigChange, Operation, ResourceChange, ResourceType
 from service.cluster.image import PartitionState
 from service.cluster.topic_commands import (
     MAX_NEW_PARTITIONS,
@@ -17,6 +18,7 @@ from service.cluster.topic_commands import (
     TopicResult,
     check_topic_name,
 )
+from service.settings.broker import BrokerConfig
 from service.wire.error_codes import ErrorCode
 from tests.service.cluster.worlds import World, decided, topic_id
 
@@ -310,3 +312,19 @@ def test_validating_more_partitions_adds_none() -> None:
     (result,) = world.run(CreatePartitions((MorePartitions("orders", 3),), validate_only=True))
     assert result.error is ErrorCode.NONE
     assert len(world.image.topics["orders"].partitions) == 1
+
+
+def test_a_topic_that_was_made_again_is_not_changed_by_what_an_old_image_says_of_the_former_one() -> None:
+    """It began at the same version, and got the id of the former one: its partitions were removed by all brokers."""
+    world = World()
+    world.add_broker(1)
+    world.add_topic("orders", 1)
+    old = world.image
+    world.run(DeleteTopics((topic_id(1),)))
+    world.add_topic("orders", 2)
+    settings = ResourceChange(ResourceType.TOPIC, "orders", (ConfigChange("retention.ms", Operation.SET, "5"),))
+    times_named: dict[tuple[int, str], int] = {(ResourceType.TOPIC, "orders"): 1}
+    assert world.refuses(CreatePartitions((MorePartitions("orders", 3),)), old)
+    assert world.refuses(AlterConfigs((settings,), BrokerConfig(), 1, {}, times_named), old)
+    assert world.refuses(DeleteTopics((topic_id(1),)), old)
+    assert world.image.topics["orders"].id == topic_id(2)

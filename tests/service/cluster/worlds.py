@@ -71,6 +71,12 @@ class World:
         used = self.server.open_session(1e9) if session is None else session
         assert self.server.commit(used, tuple(ops)) is Result.OK
 
+    def refuses(self, command: Command[Reply], image: Image) -> bool:
+        """Whether the store refuses what is decided by an old image."""
+        ops = tuple(decided(command, image).ops)
+        assert ops
+        return self.server.commit(self.server.open_session(1e9), ops) is Result.CONFLICT
+
     def add_broker(self, broker_id: int, rack: str | None = None, *, clean: bool = True) -> int:
         session = self.server.open_session(1e9)
         epoch = self.run(RegisterBroker(broker_id, session, ENDPOINTS, rack, clean), session=session)
