@@ -187,6 +187,8 @@ class ClusterSimulation:
         self.ways = {name: BrokersWay(world, self.plan, name) for name in self.names}
         self.brokers: dict[str, Broker] = {}
         self.leaders: dict[tuple[bytes, int, int], str] = {}
+        self._epochs_began: dict[tuple[bytes, int, int], int] = {}
+        """Where each began in the log of its leader."""
         self.synced_after = 0.0
         self._looked_at: dict[str, tuple[Any, int]] = {}
         self._told: dict[Partition, tuple[int, int, int]] = {}
@@ -313,11 +315,25 @@ class ClusterSimulation:
         topic, epoch = (bytes(partition.topic_id), partition.topic_partition.partition), partition.leader_epoch
         if self.leaders.setdefault((*topic, epoch), name) != name:
             self._wrong(name, partition, f"leads in epoch {epoch}, as {self.leaders[*topic, epoch]} did")
+        self._epochs_began.setdefault((*topic, epoch), partition.leads_from_offset)
+        if late := self._late_epochs(partition):
+            self._wrong(name, partition, f"leads although {late}")
         committed = self._committed.get(topic, 0)
         if partition.log.end_offset < committed:
             self._wrong(name, partition, f"leads with offsets up to {partition.log.end_offset}, committed {committed}")
         if epoch % LOOKED_AT_EVERY == 0 and (unlike := unlike_own_log(partition)):
             self._wrong(name, partition, f"leads with {unlike}")
+
+    def _late_epochs(self, partition: Partition) -> str:
+        """Where a replica takes an epoch for begun later than it did: another replica that asks it keeps what was
+        written there in an earlier epoch. Empty if there is no such epoch.
+        """
+        log = partition.log
+        for epoch, start in log.epochs.entries():
+            began = self._epochs_began.get((bytes(partition.topic_id), partition.topic_partition.partition, epoch))
+            if began is not None and start > max(began, log.start_offset):
+                return f"its epoch {epoch} begins at {start}, and began at {began}"
+        return ""
 
     def _look_at_high_watermark(self, name: str, partition: Partition, _: int, before: int, stable: int) -> None:
         """The high watermark has moved up, and not beyond what every live replica that counts has. So the stable offset
@@ -447,7 +463,9 @@ class ClusterSimulation:
         members = state.replicas if state is not None else ()
         replicas = [self.brokers[self.names[member - 1]].partitions.get(partition) for member in members]
         held = [replica for replica in replicas if replica is not None]
-        return difference(held) if len(held) == len(members) else f"{len(held)} of {len(members)} replicas are there"
+        if len(held) < len(members):
+            return f"{len(held)} of {len(members)} replicas are there"
+        return next(filter(None, map(self._late_epochs, held)), "") or difference(held)
 
     def _compare_with_replays(self) -> None:
         for broker in self.brokers.values():

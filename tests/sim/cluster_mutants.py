@@ -24,6 +24,7 @@ import service.cluster.reassign_commands
 import tests.sim.cluster
 import tests.sim.cluster_faults
 from isolation.stable import StableOffsets
+from log.batch import BatchHeader, Buffer
 from log.control import ControlType
 from log.cutting import truncate_to
 from log.epochs import LeaderEpochs
@@ -423,6 +424,23 @@ def deletions_that_a_follower_missed_are_not_asked_about() -> Planting:
     return replaced(Reading, "_lacks_deletions", staticmethod(lambda *_: ErrorCode.NONE))
 
 
+def an_epoch_begins_behind_a_gap() -> Planting:
+    """Who copies a log from which compaction has removed an epoch's first records takes the epoch for begun at the
+    first one that is left. It tells a replica with an uncommitted record in the gap that it may keep that.
+    """
+    original = PartitionLog.append_after_gap
+
+    def append(log: PartitionLog, batch: Buffer, header: BatchHeader, *, now_ms: int) -> None:
+        known = log.epochs.latest
+        original(log, batch, header, now_ms=now_ms)
+        if header.leader_epoch > known:
+            *earlier, (epoch, _) = log.epochs.entries()
+            log.epochs = LeaderEpochs([*earlier, (epoch, header.base_offset)])
+            log.epochs.changed = True
+
+    return replaced(PartitionLog, "append_after_gap", append)
+
+
 def what_a_former_coordinator_has_sent_is_forgotten() -> Planting:
     """It is loaded again in its leader epoch, and sends the markers of older clients again in that epoch. The earlier
     ones end the next transaction.
@@ -479,7 +497,10 @@ WITH_TRANSACTIONS = (
     another_brokers_coordinator_is_not_asked,
     a_coordinator_reads_only_what_it_knows_to_be_committed,
 )
-WITH_MOVES = (a_reassignment_ends_before_anybody_caught_up,)
+WITH_MOVES = (
+    a_reassignment_ends_before_anybody_caught_up,
+    an_epoch_begins_behind_a_gap,
+)
 WHERE_MEMORY_IS_LOST = (a_former_life_counts,)
 """Where what is flushed alone counts, a follower still holds what it has shown."""
 WHERE_ONE_STAYS_AWAY = (deletions_that_a_follower_missed_are_not_asked_about,)
