@@ -136,7 +136,7 @@ class Relocation:
 
         `may` is asked right before the decision, and `decided` is called right after it, without an await in between.
         `origin_failed` and `target_failed` are told of faults after the decision: the log has moved all the same. What
-        failed with an error that passes is tried again.
+        failed with an error that passes is tried again. `origin_failed` is also told if the decision finds no room.
         """
         log, copy = self._log, self.copy
         async with log.alone():
@@ -160,7 +160,11 @@ class Relocation:
             if log.gone or copy.start_offset != log.start_offset or self._is_outdated or not may():
                 return False
             if not self._disk.exists(log.folder):  # nothing was ever written
-                self._disk.mkdir(log.folder)
+                try:
+                    self._disk.mkdir(log.folder)
+                except DiskFault as fault:
+                    origin_failed(fault)
+                    return False
             self._disk.rename(log.folder, self._stem + FORMER)
             self._use_copy()
             decided()

@@ -14,9 +14,9 @@ from contextlib import asynccontextmanager
 from log.batch import CorruptBatch
 from log.clock import ClockWatch
 from log.config import UNLIMITED
-from log.disk import DiskFault
+from log.disk import NO_ROOM, DiskFault
 from log.ids import TopicId, TopicPartition
-from log.manifest import write_high_watermarks, write_recovery_points
+from log.manifest import RECOVERY_POINTS, write_high_watermarks, write_recovery_points
 from log.removal import expired_segments, remove_oldest
 from service.broker.data_folder import META_FILE
 from service.broker.log_folder import LogFolder
@@ -154,7 +154,7 @@ class Housekeeper:
     async def distrusting(self, partition: Partition, offset: int) -> AsyncIterator[None]:
         """For as long as the context lasts, no recovery point says that data from `offset` on is durable. Used around a
         truncation at `offset`. Raises `DiskFault` if a point can't be lowered now: after a crash, the truncation would
-        be taken for damage.
+        be taken for damage. That the disk is full is no reason: this is needed to move partitions off it.
         """
         cut = partition.topic_partition, offset
         self._distrusted.append(cut)
@@ -163,6 +163,8 @@ class Housekeeper:
                 for folder, written in list(self.written_points.items()):
                     if written.get(partition.topic_partition, 0) > offset:
                         fault = await self._write_points(folder, dict(written))
+                        if fault is not None and fault.errno in NO_ROOM:
+                            fault = await self._drop_points(folder)
                         if fault is not None and folder.failed is None:
                             raise fault
             yield
@@ -189,6 +191,19 @@ class Housekeeper:
             folder.fail(fault)
             return fault
         self.written_points[folder] = points
+        return None
+
+    async def _drop_points(self, folder: LogFolder) -> DiskFault | None:
+        """Remove the list of recovery points, which needs no room. Without it a start after a crash reads more, and
+        takes nothing for durable that was cut. It is written again with the next points that find room.
+        """
+        try:
+            folder.disk.unlink(RECOVERY_POINTS)
+            await folder.disk.sync_dir("")
+        except DiskFault as fault:
+            folder.fail(fault)
+            return fault
+        self.written_points[folder] = {}
         return None
 
     async def write_high_watermarks(self, folder: LogFolder) -> None:

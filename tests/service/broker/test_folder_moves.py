@@ -3,6 +3,7 @@ written to, and through a crash at each step.
 """
 
 import asyncio
+import errno
 import os
 import shutil
 from dataclasses import replace
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from log.batch import build_batch
-from log.disk import RealDisk
+from log.disk import DiskFault, RealDisk
 from log.ids import TopicPartition
 from log.manifest import MANIFEST
 from log.relocation import FORMER, FUTURE, stem_of
@@ -407,6 +408,51 @@ def test_no_recovery_point_is_left_by_the_partition_when_it_is_decided_that_it_m
         assert await move(stage, folders.two) is ErrorCode.NONE
         await moved(partition, folders.two)
         assert seen == [0]
+
+    folders.live(scene)
+
+
+@pytest.mark.parametrize("has_data", [True, False])
+def test_what_is_on_a_full_disk_moves_away_and_producers_of_the_other_disk_are_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_data: bool
+) -> None:
+    """The list of recovery points had no room to be written anew. The other disk was taken for the full one, and the
+    move never ended.
+    """
+    folders = Folders(tmp_path)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("moved")
+        partition, housekeeper = await stage.served("moved"), stage.broker.housekeeper
+        origin = partition.folder
+        target = next(folder for folder in stage.broker.folders if folder.name == str(folders.two))
+        if has_data:
+            await write(partition, 20)
+            await partition.flush()
+            await housekeeper.write_points(origin)
+        write_atomic, mkdir = RealDisk.write_atomic, RealDisk.mkdir
+
+        async def written(disk: RealDisk, path: str, data: bytes) -> None:
+            if disk is origin.disk:
+                raise DiskFault(errno.ENOSPC, "no room", path)
+            await write_atomic(disk, path, data)
+
+        def made(disk: RealDisk, path: str) -> None:
+            if disk is origin.disk:
+                raise DiskFault(errno.ENOSPC, "no room", path)
+            mkdir(disk, path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(RealDisk, "write_atomic", written)
+            patch.setattr(RealDisk, "mkdir", made)
+            assert await move(stage, folders.two) is ErrorCode.NONE
+            await until(lambda: origin.headroom.is_short)
+            if has_data:
+                await moved(partition, folders.two)
+            assert not target.headroom.is_short
+        await moved(partition, folders.two)
+        await write(partition, 10)
+        assert values(partition) == list(range(partition.log.end_offset))
 
     folders.live(scene)
 

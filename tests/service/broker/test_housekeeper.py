@@ -1,6 +1,7 @@
 """What the housekeeper writes down, while logs are being cut."""
 
 import errno
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ import pytest
 import log.manifest
 import service.broker.housekeeper
 from log.disk import DiskFault
-from log.manifest import read_recovery_points
+from log.manifest import RECOVERY_POINTS, read_recovery_points
+from service.broker.partition import Partition
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.api.test_long_lists import turns_of_others
 from tests.service.broker.topic_stage import write
@@ -46,19 +48,10 @@ def test_nothing_is_cut_while_a_recovery_point_can_not_be_lowered(
     """After a crash, the next start would miss what was cut, and would not serve the partition."""
 
     async def scene(stage: Stage) -> None:
-        await stage.create("orders")
-        partition = await stage.served("orders")
-        for _ in range(10):
-            await write(partition, b"x")
-        await partition.flush()
+        partition = await with_a_point(stage)
         keeper, folder = stage.broker.housekeeper, partition.folder
-        await keeper.write_points(folder)
-
-        async def full(*_: object) -> None:
-            raise DiskFault(errno.ENOSPC, "no room")
-
         with monkeypatch.context() as patch, pytest.raises(DiskFault):
-            patch.setattr(service.broker.housekeeper, "write_recovery_points", full)
+            patch.setattr(service.broker.housekeeper, "write_recovery_points", failing(errno.EMFILE))
             async with keeper.distrusting(partition, 6):
                 pytest.fail("the list still says that 10 records are durable")
         assert folder.failed is None
@@ -66,6 +59,42 @@ def test_nothing_is_cut_while_a_recovery_point_can_not_be_lowered(
             assert read_recovery_points(folder.disk)[partition.topic_partition] == 6
 
     on_stage(tmp_path, scene, {"log.durability": "os"})
+
+
+def test_a_full_disk_has_no_list_of_points_while_a_log_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list with lower points has no room. Until there is room, no partition would be cut, and none move away."""
+
+    async def scene(stage: Stage) -> None:
+        partition = await with_a_point(stage)
+        keeper, folder = stage.broker.housekeeper, partition.folder
+        with monkeypatch.context() as patch:
+            patch.setattr(service.broker.housekeeper, "write_recovery_points", failing(errno.ENOSPC))
+            async with keeper.distrusting(partition, 6):
+                assert not folder.disk.exists(RECOVERY_POINTS)
+            await keeper.write_points(folder)
+            assert read_recovery_points(folder.disk) == {}
+        await keeper.write_points(folder)
+        assert read_recovery_points(folder.disk)[partition.topic_partition] == 10
+
+    on_stage(tmp_path, scene, {"log.durability": "os"})
+
+
+async def with_a_point(stage: Stage) -> Partition:
+    """A partition with 10 records, of which the list of recovery points says that they are durable."""
+    await stage.create("orders")
+    partition = await stage.served("orders")
+    for _ in range(10):
+        await write(partition, b"x")
+    await partition.flush()
+    await stage.broker.housekeeper.write_points(partition.folder)
+    return partition
+
+
+def failing(errno: int) -> Callable[..., Awaitable[None]]:
+    async def fail(*_: object) -> None:
+        raise DiskFault(errno, "it can't be written")
+
+    return fail
 
 
 @pytest.mark.parametrize("what", ["gathered", "written"])
