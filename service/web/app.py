@@ -102,8 +102,8 @@ PACKED_AT_ONCE_BYTES = 64 << 10
 _STATUS_SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "record-too-large", 415: "unsupported-media-type"}
 
 
-class TooMany(asyncio.Protocol):
-    """The protocol of a connection that is one too many: it is closed at once."""
+class Unwanted(asyncio.Protocol):
+    """The protocol of a connection that is one too many, or comes too late: it is closed at once."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()
@@ -236,9 +236,8 @@ class WebServer:
         need.
         """
         server = self._runner.server
-        assert server is not None
-        if len(server.connections) >= self._connections_max:
-            return TooMany()
+        if server is None or len(server.connections) >= self._connections_max:
+            return Unwanted()
         loop = asyncio.get_running_loop()
         slow = Connection(
             server,

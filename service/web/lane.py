@@ -138,7 +138,7 @@ class Lanes:
         self.writing: set[asyncio.Task[None]] = set()
         """Requests whose answers are not ready yet."""
         self.are_closed = False
-        """The server stops: aiohttp gets everything that comes from now on."""
+        """The server stops: aiohttp gets everything that comes from now on, and new connections are ended."""
         self._date = b""
         self._dated_s = -1
 
@@ -179,10 +179,12 @@ class Lane(asyncio.Protocol):
     # -- what the transport says
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is no subclass of it
+        self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's transport is no subclass of it
         self._session = self._lanes.session(transport)
         self._slow.connection_made(transport)
         self._slow.keep_alive(True)  # aiohttp would end the connection as idle although a request may be under way here
+        if self._lanes.are_closed:
+            transport.abort()
 
     def connection_lost(self, error: BaseException | None) -> None:
         self._timer.cancel()

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import uvloop
+
 from log.disk import RealDisk
 from log.ids import TopicPartition
 from service.api.routes import OFFERED, ROUTES
@@ -98,4 +100,4 @@ def on_stage(
             for disk in disks.values():
                 disk.close()
 
-    asyncio.run(main())
+    uvloop.run(main())  # as a broker does

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
 from log.batch import BatchHeader, build_batch
 from log.disk import RealDisk
 from log.ids import TopicPartition
@@ -221,4 +223,4 @@ def on_cluster_stage(
             for node_id in list(stage.lives):
                 await stage.stop(node_id)
 
-    asyncio.run(main())
+    uvloop.run(main())  # as a broker does

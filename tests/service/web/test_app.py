@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from service.settings.broker import BrokerConfig
+from service.settings.broker import BrokerConfig, Endpoint
 from service.settings.setting import ConfigError
+from service.web.app import WebServer
+from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.cli.kit import process
-from tests.service.web.kit import Http
+from tests.service.web.kit import PATIENCE_S, Http
 
 
 def where(**given: str) -> list[tuple[str, int]]:
@@ -62,3 +66,21 @@ def test_what_is_not_there_is_a_problem(http: Http) -> None:
     assert answer.json["type"] == "/problems/not-found"
     assert answer.json["outcome"] == "none"
     assert http.post("/livez").status == 405
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_connection_that_comes_while_the_server_stops_is_ended(tmp_path: Path, turns: int) -> None:
+    """It stayed open for ever if the loop took it in just before the listeners were closed."""
+
+    async def scene(stage: Stage) -> None:
+        web = WebServer(stage.broker, connections_max=10)
+        await web.start([Endpoint("HTTP", "127.0.0.1", 0, "HTTP")])
+        with socket.create_connection(("127.0.0.1", web.endpoints[0].port)) as client:
+            client.setblocking(False)
+            for _turn in range(turns):
+                await asyncio.sleep(0)
+            await web.stop()
+            with suppress(ConnectionError):  # it had not been taken in yet, or was refused
+                assert await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 1), PATIENCE_S) == b""
+
+    on_stage(tmp_path, scene)
