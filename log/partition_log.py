@@ -241,7 +241,8 @@ class PartitionLog:
             self.append(batch, header, now_ms=now_ms)
             return
         active = self.segments.active
-        if active is None or not active.has_room_for(header, self.config, now_ms, self._roll_ms):
+        is_out_of_reach = active is not None and header.last_offset >= active.reach  # of an empty segment, too
+        if active is None or is_out_of_reach or not active.has_room_for(header, self.config, now_ms, self._roll_ms):
             if header.last_offset - ended <= SEGMENT_BYTES_MAX:
                 self.start_segment(now_ms)  # the new segment begins where the last one ends, which is before the gap
             else:

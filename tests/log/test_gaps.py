@@ -239,6 +239,50 @@ def test_a_gap_that_is_too_wide_for_a_segment_is_none_for_the_log(far: int, seed
     assert (log.end_offset, offsets(log)) == (far - 7, [0, 1, 2])
 
 
+@pytest.mark.parametrize("far", [3_000_000_000, 5_000_000_000])
+@pytest.mark.parametrize("kind", ["started over", "rolled", "cut"])
+def test_a_gap_that_is_too_wide_for_a_segment_is_none_where_the_segment_is_empty(far: int, kind: str) -> None:
+    """A new copy of a log begins like this."""
+    disk = MemoryDisk()
+    log = opened(disk)
+
+    async def scene() -> None:
+        if kind == "started over":
+            restart_at(log, 0)
+        else:
+            put(log, 0, 1, 2, *((20,) if kind == "cut" else ()))
+            await log.flush()
+        if kind == "rolled":
+            log.roll(1)
+        elif kind == "cut":
+            await distrust(log, durable_after_cut(log, 12), 12)
+            truncate_to(log, 12)
+        assert log.segments[-1].size_bytes == 0
+        put(log, far, far + 1)
+        log.roll(1)
+        put(log, far + 2)
+        await log.flush()
+
+    asyncio.run(scene())
+    expected = [*([] if kind == "started over" else [0, 1, 2]), *range(far, far + 3)]
+    assert (log.flushed_offset, offsets(log)) == (far + 3, expected)
+    found = log.read(far - 1, max_bytes=1, limit_offset=far + 3, at_least_one=True)
+    assert found is not None
+    assert read_header(found.read()).base_offset == far
+    for point in (0, far, far + 3):
+        after = copy.deepcopy(disk)
+        after.cut_power(random.Random(1))
+        again = opened(after, point)
+        assert (offsets(again), list(again.damage)) == (expected, [])
+    known = asyncio.run(log.close())
+    again = PartitionLog.open(disk, "t-0", LogConfig(), (), known=known, now_ms=0)
+    assert offsets(again) == expected
+    put(again, far + 10)
+    truncate_to(again, far)
+    assert offsets(again) == expected[:-3]
+    assert again.end_offset == far
+
+
 def test_where_no_room_is_behind_a_wide_gap_the_log_goes_on_when_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     log, far = opened(MemoryDisk()), 3_000_000_000
     put(log, 0, 1, 2)
