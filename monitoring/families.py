@@ -392,8 +392,9 @@ TROUBLE = _gauge(
     "oncelog_trouble",
     "What is wrong between this broker and the rest of the cluster: session (none with the metadata store), "
     "unreachable (another broker can't be reached where it says that it is), stranger (somebody else is there), clock "
-    "(another broker's clock is apart), stuck (so many partitions can't be copied from it), out-of-sync (so many "
-    "partitions led here lack it). `oncelog doctor` and the log say it in a sentence.",
+    "(another broker's clock is apart), http (its HTTP API can't be reached), stuck (so many partitions can't be "
+    "copied from it), out-of-sync (so many partitions led here lack it). `oncelog doctor` and the log say it in a "
+    "sentence.",
     *("kind", "about"),
 )
 CLOCK_APART = _gauge(

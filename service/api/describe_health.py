@@ -1,5 +1,5 @@
-"""DescribeHealth, version 0, an API of our own (key 20003): who answers here, what its clock says, what it finds
-wrong between itself and the rest of the cluster, and which of its data folders can't be written to.
+"""DescribeHealth, version 0, an API of our own (key 20003): who answers here, what its clock says, where its HTTP API
+is, what it finds wrong between itself and the rest of the cluster, and which of its data folders can't be written to.
 """
 
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from service.broker.log_folder import LogFolder
 from service.broker.session import Session
 from service.cluster.metadata import ClusterMetadata
 from service.ports import Env
+from service.settings.broker import WEB
 from service.wire.codec import RequestHeader
 from service.wire.messages import DescribedTrouble, DescribeHealthRequest, DescribeHealthResponse
 
@@ -30,9 +31,12 @@ def handle(
         elif folder.headroom.is_short:
             says = f"{folder.name} is full: producers are refused until there is room"
             troubles.append(DescribedTrouble(FULL, folder.name, says))
+    own = metadata.image.brokers.get(metadata.broker_id)
+    endpoint = None if own is None else own.endpoint(WEB)
     return DescribeHealthResponse(
         cluster_id=metadata.image.cluster_id,
         broker_id=metadata.broker_id,
         wall_ms=env.clock.wall_ms(),
+        http_url="" if endpoint is None else endpoint.url,
         troubles=troubles,
     )

@@ -1,8 +1,9 @@
 """Finds out what is wrong between this broker and the rest of the cluster, and says it in one line each: in the log
 when it begins and ends, to who asks (`oncelog doctor`), and as metrics.
 
-A look asks each other broker, at the address that it has registered, who it is and what its clock says. So an address
-that can't be reached, or leads to another broker, is found before a replica needs it. What replication knows is put
+A look asks each other broker, at the address that it has registered, who it is and what its clock says, and whether its
+HTTP API answers. So an address that can't be reached, or leads to another broker, is found before a replica or a
+forwarded request needs it. What replication knows is put
 together: what can't be copied here, and which replicas elsewhere are not in sync, each with the reason.
 
 Nothing else depends on this. What lasts shorter than two looks is not told: leaders change, and brokers restart.
@@ -18,10 +19,11 @@ from service.broker.partition import Leading
 from service.broker.partition_table import PartitionTable
 from service.broker.replication import Replication, address_of
 from service.client.connection import Client, ClientError
+from service.client.http_port import why_no_http
 from service.cluster.image import RegisteredBroker
 from service.cluster.metadata import ClusterMetadata
 from service.ports import Env
-from service.settings.broker import BrokerConfig
+from service.settings.broker import WEB, BrokerConfig
 from service.wire.messages import DescribeHealthRequest
 
 logger = logging.getLogger("oncelog.health")
@@ -34,9 +36,9 @@ CLOCKS_APART_MS = 1_000
 """Timeouts of transactions, retention and timestamps go by the clocks of several brokers."""
 PARTITIONS_A_TURN = 256
 
-SESSION, UNREACHABLE, STRANGER, CLOCK = "session", "unreachable", "stranger", "clock"
+SESSION, UNREACHABLE, STRANGER, CLOCK, HTTP = "session", "unreachable", "stranger", "clock", "http"
 STUCK, OUT_OF_SYNC = "stuck", "out-of-sync"
-KINDS = (SESSION, UNREACHABLE, STRANGER, CLOCK, STUCK, OUT_OF_SYNC)
+KINDS = (SESSION, UNREACHABLE, STRANGER, CLOCK, HTTP, STUCK, OUT_OF_SYNC)
 FAILED, FULL = "failed", "full"
 """What is wrong with a data folder. A broker knows it at once, and metrics of their own tell it."""
 STORE = "metadata store"
@@ -150,10 +152,23 @@ class Health:
         earliest, latest = told.wall_ms - now_ms, told.wall_ms - now_ms + took_ms
         apart_ms = int(earliest if earliest > 0 else min(latest, 0))
         if abs(apart_ms) < CLOCKS_APART_MS:
-            return Seen(broker.epoch, None, apart_ms)
+            return Seen(broker.epoch, await self._of_http(broker), apart_ms)
         direction = "ahead of" if apart_ms > 0 else "behind"
         says = f"the clock of {whose} is {abs(apart_ms) / 1000:.1f} s {direction} this broker's: keep both in step"
         return Seen(broker.epoch, Trouble(CLOCK, whose, 1, says), apart_ms)
+
+    @staticmethod
+    async def _of_http(broker: RegisteredBroker) -> Trouble | None:
+        """Requests that the other broker must serve are forwarded there."""
+        endpoint = broker.endpoint(WEB)
+        if endpoint is None or (why := await why_no_http(endpoint.host, endpoint.port, ANSWER_S)) is None:
+            return None
+        whose = f"broker {broker.id}"
+        says = (
+            f"the HTTP API of {whose} can't be reached at {endpoint.url}, where it says that it is ({why}): requests"
+            " that must be served there can't be forwarded"
+        )
+        return Trouble(HTTP, whose, 1, says)
 
     # -- replicas
 

@@ -12,6 +12,7 @@ import resource
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import urlsplit
 
 import click
 
@@ -26,6 +27,7 @@ from service.cli.txn import find_pins
 from service.client.cluster import LATEST, READ_COMMITTED, Cluster
 from service.client.failures import ClientFailure, error_name
 from service.client.groups import committed_offsets, describe_group, list_groups
+from service.client.http_port import why_no_http
 from service.client.reader import Reader, Selection
 from service.client.transactions import list_transactions
 from service.settings.broker import BrokerConfig
@@ -36,6 +38,7 @@ from service.wire.messages import (
     DescribeConfigsResource,
     DescribedTrouble,
     DescribeHealthRequest,
+    DescribeHealthResponse,
     DescribeLogDirsRequest,
     ListOffsetsPartition,
     ListOffsetsRequest,
@@ -52,6 +55,7 @@ STANDING_S: Final = 6.0
 READ_S: Final = 2.0
 TOPIC: Final = 2
 MOVING_S: Final = 1.0
+HTTP_S: Final = 3.0
 NOT_KEPT: Final = 5
 """What Linux's adjtimex returns if no program keeps the clock."""
 KERNEL_TIMES_BYTES: Final = 512
@@ -85,8 +89,8 @@ def _named(names: list[str]) -> str:
 async def command(cluster: Cluster, output: Output) -> None:
     """Check a cluster: what is wrong, and what to do about it.
 
-    Looked at are brokers, their sessions, disks, replicas, transactions, groups, and this machine's limits and clock.
-    Ends with 6 when something is wrong, with 5 when no broker answers.
+    Looked at are brokers, their HTTP APIs, sessions, disks, replicas, transactions, groups, and this machine's limits
+    and clock. Ends with 6 when something is wrong, with 5 when no broker answers.
     """
     await cluster.metadata([])
     await listen(cluster, cluster.timeout_s)
@@ -147,17 +151,36 @@ async def _health(cluster: Cluster) -> list[Diagnosis]:
         for each in await _troubles(cluster, node)
         if each.kind not in (FAILED, FULL)  # the check of disks tells that
     ]
-    return found or _well("health", "brokers reach each other, their clocks agree, and replicas keep up")
+    return found or _well("health", "brokers reach each other, also by HTTP, their clocks agree, and replicas keep up")
 
 
 async def _troubles(cluster: Cluster, node: int) -> list[DescribedTrouble]:
-    """What a broker finds wrong; nothing if it is older than this question."""
+    return (await _told(cluster, node)).troubles
+
+
+async def _told(cluster: Cluster, node: int) -> DescribeHealthResponse:
+    """What a broker tells of itself and of others; nothing if it is older than this question."""
     try:
         if await cluster.offers(DescribeHealthRequest(), node=node):
-            return (await cluster.ask(DescribeHealthRequest(), node=node)).troubles
+            return await cluster.ask(DescribeHealthRequest(), node=node)
     except ClientFailure:
         pass  # another check tells that it does not answer
-    return []
+    return DescribeHealthResponse()
+
+
+async def _http(cluster: Cluster) -> list[Diagnosis]:
+    """Whether the HTTP APIs answer here. That brokers reach them is for their own check: they may have other ways."""
+    urls = {node: urlsplit(url) for node in await cluster.nodes() if (url := (await _told(cluster, node)).http_url)}
+    whys = await asyncio.gather(*(why_no_http(url.hostname or "", url.port or 0, HTTP_S) for url in urls.values()))
+    cure = "if clients here need it: open the port, or name a host in its http.listeners that they reach"
+    found = [
+        Diagnosis(
+            "http", WARNING, f"the HTTP API of broker {node} can't be reached from here at {url.geturl()}: {why}", cure
+        )
+        for (node, url), why in zip(urls.items(), whys, strict=True)
+        if why is not None
+    ]
+    return found or _well("http", f"{len(urls)} HTTP APIs, and each answers here" if urls else "no broker has one")
 
 
 async def _sessions(cluster: Cluster) -> list[Diagnosis]:
@@ -364,6 +387,7 @@ CURES: Final = {
     "unreachable": "mend its advertised.listeners or inter.broker.listener.name, its name's address, or the firewall",
     "stranger": "give each broker its own advertised.listeners",
     "clock": "run chrony or systemd-timesyncd on both machines",
+    "http": "open its HTTP port to the other brokers, or name a host in its http.listeners that they reach",
     "stuck": "mend what it says; the partitions are copied on by themselves then",
     "out-of-sync": "start that broker, or see what its log says",
 }
@@ -372,6 +396,7 @@ CURES: Final = {
 CHECKS: dict[str, Check] = {
     "brokers": _brokers,
     "health": _health,
+    "http": _http,
     "session": _sessions,
     "controller": _controller,
     "partitions": _partitions,

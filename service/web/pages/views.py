@@ -19,7 +19,7 @@ from urllib.parse import quote
 from aiohttp import web
 
 from log.ids import TopicPartition
-from service.broker.health import CLOCK, FAILED, FULL, STRANGER, STUCK, UNREACHABLE
+from service.broker.health import CLOCK, FAILED, FULL, HTTP, STRANGER, STUCK, UNREACHABLE
 from service.broker.internal_topics import INTERNAL_TOPICS
 from service.client.groups import describe_group, list_groups
 from service.client.transactions import find_root, find_transaction, producers_of
@@ -52,7 +52,7 @@ NO_SESSION: Final = (
 )
 BATCHES_MAX: Final = 300
 FOLDERS: Final = {FAILED: "OncelogLogFolderFailed", FULL: "OncelogDiskFull"}
-BETWEEN: Final = (UNREACHABLE, STRANGER, CLOCK, STUCK)
+BETWEEN: Final = (UNREACHABLE, STRANGER, CLOCK, HTTP, STUCK)
 """Of what brokers find wrong between them. Replicas that are not in sync are counted, and a lost session is told by the
 broker itself.
 """

@@ -2537,6 +2537,7 @@ class DescribeHealthResponse(Struct):
     cluster_id: str = ""  # 0+
     broker_id: int = 0  # 0+
     wall_ms: int = 0  # 0+
+    http_url: str = ""  # 0+, tag 0
     troubles: list[DescribedTrouble] = field(default_factory=list)  # 0+
 
 

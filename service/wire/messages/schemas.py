@@ -1723,6 +1723,7 @@ STRUCTS: dict[str, tuple[str, ...]] = {
         "cluster_id string 0+",
         "broker_id int32 0+",
         "wall_ms int64 0+",
+        "http_url string 0+ tagged=0+:0",
         "troubles []DescribedTrouble 0+",
     ),
     "ConsumerProtocolSubscriptionTopicPartition": (
