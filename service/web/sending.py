@@ -154,13 +154,17 @@ async def send_one_each(
     transactional_id: str | None = None,
     internal: bool = False,
 ) -> None:
-    """Write batches of which no two go to the same partition."""
+    """Write batches of which no two go to the same partition. What is internal is written by this broker or not at all:
+    it answers for what it writes there only while it leads.
+    """
     lent: Lent | None = None
     waiting = batches
     deadline = asyncio.get_running_loop().time() + TIMEOUT_S
     try:
         while True:
             here, elsewhere = _by_leader(gateway, waiting)
+            if elsewhere and internal:
+                raise Problem("not-now", "another broker answers for it now")
             if elsewhere and not waiting[0].numbered and (lent := await _number(gateway, waiting)) is not None:
                 here, elsewhere = _by_leader(gateway, waiting)
             if elsewhere and waiting[0].numbered:
@@ -257,7 +261,7 @@ async def _send_here(
         if isinstance(outcome, Appended):
             each.written(outcome.base_offset, outcome.log_append_time_ms)
         else:
-            each.refused(outcome.error, outcome.message, outcome.culprits)
+            each.refused(_not_yet(outcome.error), outcome.message, outcome.culprits)
             # What was appended and then could not be promised may be committed later.
             each.in_doubt |= each.error in MAY_BE_WRITTEN or write.was_appended
 
@@ -281,8 +285,12 @@ async def _send_there(
         if not result.error_code:
             each.written(result.base_offset, result.log_append_time_ms)
             continue
-        # The other broker leads the topic, but has not heard of it yet.
-        code = result.error_code
-        code = ErrorCode.LEADER_NOT_AVAILABLE if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else code
-        each.refused(code, result.error_message, tuple(result.culprits))
+        each.refused(_not_yet(result.error_code), result.error_message, tuple(result.culprits))
         each.in_doubt |= result.may_be_written
+
+
+def _not_yet(code: int) -> int:
+    """What is meant by a broker that leads a partition and does not know it: it has not heard of it yet, or it has just
+    been given away.
+    """
+    return ErrorCode.LEADER_NOT_AVAILABLE if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else code

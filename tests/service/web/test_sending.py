@@ -14,7 +14,8 @@ from log.ids import TopicPartition
 from service.client.failures import ClientFailure, FailureKind
 from service.web import sending
 from service.web.gateway import Gateway
-from service.web.sending import Numbers, OutgoingBatch, send
+from service.web.problems import Problem
+from service.web.sending import Numbers, OutgoingBatch, send, send_one_each
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     ConditionalProduceRequest,
@@ -139,3 +140,26 @@ def test_several_batches_of_a_partition_are_each_answered() -> None:
     gateway = Elsewhere()
     batches = sent(gateway, [batch(), batch(), batch()])
     assert [each.base_offset for each in batches] == [0, 1, 2]
+
+
+def test_what_a_broker_answers_for_by_its_leadership_is_not_sent_to_the_next_leader() -> None:
+    gateway, one = Elsewhere(), batch()
+    one.numbered = True
+    with pytest.raises(Problem) as refused:
+        asyncio.run(send_one_each(cast(Gateway, gateway), [one], transactional_id="one", internal=True))
+    assert (refused.value.slug, refused.value.outcome, gateway.log[0]) == ("not-now", "none", [])
+
+
+def test_a_partition_that_is_led_here_and_is_not_here_is_no_unknown_one() -> None:
+    """It comes or goes in a moment: the client was told once and for all that there is no such topic."""
+    gateway, asked = Elsewhere(), list[str]()
+
+    def topic(name: str) -> None:
+        asked.append(name)
+        gateway.leaders[0] = 2
+
+    more: Any = gateway
+    more.partitions, more.writing = SimpleNamespace(topic=topic), SimpleNamespace(clock=SimpleNamespace(wall_ms=int))
+    gateway.leaders[0] = 1
+    (one,) = sent(gateway, [batch()])
+    assert (one.error, one.base_offset, asked) == (0, 0, ["t"])
