@@ -326,7 +326,9 @@ class _Cleaning:
         """Use the new segments, which already have their final names. The next flush makes this durable and removes the
         plan. If that flush finds no room or no descriptor, a later one does it.
         """
+        assert self.log.durability.plan_left is None, "the names of one pass are durable before the next begins"
         self.log.segments.replace(self.work.segments, self.new)
+        assert self.log.segments[-1].end_offset <= self.log.end_offset, "the log ends where it did"
         self.log.times_compacted += 1
         self.log.times_forgotten += bool(self.forgotten_below)
         for segment in self.work.segments:
@@ -337,6 +339,8 @@ class _Cleaning:
 
     def _plan(self) -> SwapPlan:
         add, remove = ([segment.base_offset for segment in segments] for segments in (self.new, self.old))
+        assert set(add) <= set(remove), "the new segments have names of old ones"
+        assert self.work.end_offset <= self.log.flushed_offset, "nothing is compacted that is not durable"
         return SwapPlan(add, remove, self.work.end_offset)
 
     def _still_there(self) -> bool:

@@ -34,7 +34,9 @@ def _cut_at(log: PartitionLog, offset: int) -> _Cut:
     end_offset = offset
     for _, header in last.headers(position, min(position + 1, last.size_bytes)):
         end_offset = min(offset, header.base_offset)  # the base offset is higher if compaction has left a gap here
-    return _Cut(last, position, last.end_before(position), end_offset)
+    kept_end = last.end_before(position)
+    assert last.base_offset <= kept_end <= end_offset <= offset, "only whole batches below the cut stay"
+    return _Cut(last, position, kept_end, end_offset)
 
 
 def durable_after_cut(log: PartitionLog, offset: int) -> int:
@@ -54,6 +56,7 @@ async def distrust(log: PartitionLog, durable: int, offset: int) -> None:
     start, with nothing below it. If the caller does not cut the log after all, the start must be kept again
     (`removal.keep_start`).
     """
+    assert 0 <= durable <= offset, "what stays durable lies below the cut"
     for checkpoint in (CLEANED_OFFSET, GAPS_OFFSET):
         if (read_offset(log.disk, log.folder, checkpoint) or 0) > durable:
             await write_offset(log.disk, log.folder, checkpoint, durable)
@@ -97,6 +100,7 @@ def truncate_to(log: PartitionLog, offset: int) -> None:
             raise
         log.durability.note_end(kept_end)  # the name of the new segment is not durable yet
         log.durability.gaps_left = end_offset
+        assert log.segments[-1].base_offset == end_offset, "the name of the last segment tells where the log goes on"
 
 
 def restart_at(log: PartitionLog, offset: int) -> None:
@@ -125,6 +129,7 @@ def restart_at(log: PartitionLog, offset: int) -> None:
     log.tell_start()
     assert log.start_offset == log.end_offset == offset, "the log is empty"
     assert log.segments.active is kept and not kept.size_bytes, "the next batch enters an empty segment"
+    assert not log.flushed_offset, "until the next flush a power cut may bring back any part of the log"
 
 
 def _remove(log: PartitionLog, segment: Segment) -> None:
@@ -140,3 +145,5 @@ def _end_at(log: PartitionLog, end_offset: int) -> None:
     log.durability.note_end(end_offset)
     log.epochs.truncate_from_end(end_offset)
     log.snapshots.forget_above(end_offset)
+    assert log.flushed_offset <= end_offset, "offsets that are given again are not durable yet"
+    assert log.epochs.epoch_at(end_offset) == log.epochs.latest, "no epoch is left that began above the end"

@@ -228,6 +228,7 @@ class ReplicaSet:
             self._own_end_offset if member == self.leader else self._followers[member].held_end_offset
             for member in counted
         )
+        assert lowest <= self._own_end_offset, "nothing is committed that the leader does not hold"
         if lowest <= self.high_watermark:
             return False
         self.high_watermark = lowest

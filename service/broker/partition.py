@@ -279,6 +279,8 @@ class Partition:
         if isinstance(self.role, Leading) and self.role.replicas.leader_epoch == leader_epoch:
             replica_set.goes_on(self.role.replicas)
         self._become(Leading(replica_set))
+        assert self.high_watermark <= self.log.end_offset, "what is committed is in the leader's log"
+        assert self.log.forgotten_below <= self.log.end_offset, "only deletions that stood in this log have left it"
         if self.must_flush:
             self.folder.flusher.request(self)
         self._held()

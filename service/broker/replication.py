@@ -253,6 +253,7 @@ class Fetcher:
         return place is not None and place.partition is partition and place.role is role
 
     def add(self, partition: Partition, role: Following) -> None:
+        assert partition.role is role and role.leader == self._leader, "each partition is copied from its leader"
         key = _key(partition)
         self._places[key] = self._stirred[key] = FollowedPartition(partition, role)
         self._gone.pop(key, None)
@@ -553,6 +554,7 @@ class Fetcher:
         offset = cut_by_epoch(
             log.epochs, log.end_offset, leader_epoch=leader_epoch, leader_end_offset=leader_end_offset
         )
+        assert offset >= 0, "a cut leaves the log's beginning where it is"
         if offset >= log.end_offset:
             self._rest(place, f"its history parted from ours at offset {leader_end_offset}, where ours ends")
             return

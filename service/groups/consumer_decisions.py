@@ -460,6 +460,7 @@ class ConsumerDecisions:
         if ahead is None:
             self._begin_if_due(group, draft)
             return
+        assert group.assignment_epoch < ahead.epoch <= group.epoch, "a target is made for an epoch of the group"
         if ahead.is_computed:
             for name, instance_id, part in ahead.next_unwritten(TARGETS_AT_ONCE):
                 member = group.members.get(name) or group.static_member(instance_id)

@@ -146,6 +146,7 @@ class GroupCoordinator:
         return self._sealed(draft)
 
     def _sealed(self, draft: Draft) -> GroupDecision:
+        assert self._replacement is None and not self._put_ahead, "the last decision is applied whole before the next"
         self._replacement = draft.replacement
         self._applied = 0
         self._put = draft.offsets
