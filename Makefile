@@ -119,6 +119,7 @@ mutants-web: install-dev ## the same for the HTTP API
 
 conformance: install-dev ## the same conversations with oncelog and Apache Kafka, answers compared (needs Java 17)
 	$(PYTHON_RUN) -m tests.conformance $(ARGS)
+	$(PYTHON_RUN) -m tests.conformance.retention
 
 conformance-web: install-dev ## the same calls of the REST Proxy's version 2 with oncelog and with Strimzi's Kafka Bridge (ARGS="--bridge http://HOST:8080"; recorded answers without)
 	$(PYTHON_RUN) -m tests.conformance.web $(ARGS)

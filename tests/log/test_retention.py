@@ -2,12 +2,13 @@ import asyncio
 
 import pytest
 
-from log.batch import CHECKED_FROM, CRC_AT, MAX_TIMESTAMP_AT, build_batch, crc32c
+from log.batch import MAX_TIMESTAMP_AT, build_batch
 from log.config import DAY_MS, LogConfig
 from log.removal import expired_segments
 from log.retention import SegmentAge, expired
 from log.time_search import max_timestamp, offset_for_timestamp
 from tests.log.building import append, open_log, stamped, unpack
+from tests.log.header_times import TimedBatch, timed_batches
 from tests.log.memory_disk import MemoryDisk
 
 DAY = 86_400_000
@@ -64,51 +65,26 @@ def test_an_empty_active_segment_stays() -> None:
 
 
 NOW_MS = 1_700_000_000_000
-OLD_MS = NOW_MS - 30 * DAY_MS
-NO_TIME, ZERO = (0, -1), (0, 0)
 
 
 @pytest.mark.parametrize("codec", range(5))
-@pytest.mark.parametrize(
-    ("times", "newest", "stays", "latest"),
-    [
-        ((-1, -1), 0, True, NO_TIME),  # librdkafka, of records without a time
-        ((-1, -1), -1, True, NO_TIME),  # the Java client
-        ((0, 0), 0, False, ZERO),  # 1970 is a time
-        ((-5, -7), 0, True, None),
-        ((-7, -5), -5, True, None),
-        ((-1, NOW_MS), NOW_MS, True, (1, NOW_MS)),
-        ((-1, OLD_MS), OLD_MS, False, (1, OLD_MS)),
-        ((NOW_MS, -1), NOW_MS, True, (0, NOW_MS)),
-        ((OLD_MS, OLD_MS), OLD_MS, False, (0, OLD_MS)),
-        ((NOW_MS, NOW_MS + 1), NOW_MS + 1, True, (1, NOW_MS + 1)),
-        ((NOW_MS + 1000, NOW_MS), NOW_MS + 1000, True, (0, NOW_MS + 1000)),
-        ((NOW_MS, NOW_MS), 0, True, (0, NOW_MS)),  # a newest that is older than the first
-        ((NOW_MS, NOW_MS), -1, True, (0, NOW_MS)),
-        ((NOW_MS, NOW_MS), OLD_MS, True, (0, NOW_MS)),
-    ],
-)
+@pytest.mark.parametrize("batch", timed_batches(NOW_MS))
 def test_how_long_a_batch_lives_by_the_times_in_its_header_is_what_apache_kafka_grants(
-    codec: int, times: tuple[int, int], newest: int, stays: bool, latest: tuple[int, int] | None
+    codec: int, batch: TimedBatch
 ) -> None:
-    """Where no record has a time, that of the append counts. Kafka 4.3.0 was given such batches, and asked for
-    the latest time.
-    """
+    """Where no record has a time, that of the append counts."""
 
     async def main() -> None:
         disk = MemoryDisk()
         log, _ = open_log(disk, config=LogConfig(retention_ms=DAY_MS))
-        batch = bytearray(build_batch([(b"k", b"v", (), time) for time in times], codec=codec, leader_epoch=0))
-        batch[MAX_TIMESTAMP_AT : MAX_TIMESTAMP_AT + 8] = newest.to_bytes(8, "big", signed=True)
-        batch[CRC_AT:CHECKED_FROM] = crc32c(batch[CHECKED_FROM:]).to_bytes(4, "big")
-        append(log, batch, NOW_MS)
+        append(log, batch.built(codec), NOW_MS)
         found = await max_timestamp(log, 2, unpack)
-        assert (found and found[:2]) == latest
+        assert (found and found[:2]) == batch.latest
         by_time = await offset_for_timestamp(log, 0, 2, unpack)
-        assert (by_time and by_time[:2]) == next(((at, time) for at, time in enumerate(times) if time >= 0), None)
+        assert (by_time and by_time[:2]) == next(((at, time) for at, time in enumerate(batch.times) if time >= 0), None)
         again, _ = open_log(disk, config=log.config, known=await log.close())
         for opened in (log, again):
-            assert expired_segments(opened, NOW_MS + 1000, 2) == (not stays)
+            assert expired_segments(opened, NOW_MS + 1000, 2) == (not batch.stays)
 
     asyncio.run(main())
 
