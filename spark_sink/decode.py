@@ -32,6 +32,7 @@ HEADER = struct.Struct(">qiibIhiqqqhii")
 BEFORE_LENGTH_ENDS = 12  # the base offset and the length itself are not counted in the length
 BEFORE_CHECKSUMMED = 21  # what a broker stamps in place stands before the checksum, and is not part of it
 CODEC, APPEND_TIME, TRANSACTIONAL, CONTROL = 0x07, 0x08, 0x10, 0x20
+MARKER_KEY = struct.Struct(">hh")
 ABORT_MARKER = 0
 XERIAL = b"\x82SNAPPY\x00"
 XERIAL_HEADER_BYTES = 16
@@ -104,15 +105,27 @@ def visible(batches: Iterable[Batch], chunk: bytes, aborted: Sequence[tuple[int,
         while coming and coming[-1][1] <= batch.last_offset:
             aborting.add(coming.pop()[0])
         if batch.attributes & CONTROL:
-            if batch.count and _marker_type(chunk, batch) == ABORT_MARKER:
+            if batch.producer_id in aborting and batch.count and _marker_type(chunk, batch) == ABORT_MARKER:
                 aborting.discard(batch.producer_id)
         elif batch.count and not (batch.attributes & TRANSACTIONAL and batch.producer_id in aborting):
             yield batch
 
 
 def _marker_type(chunk: bytes, batch: Batch) -> int:
-    """A marker's key is a version and a type. Before it stand five fields of one byte each, so small are they all."""
-    (_, kind) = struct.unpack_from(">hh", chunk, batch.begin + 5)
+    """A marker's key is a version and a type. What stands before it differs in size: a cleaner writes the time until
+    which the marker is kept in place of its own, and then the record's time is far from it.
+    """
+    records = decompressed(batch, memoryview(chunk)[batch.begin : batch.end])
+    try:
+        _, at = _unsigned(records, 0)
+        _, at = _unsigned(records, at + 1)  # the attributes
+        _, at = _unsigned(records, at)
+        key_length, at = _unsigned(records, at)
+        (_, kind) = MARKER_KEY.unpack_from(records, at)
+    except (IndexError, struct.error) as error:
+        raise CorruptBatch(f"the marker at offset {batch.first_offset} is cut short") from error
+    if key_length & 1 or key_length >> 1 < MARKER_KEY.size:
+        raise CorruptBatch(f"the marker at offset {batch.first_offset} does not say what it is")
     return int(kind)
 
 
@@ -257,14 +270,21 @@ def _snappy(records: memoryview) -> bytes:
 
 def _snappy_block(block: memoryview) -> bytes:
     """A block begins with its decompressed size, as a varint."""
-    size = shift = at = 0
+    size, _ = _unsigned(block, 0)
+    plain: bytes = pa.decompress(block, size, codec="snappy", asbytes=True)
+    return plain
+
+
+def _unsigned(data: bytes | memoryview, at: int) -> tuple[int, int]:
+    """The varint that stands there, without a sign, and where it ends."""
+    number = shift = 0
     while True:
-        size |= (block[at] & 0x7F) << shift
-        shift += 7
+        byte = data[at]
         at += 1
-        if block[at - 1] < 0x80:
-            plain: bytes = pa.decompress(block, size, codec="snappy", asbytes=True)
-            return plain
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return number, at
 
 
 # By the two bytes where a varint begins (little-endian): its number, if it takes no more of them; and the size of a
@@ -345,21 +365,11 @@ def _walk(data: bytes, begin: int, end: int) -> list[int]:
         elif (high := data[at + 1]) < 0x80:
             at += 2 + ((low & 0x7F | high << 7) >> 1)
         else:
-            at = _after_large(data, at)
+            length, at = _unsigned(data, at)
+            at += length >> 1
     if at != end:
         raise CorruptBatch("the last record reaches over the end")
     return starts
-
-
-def _after_large(data: bytes, at: int) -> int:
-    length = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        length |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            return at + (length >> 1)
 
 
 def _starts_in_lanes(data: bytes, begins: Ints, ends: Ints, counts: Ints) -> Ints | None:

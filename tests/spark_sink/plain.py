@@ -48,6 +48,7 @@ class StoredBatch:
     marker: int | None = None
     first_timestamp: int = 0
     max_timestamp: int = 0
+    horizon: bool = False  # the first timestamp is none: a cleaner has written in its place how long to keep deletions
 
 
 def varint(number: int) -> bytes:
@@ -80,7 +81,7 @@ def write_batch(batch: StoredBatch) -> bytes:
 def frame(batch: StoredBatch, stored: bytes, *, count: int) -> bytes:
     """The header around records as they are stored, with the right checksum."""
     control = batch.marker is not None
-    attributes = batch.codec | batch.append_time << 3 | batch.transactional << 4 | control << 5
+    attributes = batch.codec | batch.append_time << 3 | batch.transactional << 4 | control << 5 | batch.horizon << 6
     last_delta = batch.last_offset - batch.first_offset
     summed = struct.pack(
         ">hiqqqhii", attributes, last_delta, batch.first_timestamp, batch.max_timestamp, batch.producer_id, 0, 0, count
@@ -196,7 +197,7 @@ def read_batches(chunk: bytes) -> list[StoredBatch]:
         found.append(
             StoredBatch(
                 first, tuple(records), first + last_delta, codec, False, appended, bool(attributes & 16), producer,
-                kind, first_timestamp, max_timestamp,
+                kind, first_timestamp, max_timestamp, bool(attributes & 64),
             )
         )  # fmt: skip
         at = end

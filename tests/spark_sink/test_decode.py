@@ -15,6 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from log.batch import build_from_stored, read_header, read_stored_records
+from log.control import ControlType, build_marker
 from spark_sink import decode
 from spark_sink.decode import Decoder, visible, whole_batches
 from spark_sink.errors import CorruptBatch
@@ -116,7 +118,57 @@ def logs(draw: st.DrawFn) -> tuple[list[StoredBatch], list[tuple[int, int]]]:
             )
         )  # fmt: skip
         offset = batches[-1].last_offset + 1
+    return (draw(cleaned(batches)) if draw(coin) else batches), aborted
+
+
+@st.composite
+def cleaned(draw: st.DrawFn, batches: list[StoredBatch]) -> list[StoredBatch]:
+    """What a cleaner may leave: batches go, or lose records, or are kept for their producer without any; and where a
+    deletion or a marker is kept for a time, that time takes the place of the first timestamp.
+    """
+    horizon = draw(st.integers(0, 1 << 42))
+    left = []
+    for batch in batches:
+        if batch.marker is None:
+            if draw(st.integers(0, 3)) == 0:
+                continue
+            records = tuple(record for record in batch.records if draw(st.booleans()))
+            codec = batch.codec if records else NONE
+            batch = replace(batch, records=records, codec=codec)
+        if draw(st.booleans()):
+            batch = replace(batch, first_timestamp=horizon, horizon=True)
+        left.append(batch)
+    return left or batches
+
+
+@st.composite
+def transactions(draw: st.DrawFn) -> tuple[list[StoredBatch], list[tuple[int, int]]]:
+    """Many small transactions of few producers, and the aborted ones."""
+    batches: list[StoredBatch] = []
+    aborted = []
+    open_since: dict[int, int] = {}
+    for offset, (producer_id, ending) in enumerate(
+        draw(st.lists(st.tuples(st.integers(1, 2), st.sampled_from([None, COMMIT, ABORT])), min_size=5, max_size=30))
+    ):
+        if ending is not None and (first := open_since.pop(producer_id, None)) is not None:
+            batches.append(marker(offset, producer_id, ending))
+            if ending == ABORT:
+                aborted.append((producer_id, first))
+        else:
+            open_since.setdefault(producer_id, offset)
+            record = Record(offset, 0, 0, b"k", b"v")
+            batches.append(StoredBatch(offset, (record,), offset, transactional=True, producer_id=producer_id))
     return batches, aborted
+
+
+@settings(deadline=None, max_examples=150)
+@given(log=transactions(), data=st.data())
+def test_what_was_aborted_is_left_out_and_nothing_else_also_after_a_cleaning(
+    log: tuple[list[StoredBatch], list[tuple[int, int]]], data: st.DataObject
+) -> None:
+    batches, aborted = log
+    chunk = b"".join(map(write_batch, data.draw(cleaned(batches))))
+    assert decoded(chunk, aborted=aborted) == plain.read(chunk, start=0, end=FOREVER, aborted=aborted)
 
 
 @settings(deadline=None, max_examples=60)
@@ -242,6 +294,30 @@ def test_numbers_of_any_length_are_read_also_where_the_bytes_end(bits: int) -> N
         assert after.tolist() == ends.tolist()
         with pytest.raises(IndexError):
             decode._varints(np.frombuffer(b"".join(written)[:-1], np.uint8), begins)
+
+
+@pytest.mark.parametrize("later_ms", [0, 63, 64, 1 << 20, 86_400_000, 1 << 40, -(1 << 40), -1])
+def test_a_marker_ends_its_transaction_also_when_a_cleaner_has_written_it_again(later_ms: int) -> None:
+    """With the time until which it is kept in place of its own. The range is still named while the marker is there."""
+    now_ms = 1_790_000_000_000
+    fresh = build_marker(
+        ControlType.ABORT, producer_id=7, producer_epoch=1, coordinator_epoch=0, timestamp_ms=now_ms, base_offset=5
+    )
+    header = read_header(fresh)
+    again = build_from_stored(header, list(read_stored_records(fresh, header)), delete_horizon_ms=now_ms + later_ms)
+    later = StoredBatch(6, (Record(6, 0, 0, b"k", b"committed later"),), 6, transactional=True, producer_id=7)
+    for kept in (fresh, again):
+        chunk = kept + write_batch(later)
+        assert decoded(chunk, aborted=[(7, 3)]) == list(later.records)
+
+
+@pytest.mark.parametrize(
+    "record", [b"", b"\x80" * 30, b"\x20\0\0\0\x08\0\0", b"\x0c\0\0\0\x01\x0c" + bytes(7), b"\x12\0\0\0\x06" + bytes(6)]
+)
+def test_a_marker_that_does_not_say_what_it_is_is_corrupt(record: bytes) -> None:
+    chunk = plain.frame(marker(5, 7, ABORT), record, count=1) + write_batch(StoredBatch(6, (), 6))
+    with pytest.raises(CorruptBatch, match="the marker at offset 5"):
+        decoded(chunk, aborted=[(7, 3)])
 
 
 def test_a_flipped_bit_is_noticed() -> None:
