@@ -1,6 +1,7 @@
 """Forwards requests to the broker that must serve them, because it holds what they are about.
 
-What always holds: a request is forwarded once. A broker that no longer holds it says so instead of forwarding it again.
+What always holds: a request is forwarded once, also if the connection breaks: who polls has moved on by an answer that
+was lost. A broker that no longer holds it says so instead of forwarding it again.
 A read ends soon after its client is gone, here and at the other broker: that one would take a member of a group to have
 read what nobody got.
 """
@@ -61,7 +62,7 @@ async def forward(gateway: Gateway, node: int, request: web.Request, body: bytes
         raise Problem("not-now", f"broker {node} shall answer, and can't be reached: {error.strerror}") from None
     except (ClientError, TimeoutError, OSError) as error:
         if request.method == "GET":
-            raise Problem("not-now", f"broker {node}: {error}") from None
+            raise Problem("not-now", f"broker {node}: {error}", outcome="unknown") from None
         raise Problem("outcome-unknown", f"broker {node}: {error}", outcome="unknown") from None
 
 

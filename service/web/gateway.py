@@ -19,7 +19,18 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from aiohttp import ClientSession, ClientTimeout, TCPConnector
+from aiohttp import (
+    ClientConnectionError,
+    ClientConnectorError,
+    ClientHandlerType,
+    ClientOSError,
+    ClientRequest,
+    ClientResponse,
+    ClientSession,
+    ClientTimeout,
+    ServerDisconnectedError,
+    TCPConnector,
+)
 
 from log.ids import TopicPartition
 from monitoring.scraping import Scraper
@@ -201,6 +212,7 @@ class Gateway:
                 timeout=ClientTimeout(total=2 * TIMEOUT_S),
                 auto_decompress=False,
                 skip_auto_headers=("Accept-Encoding",),
+                middlewares=(_once,),
             )
         return self._http
 
@@ -373,6 +385,18 @@ class Inside(Cluster):
 
     async def offers(self, request: Struct, *, node: int | None = None) -> bool:
         return True
+
+
+async def _once(request: ClientRequest, send: ClientHandlerType) -> ClientResponse:
+    """Send the request once. aiohttp sends most methods again when these errors come; but a poll that is sent again
+    brings what follows the answer that was lost.
+    """
+    try:
+        return await send(request)
+    except ClientConnectorError:
+        raise
+    except (ClientOSError, ServerDisconnectedError) as error:
+        raise ClientConnectionError(str(error)) from None
 
 
 def first_error(answer: Any) -> int:

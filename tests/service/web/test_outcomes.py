@@ -132,6 +132,31 @@ def test_what_no_broker_took_was_not_done() -> None:
     asyncio.run(scenario())
 
 
+def test_a_request_is_forwarded_once_though_its_connection_breaks() -> None:
+    """A poll that was sent again brought what follows the answer that was lost, and nobody knew."""
+    asked = 0
+
+    async def answer_and_break(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        writer.close()
+
+    async def scenario() -> None:
+        server = await asyncio.start_server(answer_and_break, "127.0.0.1", 0)
+        here = Endpoint("HTTP", "127.0.0.1", server.sockets[0].getsockname()[1], "HTTP")
+        image = SimpleNamespace(brokers={2: SimpleNamespace(endpoint=lambda _: here)})
+        gateway: Any = SimpleNamespace(node_id=1, image=image, outgoing=Outgoing(), _http=None)
+        gateway.http = lambda: Gateway.http(gateway)
+        request: Any = SimpleNamespace(headers={}, method="GET", path_qs="/v1/polled", transport=True)
+        with pytest.raises(Problem) as raised:
+            await forward(gateway, 2, request, b"")
+        await gateway.http().close()
+        server.close()
+        assert (asked, raised.value.slug, raised.value.outcome) == (1, "not-now", "unknown")
+
+    asyncio.run(scenario())
+
+
 def test_requests_for_other_brokers_have_a_share_of_the_descriptors() -> None:
     outgoing = Outgoing(3)
     with outgoing.to(2), outgoing.to(2, 2):
