@@ -638,12 +638,13 @@ async def _write_told(gateway: Gateway, runs: dict[TopicPartition, list[Told]], 
 
 def _tell(runs: dict[TopicPartition, list[Told]], batches: Sequence[OutgoingBatch], *, is_named: bool) -> None:
     """Tell the reports on the first run of each partition. If single records are to blame, the others are to be sent
-    again, before those that follow them: every line stands for itself.
+    again, before those that follow them: every line stands for itself. Not so if the batch may be written all the same,
+    because another leader had it before.
     """
     for batch in batches:
         partition, run = batch.partition, runs[batch.partition].pop(0)
         blamed = set(batch.culprits)
-        if batch.error and len(blamed) < len(run) and blamed:
+        if batch.error and not batch.in_doubt and len(blamed) < len(run) and blamed:
             runs[partition].insert(0, [each for index, each in enumerate(run) if index not in blamed])
             run = [run[index] for index in sorted(blamed)]
         if not runs[partition]:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from msgspec import Raw
 
+from log.ids import TopicPartition
+from service.web import producing
+from service.web.gateway import Gateway
+from service.web.producing import Report, Told, _write_told
+from service.web.sending import OutgoingBatch
+from service.wire.error_codes import ErrorCode
 from tests.service.web.kit import Answer, Http, Served, read_all
 
 LINES = {"Content-Type": "application/x-ndjson"}
@@ -105,6 +113,24 @@ def test_a_line_that_the_log_refuses_takes_no_other_with_it(
     assert all("records" not in each.get("problem", {}) for each in reports)
     assert [each["offset"] for each in reports if "problem" not in each] == list(range(6))
     assert [each.value for each in read_all(served.bootstrap, topic)] == [b"0", b"1", b"3", b"4", b"6", b"7"]
+
+
+def test_lines_that_may_be_written_are_not_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader fell silent, and the next one blamed a line: the others were sent again with numbers of their own."""
+    sent = []
+
+    async def send(_: object, batches: list[OutgoingBatch]) -> None:
+        sent.append(batches)
+        for each in batches:
+            each.refused(ErrorCode.INVALID_TIMESTAMP, "too old", (1,))
+            each.in_doubt = True
+
+    monkeypatch.setattr(producing, "send", send)
+    reports = [Report(number) for number in range(3)]
+    run: Told = [(report, (None, b"x", (), 1000)) for report in reports]
+    asyncio.run(_write_told(cast(Gateway, None), {TopicPartition("t", 0): [run]}, is_named=True))
+    assert len(sent) == 1
+    assert [json.loads(bytes(cast(Raw, each.problem)))["outcome"] for each in reports] == ["unknown"] * 3
 
 
 def test_an_event_that_is_none_is_named_in_its_batch(http: Http, topic: str) -> None:
