@@ -338,7 +338,11 @@ REQUEST_SECONDS = _histogram("oncelog_request_seconds", "Requests until their an
 REQUEST_ERRORS = _counter(
     "oncelog_request_errors_total", "Requests that were answered with an error as a whole.", "api", "error"
 )
-HTTP_REQUESTS = _counter("oncelog_http_requests_total", "HTTP requests that were answered.", "route", "method", "code")
+HTTP_REQUESTS = _counter(
+    "oncelog_http_requests_total",
+    "HTTP requests that were answered, one that was forwarded by both brokers.",
+    *("route", "method", "code"),
+)
 HTTP_SECONDS = _histogram(
     "oncelog_http_request_seconds", "HTTP requests until their answer; streams are not timed.", "route"
 )

@@ -37,6 +37,17 @@ TITLES: Final = {
     STRIMZI: "As Strimzi names Kafka's own",
     PROCESS: "The process",
 }
+LEFT_OUT: Final = """
+Of the names in Strimzi's rules these are left out, and panels that ask for them stay empty. There is nothing here that
+they would be true of:
+
+- `kafka_network_requestmetrics_requestqueuetimems`, `kafka_network_requestmetrics_localtimems`,
+  `kafka_network_requestmetrics_remotetimems`, `kafka_network_requestmetrics_responsequeuetimems` and
+  `kafka_network_requestmetrics_responsesendtimems`: how the time of a request splits between the threads of Kafka and the queues
+  between them. A broker here is one event loop without such queues, so a split would be invented. The sum of the five,
+  `kafka_network_requestmetrics_totaltimems`, is there.
+- `jvm_…`: no Java runs here. What the process takes is told by `process_…`, below.
+"""
 
 
 def page() -> str:
@@ -47,6 +58,7 @@ def page() -> str:
             if family.origin == origin:
                 labels = ", ".join(f"`{label}`" for label in family.labels) or "–"
                 parts.append(f"| `{family.name}` | {family.kind} | {labels} | {family.says} |\n")
+        parts += [LEFT_OUT] * (origin == STRIMZI)
     return "".join(parts)
 
 

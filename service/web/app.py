@@ -365,7 +365,6 @@ def _counted(tally: HttpTally) -> Middleware:
                 tally.seconds.setdefault(path, Histogram()).add(loop.time() - began_s)
             if PROBLEM in request:
                 tally.problems[request[PROBLEM]] += 1
-        tally.replayed += REPLAYED in response.headers
         return response
 
     return count

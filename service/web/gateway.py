@@ -202,6 +202,10 @@ class Gateway:
             self._tally.http.streams -= is_stream
             self._waiting.discard(task)
 
+    def count_replayed(self) -> None:
+        """A request got the answer of an earlier one here, at the broker that remembers its key."""
+        self._tally.http.replayed += 1
+
     def http(self) -> ClientSession:
         """For requests that are forwarded to other brokers. Each has a connection, as its client has: were there fewer,
         a hundred members that wait for records would hold up everything else that is forwarded.

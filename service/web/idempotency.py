@@ -123,6 +123,7 @@ class Keys:
             if remembered is not None:
                 if remembered.fingerprint != fingerprint:
                     raise _reused()
+                gateway.count_replayed()
                 return web.Response(body=bytes(remembered.answer), content_type=JSON, headers={REPLAYED: "true"})
         if digest in self._under_way:
             if self._under_way[digest] != fingerprint:

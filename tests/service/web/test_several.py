@@ -22,6 +22,7 @@ import requests
 
 from service.web.gateway import Gateway
 from service.web.metrics import scraper_of
+from tests.monitoring.scraped import read
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.web.kit import PATIENCE_S, Http, Launched, ask_and_go, read_all
 
@@ -163,6 +164,23 @@ def test_a_key_is_known_at_every_broker(several: Several) -> None:
         assert [each.status for each in answers] == [200] * COUNT, answers
         assert len({json.dumps(each.json) for each in answers}) == 1
     assert len(read_all(several.bootstrap, "keyed")) == 9
+
+
+def test_an_answer_that_is_given_again_counts_once_wherever_it_is_asked_for(several: Several) -> None:
+    make(several, "counted", 1)
+
+    def replayed() -> float:
+        time.sleep(1.1)  # a scrape is shared for a second
+        seen = [read(client.get("/metrics").json) for client in several.clients]
+        return sum(each.one("oncelog_idempotency_replayed_total") for each in seen)
+
+    before = replayed()
+    for number in range(4):
+        for client in several.clients:
+            headers = {"Idempotency-Key": f'"counted-{number}"'}
+            answer = client.post("/v1/topics/counted/records", {"records": [{"value": number}]}, headers=headers)
+            assert answer.status == 200, answer
+    assert replayed() - before == 4 * (COUNT - 1)
 
 
 def test_a_key_knows_its_request_to_the_letter_at_every_broker(several: Several) -> None:
