@@ -476,8 +476,8 @@ def size_of(broker: BrokerProcess, partition: str) -> int:
 
 
 def rebalances(contender: Contender, effort: Effort) -> Rows:
-    """Groups of both protocols: from the first join to a stable group, and again after one member has left. Also how
-    long another client waits meanwhile.
+    """Groups of both protocols: from the first join to a stable group, and again after one member has left. Also a
+    group over very many topics, and how long another client waits meanwhile.
     """
     rows: Rows = {}
     with running(contender) as broker:
@@ -489,6 +489,11 @@ def rebalances(contender: Contender, effort: Effort) -> Rows:
                 rows[f"{protocol} group of {members} comes together, s"] = found["formed_s"]
                 rows[f"{protocol} group of {members} after one has left, s"] = found["mended_s"]
                 rows[f"{protocol} group of {members}: others wait at most, ms"] = found["others_wait_ms"]
+        topics = int(5_000 * effort.scale)
+        make_many(broker, topics, 1)
+        found = groups.run(broker, "expression", topics)
+        rows[f"consumer group over {topics} topics comes together, s"] = found["formed_s"]
+        rows[f"consumer group over {topics} topics: others wait at most, ms"] = found["others_wait_ms"]
     return rows
 
 
@@ -682,12 +687,12 @@ def delete_topic(broker: BrokerProcess, name: str) -> None:
     admin.delete_topics([name])[name].result(60)
 
 
-def make_many(broker: BrokerProcess, partitions: int) -> dict[str, int]:
+def make_many(broker: BrokerProcess, partitions: int, a_topic: int = PARTITIONS_A_TOPIC) -> dict[str, int]:
     """Topics with this many partitions in all: their names and numbers of partitions."""
     admin = administrator(broker)
     sizes: dict[str, int] = {}
     while (left := partitions - sum(sizes.values())) > 0:
-        sizes[f"many-{len(sizes)}"] = min(left, PARTITIONS_A_TOPIC)
+        sizes[f"{groups.MANY}{len(sizes)}"] = min(left, a_topic)
     names = list(sizes)
     for at in range(0, len(names), 50):
         wanted = [NewTopic(name, num_partitions=sizes[name], replication_factor=1) for name in names[at : at + 50]]

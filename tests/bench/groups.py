@@ -53,6 +53,7 @@ from tests.peers.process import ROOT, BrokerProcess
 
 TOPIC: Final = "shared"
 PARTITIONS: Final = 1_000
+MANY: Final = "many-"  # the names of very many topics begin so
 LONG_MS: Final = 300_000
 CONNECTIONS: Final = 32
 BEAT_SECONDS: Final = (
@@ -199,9 +200,10 @@ async def classic(clients: Sequence[Client]) -> Outcome:
 
 
 class ConsumerMember:
-    def __init__(self, client: Client, group: str, number: int) -> None:
+    def __init__(self, client: Client, group: str, number: int, expression: str | None = None) -> None:
         self.client = client
         self.group = group
+        self.expression = expression
         self.member_id = f"member-{number:05}"
         self.epoch = 0
         self.owned: list[tuple[bytes, int]] = []
@@ -219,7 +221,8 @@ class ConsumerMember:
                 member_id=self.member_id,
                 member_epoch=self.epoch if epoch is None else epoch,
                 rebalance_timeout_ms=LONG_MS if joins else -1,
-                subscribed_topic_names=[TOPIC] if joins else None,
+                subscribed_topic_names=[TOPIC] if joins and self.expression is None else None,
+                subscribed_topic_regex=self.expression if joins else None,
                 topic_partitions=owned if self.tells else None,
             )
         )
@@ -240,16 +243,25 @@ async def consumer(clients: Sequence[Client]) -> Outcome:
     return {"formed_s": formed, "mended_s": await seconds_of(until_stable(members))}
 
 
-async def until_stable(members: Sequence[ConsumerMember]) -> None:
+async def by_expression(clients: Sequence[Client], topics: int) -> Outcome:
+    """A group over very many topics of one partition."""
+    members = [
+        ConsumerMember(client, f"many-{topics}", number, expression=f"{MANY}.*")
+        for number, client in enumerate(clients)
+    ]
+    return {"formed_s": await seconds_of(until_stable(members, topics))}
+
+
+async def until_stable(members: Sequence[ConsumerMember], partitions: int = PARTITIONS) -> None:
     """All members send heartbeats until they are at one epoch and have shared out the partitions."""
-    share = -(-PARTITIONS // len(members))
+    share = -(-partitions // len(members))
     while True:
         await asyncio.gather(*(member.beat() for member in members))
         owned = [partition for member in members for partition in member.owned]
         is_fair = (
             max(len(member.owned) for member in members) <= share
         )  # the first member was given everything at first
-        if is_fair and len({member.epoch for member in members}) == 1 and len(owned) == len(set(owned)) == PARTITIONS:
+        if is_fair and len({member.epoch for member in members}) == 1 and len(owned) == len(set(owned)) == partitions:
             return
         await asyncio.sleep(0.05)
 
@@ -432,6 +444,8 @@ async def main(port: int, what: str, count: int) -> None:
                 outcome = await classic(clients)
             case "consumer":
                 outcome = await consumer(clients)
+            case "expression":
+                outcome = await by_expression(clients, count)
             case "heartbeats":
                 outcome = await heartbeats(clients, count)
             case "offsets":
