@@ -240,16 +240,24 @@ class FolderMoves:
         partition.move_to(move.target)
         logger.info("%s has moved from %s to %s", partition.topic_partition, origin.name, move.target.name)
 
-    @staticmethod
-    async def _throw_away(move: FolderMove) -> None:
+    async def _throw_away(self, move: FolderMove) -> None:
+        """Remove what the move has copied, durably, before the next move begins: an old copy that came back beside a
+        newer one could be taken for it.
+        """
         assert move.partition.log.disk is not move.target.disk, "what the log uses is kept"
-        try:
-            if move.relocation is not None:
-                await move.relocation.give_up()
-            else:
-                move.target.disk.discard(move.name)
-        except DiskFault as fault:
-            move.target.fail(fault)
+        while True:
+            try:
+                if move.relocation is not None:
+                    await move.relocation.give_up()
+                else:
+                    move.target.disk.discard(move.name)
+                    await move.target.disk.sync_dir("")
+                return
+            except DiskFault as fault:
+                move.target.fail(fault)
+            if move.target.failed is not None and await self._maker.note_unremoved(move.target, move.name):
+                return
+            await asyncio.sleep(REST_S)
 
 
 async def breathe() -> None:

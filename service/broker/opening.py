@@ -19,7 +19,7 @@ from log.config import LogConfig
 from log.cutting import restart_at
 from log.disk import DiskFault
 from log.identity import read_topic_id, was_never_flushed
-from log.ids import TopicPartition, folder_of, partition_of
+from log.ids import TopicId, TopicPartition, folder_of, partition_of
 from log.manifest import Manifest, read_and_remove_manifest, read_high_watermarks, read_recovery_points
 from log.partition_log import CleanState, PartitionLog
 from log.relocation import FORMER, FUTURE, stem_of
@@ -133,8 +133,10 @@ class PartitionMaker:
                         *(folder.name, name, topic_partition),
                     )
                     await self._housekeeper.forget_point(folder, topic_partition)
-                    folder.disk.discard(name)
-                    present[folder.name].discard(name)
+                elif not name.endswith(FUTURE):
+                    continue
+                folder.disk.discard(name)
+                present[folder.name].discard(name)
             if left:
                 await folder.disk.sync_dir("")
         await self._unremoved.carried_out(self._directories.values())
@@ -172,7 +174,8 @@ class PartitionMaker:
             for index, state in topic.partitions.items()
             if node_id in state.replicas
         }
-        for stem, origin in formers.items():
+        resumable = {stem: targets[0] for stem, targets in futures.items() if len(targets) == 1}
+        for stem, origins in formers.items():
             topic_partition = ours.get(stem)
             if topic_partition is not None:
                 name, topic_id = folder_of(topic_partition), image.topics[topic_partition.topic].id
@@ -180,31 +183,53 @@ class PartitionMaker:
                 home = next((folder for folder in named if read_topic_id(folder.disk, name) == topic_id), None)
                 # The process may have died before the decision was durable. It must be, before anything follows from
                 # it. Otherwise a power cut gives the former folder its name again, and two folders have it.
-                await origin.disk.sync_dir("")
+                for origin in origins:
+                    await origin.disk.sync_dir("")
                 # If a folder has the partition's name already, the copy is that of a later move: it may lack something.
-                if home is None and (home := futures.pop(stem, None)) is not None:
+                if home is None and (home := self._decided_on(topic_id, stem, futures.get(stem, []))) is not None:
                     home.disk.rename(stem + FUTURE, name)
                     present[home.name].add(name)
+                    futures[stem].remove(home)
+                    resumable.pop(stem, None)
                 if home is None:
                     logger.critical(
                         "%s/%s is what %s was before it moved to a folder that is missing: it is not touched",
-                        *(origin.name, stem + FORMER, topic_partition),
+                        *(origins[0].name, stem + FORMER, topic_partition),
                     )
                     continue
                 await home.disk.sync_dir("")
-            origin.disk.discard(stem + FORMER)
-        for stem, target in futures.items():
-            target.disk.discard(stem + FUTURE)
-            if stem in ours:
-                self.unfinished[ours[stem]] = target
+            for origin in origins:
+                origin.disk.discard(stem + FORMER)
+        for stem, targets in futures.items():
+            for target in targets:
+                target.disk.discard(stem + FUTURE)
+            # Of several, all but one belong to moves that were called off, and nothing says which was not.
+            if stem in ours and stem in resumable:
+                self.unfinished[ours[stem]] = resumable[stem]
+        for folder in {target: None for targets in futures.values() for target in targets}:
+            await folder.disk.sync_dir("")  # beside the copy of a later move, one that comes back could be taken for it
 
-    def _named(self, present: Mapping[str, set[str]], suffix: str) -> dict[str, LogFolder]:
-        return {
-            name.removesuffix(suffix): folder
-            for folder in self._folders
-            for name in sorted(present[folder.name])
-            if name.endswith(suffix)
-        }
+    @staticmethod
+    def _decided_on(topic_id: TopicId, stem: str, targets: Sequence[LogFolder]) -> LogFolder | None:
+        """The folder whose copy took the partition over. A copy that was never begun is not that one: it tells no
+        topic, and the one that took over had told its own durably.
+        """
+        begun = [folder for folder in targets if read_topic_id(folder.disk, stem + FUTURE) == topic_id]
+        if len(begun) > 1:
+            raise StartError(
+                f"{stem}{FUTURE} is in {begun[0].name} and in {begun[1].name}: move that one away which has less in it,"
+                " most likely the one on the disk that had failed"
+            )
+        return begun[0] if begun else None
+
+    def _named(self, present: Mapping[str, set[str]], suffix: str) -> dict[str, list[LogFolder]]:
+        """The folders that have such a name, by the name without the suffix. After a crash several may have one."""
+        found: dict[str, list[LogFolder]] = {}
+        for folder in self._folders:
+            for name in sorted(present[folder.name]):
+                if name.endswith(suffix):
+                    found.setdefault(name.removesuffix(suffix), []).append(folder)
+        return found
 
     def add_new(self, topic: Topic, index: int, config: LogConfig) -> Partition:
         """Create a partition that never existed. If a disk has a folder of its name, a deleted topic left it before a
@@ -392,9 +417,13 @@ class PartitionMaker:
             if partition.folder.failed is None:
                 return False
         if partition.folder.failed is not None:
-            return await self._unremoved.note(self._directories[partition.folder], folder_of(partition.topic_partition))
+            return await self.note_unremoved(partition.folder, folder_of(partition.topic_partition))
         # On a full disk the point could not be removed before. Now the folder has made room.
         return await self._housekeeper.forget_points(partition.topic_partition)
+
+    async def note_unremoved(self, folder: LogFolder, name: str) -> bool:
+        """`name` is left in a folder that is out of service. Returns whether that is noted."""
+        return await self._unremoved.note(self._directories[folder], name)
 
     def emptiest_folder(self) -> LogFolder:
         """The folder for one more partition."""

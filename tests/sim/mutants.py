@@ -779,7 +779,7 @@ def a_decided_move_is_forgotten() -> contextlib.AbstractContextManager[None]:
         for topic in image.topics.values():
             for index in topic.partitions:
                 name, stem = folder_of(TopicPartition(topic.name, index)), stem_of(topic.id, index)
-                if (origin := formers.get(stem)) is not None:
+                for origin in formers.get(stem, ()):
                     for folder in maker._folders:
                         folder.disk.discard(name)
                         present[folder.name] -= {name, stem + FORMER}

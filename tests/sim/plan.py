@@ -139,6 +139,8 @@ def add_what_one_broker_has(plan: Plan, chance: random.Random) -> None:
         compaction = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "delete.retention.ms": "0"}
         carried = Topic(CARRIED, 1, compacted=True, quiet=True)
         plan.topics += (TopicPlan(carried, {"segment.ms": "200", **compaction}),)
+    elif len(plan.folders) > 1 and chance.random() < 0.5:
+        plan.folders += ("other",)
 
 
 def add_transactions(plan: Plan, chance: random.Random) -> None:

@@ -17,8 +17,10 @@ from log.ids import TopicPartition
 from log.manifest import MANIFEST
 from log.relocation import FORMER, FUTURE, stem_of
 from log.removal import raise_start_offset, remove_oldest
+from service.broker.data_folder import StartError
 from service.broker.folder_moves import RATE, FolderMove, FolderMoves
 from service.broker.partition import Appended, Partition
+from service.broker.unremoved import UNREMOVED
 from service.ports import RealClock
 from service.stores.memory import MemoryServer
 from service.wire.error_codes import ErrorCode
@@ -365,6 +367,147 @@ def test_what_a_move_left_does_not_decide_the_next_one(tmp_path: Path) -> None:
         log.write_bytes(b"")
     folders.live(lambda stage: came_back(stage, folders.three, 0, 20))
     assert [folders.kept(each) for each in folders.all] == [set(), set(), {"moved-0"}]
+
+
+def test_the_copy_that_was_decided_on_is_taken_among_several(tmp_path: Path) -> None:
+    """The other one belongs to a move that was called off: the power cut brought its empty folder back."""
+    folders = Folders(tmp_path)
+    stem = ""
+
+    async def scene(stage: Stage) -> None:
+        nonlocal stem
+        stem = stem_of(await stage.create("moved"), 0)  # type: ignore[arg-type]
+        await write(await stage.served("moved"), 20)
+
+    folders.live(scene)
+    folders.forget_how_it_stopped()
+    here = folders.one / "moved-0"
+    shutil.copytree(here, folders.two / (stem + FUTURE))
+    here.rename(folders.one / (stem + FORMER))
+    (folders.three / (stem + FUTURE)).mkdir()
+
+    async def settled(stage: Stage) -> None:
+        await came_back(stage, folders.two, 0, 20)
+        assert stage.broker.moves.under_way() == [], "nobody asked for another move"
+
+    folders.live(settled)
+    assert [folders.kept(each) for each in folders.all] == [set(), {"moved-0"}, set()]
+
+
+def test_of_two_copies_that_were_begun_none_is_guessed_to_be_the_one_that_was_decided_on(tmp_path: Path) -> None:
+    folders = Folders(tmp_path)
+    stem = ""
+
+    async def scene(stage: Stage) -> None:
+        nonlocal stem
+        stem = stem_of(await stage.create("moved"), 0)  # type: ignore[arg-type]
+        await write(await stage.served("moved"), 20)
+
+    folders.live(scene)
+    folders.forget_how_it_stopped()
+    here = folders.one / "moved-0"
+    for other in (folders.two, folders.three):
+        shutil.copytree(here, other / (stem + FUTURE))
+    here.rename(folders.one / (stem + FORMER))
+    with pytest.raises(StartError, match=f"{stem}{FUTURE} is in {folders.two} and in {folders.three}"):
+        folders.live(scene)
+    shutil.rmtree(folders.three / (stem + FUTURE))
+    folders.live(lambda stage: came_back(stage, folders.two, 0, 20))
+
+
+def test_each_of_two_former_folders_is_gone_when_the_move_between_is_settled(tmp_path: Path) -> None:
+    """What an earlier move left is back after the power cut, in the folder to which the partition moved again."""
+    folders = Folders(tmp_path)
+    stem = ""
+
+    async def scene(stage: Stage) -> None:
+        nonlocal stem
+        stem = stem_of(await stage.create("moved"), 0)  # type: ignore[arg-type]
+        await write(await stage.served("moved"), 20)
+
+    folders.live(scene)
+    folders.forget_how_it_stopped()
+    here = folders.one / "moved-0"
+    shutil.copytree(here, folders.two / (stem + FUTURE))
+    shutil.copytree(here, folders.two / (stem + FORMER))
+    here.rename(folders.one / (stem + FORMER))
+    folders.live(lambda stage: came_back(stage, folders.two, 0, 20))
+    assert [folders.kept(each) for each in folders.all] == [set(), {"moved-0"}, set()]
+
+
+def test_two_moves_that_were_under_way_are_both_off(tmp_path: Path) -> None:
+    """One of them was called off, and its folder was still there: the next start can't tell which."""
+    folders = Folders(tmp_path)
+    stem = ""
+
+    async def scene(stage: Stage) -> None:
+        nonlocal stem
+        stem = stem_of(await stage.create("moved"), 0)  # type: ignore[arg-type]
+        await write(await stage.served("moved"), 20)
+
+    async def stays(stage: Stage) -> None:
+        await came_back(stage, folders.one, 0, 20)
+        assert stage.broker.moves.under_way() == []
+
+    folders.live(scene)
+    folders.forget_how_it_stopped()
+    for other in (folders.two, folders.three):
+        (other / (stem + FUTURE)).mkdir()
+    folders.live(stays)
+    folders.live(stays)
+    assert [folders.kept(each) for each in folders.all] == [{"moved-0"}, set(), set()]
+
+
+def test_what_a_move_that_never_began_made_is_gone_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a power cut in the next move brings it back beside the copy that counts."""
+    folders = Folders(tmp_path)
+    sync_dir, synced = RealDisk.sync_dir, list[tuple[str, bool]]()
+
+    async def sync(disk: RealDisk, path: str) -> None:
+        await sync_dir(disk, path)
+        synced.append((Path(disk._root).name + path, bool(folders.kept(Path(disk._root)))))
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("moved")
+        await write(await stage.served("moved"), 20)
+        monkeypatch.setattr(RealDisk, "sync_dir", sync)
+        assert await move(stage, folders.three) == ErrorCode.NONE
+        assert await move(stage, folders.one) == ErrorCode.NONE
+        await until(lambda: ("three", False) in synced)
+
+    folders.live(scene)
+
+
+def test_a_copy_on_a_disk_that_failed_is_removed_by_the_next_start(tmp_path: Path) -> None:
+    """It would be beside the copy of a later move, and there may be nothing else that tells them apart."""
+    folders = Folders(tmp_path)
+    stem = ""
+
+    async def scene(stage: Stage) -> None:
+        nonlocal stem
+        stem = stem_of(await stage.create("moved"), 0)  # type: ignore[arg-type]
+        partition = await stage.served("moved")
+        await write(partition, 300, size=1000)
+        await hold_back(stage, 1000)
+        assert await move(stage, folders.three) == ErrorCode.NONE
+        await until(lambda: any(each.copied_bytes for each in stage.broker.moves.under_way()))
+        three = stage.broker.folders[2]
+        assert isinstance(three.disk, RealDisk)
+        three.disk.fault = DiskFault("fsync", "three", errno.EIO)
+        three.fail(three.disk.fault)
+        await until(lambda: (folders.one / UNREMOVED).exists() and (folders.two / UNREMOVED).exists())
+        assert not stage.broker.moves.under_way()
+
+    async def stays(stage: Stage) -> None:
+        await came_back(stage, folders.one, 0, 300)
+        assert not stage.broker.moves.under_way()
+
+    folders.live(scene)
+    folders.forget_how_it_stopped()
+    assert (folders.three / (stem + FUTURE)).exists()
+    folders.live(stays)
+    assert [folders.kept(each) for each in folders.all] == [{"moved-0"}, set(), set()]
+    assert not (folders.one / UNREMOVED).exists()
 
 
 def test_what_a_folder_lists_of_a_partition_that_moved_away_does_not_outlive_it(tmp_path: Path) -> None:
