@@ -64,6 +64,9 @@ logger = logging.getLogger("oncelog.store")
 
 T = TypeVar("T")
 
+END_AGAIN_S = 1.0
+"""The pause before the end of a session is written again that could not be written."""
+
 _PUT = (
     update(ENTRIES)
     .where(ENTRIES.c.key == bindparam("of"), ENTRIES.c.version == bindparam("at"))
@@ -298,6 +301,9 @@ class SqlSession:
         return 0.0 if self._ended else float("inf")
 
     async def commit(self, *ops: Op) -> tuple[Result, int]:
+        if self._ended:  # the file may not say so yet
+            return Result.EXPIRED, 0
+
         def commit(database: SqlDatabase) -> tuple[tuple[Result, int], Change]:
             outcome = database.commit(self.id, ops)
             return outcome, Change(outcome[1], changes_of(ops))  # here, not in the loop: there may be very many
@@ -311,6 +317,8 @@ class SqlSession:
         return outcome
 
     async def read(self, prefix: str) -> dict[str, Entry]:
+        if self._ended:
+            raise SessionExpired
         snapshot = await self._store.run(
             lambda database: database.snapshot(prefix) if database.alive(self.id) else None
         )
@@ -347,6 +355,7 @@ class SqlStore:
         self._env = env
         self._sessions: list[SqlSession] = []
         self._turn = asyncio.Lock()
+        self._is_closed = False
 
     @classmethod
     async def open(cls, url: str, env: Env) -> "SqlStore":
@@ -359,17 +368,39 @@ class SqlStore:
         return session
 
     async def end_session(self, session: SqlSession) -> None:
-        def ended(change: Change | None) -> None:
-            if session in self._sessions:
-                self._sessions.remove(session)
-            session.end()
+        """End the session at once, and remove its ephemeral keys. If the file can't be written now, that is tried again
+        for as long as the store is open. Keys that stayed would say that a broker is there that is gone.
+        """
+        session.end()
+        if session in self._sessions:
+            self._sessions.remove(session)
+            if trouble := await self._remove(session):
+                logger.error("session %d of the metadata store can't be ended yet: %s", session.id, trouble)
+                self._env.tasks.spawn(f"end of session {session.id}", self._remove_later(session))
+
+    async def _remove_later(self, session: SqlSession) -> None:
+        while True:
+            await asyncio.sleep(END_AGAIN_S)
+            if not await self._remove(session):
+                return
+
+    async def _remove(self, session: SqlSession) -> str:
+        """Remove the session from the file. Returns why that was not possible; otherwise nothing."""
+
+        def removed(change: Change | None) -> None:
             if change is not None:
                 self.publish(change)
 
-        await self.run(lambda database: database.end_session(session.id), ended)
+        if not self._is_closed:
+            try:
+                await self.run(lambda database: database.end_session(session.id), removed)
+            except exc.DBAPIError as error:
+                return str(error.orig)
+        return ""
 
     async def close(self) -> None:
         """Close the file. Sessions still open end when it is opened again."""
+        self._is_closed = True  # no later call would close what it opens
         for session in self._sessions:
             session.end()
         await self.run(SqlDatabase.close)

@@ -10,7 +10,8 @@ from sqlalchemy import exc
 
 from log.disk import RealDisk
 from service.ports import RealEnv
-from service.stores.port import Create, Event, Result, StoreError, StoreFailed
+from service.stores import sql
+from service.stores.port import Change, Create, Event, Result, StoreError, StoreFailed, StoreSnapshot
 from service.stores.shared import SharedSession, SharedStore, StoreServer
 from service.stores.sql import SqlDatabase, SqlStore
 
@@ -74,5 +75,34 @@ def test_a_session_ends_with_an_error_that_nobody_foresaw(
         assert session.lease_left() == 0.0
         await session.close()
         assert (await (await store.session(6.0)).commit(Create("b", b"1")))[0] is Result.OK
+
+    on_shared_store(tmp_path, scene)
+
+
+@pytest.mark.parametrize("end", ["closed", "process died"])
+def test_a_session_whose_end_can_not_be_written_ends_when_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """Its keys stayed until the holder's next start. If one of them said who controls the cluster, nobody did."""
+    monkeypatch.setattr(sql, "END_AGAIN_S", 0.05)
+
+    async def scene(store: SharedStore) -> None:
+        other, session = await store.session(6.0), await store.session(6.0)
+        assert (await session.commit(Create("controller", b"one", ephemeral=True)))[0] is Result.OK
+        events = other.watch()
+        assert isinstance(await anext(events), StoreSnapshot)
+        with monkeypatch.context() as patch:
+            patch.setattr(SqlDatabase, "end_session", broken)
+            if end == "closed":
+                await session.close()
+            else:
+                session._writer.transport.abort()
+            await asyncio.sleep(0.2)
+            assert "controller" in await other.read("")
+        event = await anext(events)
+        assert isinstance(event, Change)
+        assert event.entries == (("controller", None),)
+        assert (await other.commit(Create("controller", b"another", ephemeral=True)))[0] is Result.OK
+        await other.close()
 
     on_shared_store(tmp_path, scene)

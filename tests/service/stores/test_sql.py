@@ -11,12 +11,12 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import create_engine, inspect, text
+from sqlalchemy import create_engine, exc, inspect, text
 
 from log.disk import RealDisk
 from service.ports import RealEnv
 from service.stores import sql
-from service.stores.port import Create, Put, Result, StoreError, StoreFailed, StoreTooNew
+from service.stores.port import Create, Put, Result, SessionExpired, StoreError, StoreFailed, StoreTooNew
 from service.stores.sql import SqlDatabase, SqlStore, migrate
 from service.stores.sql_schema import METADATA, REVISIONS
 
@@ -175,6 +175,33 @@ def test_the_store_works_after_the_tasks_around_it_were_ended(tmp_path: Path) ->
         await store.close()
 
     asyncio.run(main())
+    database = SqlDatabase(url_of(tmp_path))
+    assert database.snapshot().entries == {}
+    database.close()
+
+
+def test_a_session_is_over_at_once_though_its_end_can_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the session nor the store waits for it. The next process ends what is left."""
+
+    def broken(*_: object) -> None:
+        raise exc.OperationalError("delete", {}, Exception("disk I/O error"))
+
+    async def main() -> None:
+        env = RealEnv(RealDisk(str(tmp_path)))
+        store = await SqlStore.open(url_of(tmp_path), env)
+        session = await store.session(60)
+        assert (await session.commit(Create("a", b"1", ephemeral=True)))[0] is Result.OK
+        monkeypatch.setattr(SqlDatabase, "end_session", broken)
+        await session.close()
+        assert session.lease_left() == 0.0
+        assert (await session.commit(Create("b", b"1")))[0] is Result.EXPIRED
+        with pytest.raises(SessionExpired):
+            await session.read("")
+        await store.close()
+
+    asyncio.run(asyncio.wait_for(main(), 5))
     database = SqlDatabase(url_of(tmp_path))
     assert database.snapshot().entries == {}
     database.close()
