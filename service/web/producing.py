@@ -562,6 +562,7 @@ async def write_stream(gateway: Gateway, request: web.Request, topic_name: str |
                     reports = await _write_lines(gateway, some, number, topic_name)
                     told = b"".join(_encode(report) + b"\n" for report in reports)
                 await response.write(told)
+                await asyncio.sleep(0)
                 number += len(some)
     except Problem as problem:
         await response.write(_encode(Report(number, problem=Raw(problem.body()))) + b"\n")

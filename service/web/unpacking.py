@@ -4,7 +4,8 @@ aiohttp undoes it as well, but takes a body that ends before its packing does fo
 must not become a record.
 
 What always holds: a packed body is taken only if it ends where its packing ends. However small it came, no more is
-unpacked at a time than a piece, and no more of a whole body than a body may have.
+unpacked at a time than a piece, and no more of a whole body than a body may have. Nobody else waits for longer than a
+few pieces take, also if there is nothing in them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ else:
 PIECE_BYTES = 64 << 10
 PIECES_AT_ONCE = 8
 """How many pieces of a whole body are unpacked in one turn of the loop: 2 ms."""
+PACKED_AT_ONCE = 16 << 10
+"""How much is given to the unpacking at a time. It copies what it leaves."""
 ENCODINGS = ("gzip", "deflate", "zstd", "identity")
 BODY = web.RequestKey("body", bytes)
 GZIP = 31
@@ -42,16 +45,22 @@ class Unpacker:
         self._has_part = False
 
     def feed(self, packed: bytes) -> Iterator[bytes]:
+        """The pieces that are complete now. Some are empty: to unpack what has nothing in it takes time, too."""
         try:
-            while packed:
-                if self._part is None:
-                    self._part = self._next_part(packed)
-                yield from self._unpack(self._part, packed)
-                packed = b""
-                if self._part.eof:
-                    packed, self._part = self._part.unused_data, None
+            for at in range(0, len(packed), PACKED_AT_ONCE):
+                yield from self._feed(packed[at : at + PACKED_AT_ONCE])
         except (zlib.error, zstd.ZstdError) as error:
             raise self._refused(str(error)) from None
+
+    def _feed(self, packed: bytes) -> Iterator[bytes]:
+        while packed:
+            if self._part is None:
+                self._part = self._next_part(packed)
+            yield from self._unpack(self._part, packed)
+            packed = b""
+            if self._part.eof:
+                packed, self._part = self._part.unused_data, None
+            yield b""
 
     def end(self) -> None:
         if self._part is not None or not self._has_part:
@@ -102,12 +111,13 @@ async def body_of(request: web.Request) -> bytes:
 async def _unpacked(unpacker: Unpacker, packed: bytes, most_bytes: int) -> bytes:
     pieces: list[bytes] = []
     size_bytes = 0
-    for piece in unpacker.feed(packed):
-        pieces.append(piece)
+    for number, piece in enumerate(unpacker.feed(packed)):
+        if piece:
+            pieces.append(piece)
         size_bytes += len(piece)
         if size_bytes > most_bytes:
             raise Problem("record-too-large", f"the body unpacks to more than {most_bytes} bytes")
-        if len(pieces) % PIECES_AT_ONCE == 0:
+        if number % PIECES_AT_ONCE == PIECES_AT_ONCE - 1:
             await asyncio.sleep(0)
     unpacker.end()
     return b"".join(pieces)
@@ -123,5 +133,7 @@ async def pieces_of(request: web.Request) -> AsyncIterator[bytes]:
     unpacker = Unpacker(encoding)
     async for packed in request.content.iter_any():
         for piece in unpacker.feed(packed):
-            yield piece
+            if piece:
+                yield piece
+            await asyncio.sleep(0)
     unpacker.end()

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import random
 import zlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 import zstandard
+from aiohttp import web
+from multidict import CIMultiDict
 
+from service.web import producing
 from service.web.problems import Problem
-from service.web.unpacking import PIECE_BYTES, Unpacker
+from service.web.producing import write_stream
+from service.web.unpacking import PIECE_BYTES, PIECES_AT_ONCE, Unpacker, body_of, pieces_of
 from tests.service.web.kit import ROOT, Http, Served, read_all
 
 CONTENT = random.Random(14).randbytes(300) * 3_000
@@ -39,7 +46,7 @@ def unpacked(encoding: str, packed: bytes, at_once: int = 1 << 20) -> bytes:
     for at in range(0, len(packed), at_once):
         pieces += unpacker.feed(packed[at : at + at_once])
     unpacker.end()
-    assert all(0 < len(each) <= PIECE_BYTES for each in pieces)
+    assert all(len(each) <= PIECE_BYTES for each in pieces)
     return b"".join(pieces)
 
 
@@ -69,6 +76,72 @@ def test_what_stands_behind_a_packed_body_is_refused(
     for more in (b"x", b"\0\0", b"{}" * 20):
         with pytest.raises(Problem, match="packed"):
             unpacked(encoding, pack(CONTENT) + more, at_once)
+
+
+class Coming(dict[Any, Any]):
+    """A request whose body has come as a whole."""
+
+    body_exists, client_max_size = True, 1 << 30
+
+    def __init__(self, body: bytes, encoding: str = "identity") -> None:
+        super().__init__()
+        self.headers, self.content, self.body = CIMultiDict({"Content-Encoding": encoding}), self, body
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        yield self.body
+
+    async def read(self) -> bytes:
+        return self.body
+
+
+def turns_of(work: Coroutine[Any, Any, object]) -> int:
+    """How many turns of the loop others had meanwhile."""
+
+    async def count() -> int:
+        task, turns = asyncio.ensure_future(work), 0
+        while not task.done():
+            turns += 1
+            await asyncio.sleep(0)
+        await task
+        return turns
+
+    return asyncio.run(count())
+
+
+@EACH
+def test_a_small_stream_with_much_in_it_holds_up_nobody(encoding: str, pack: Callable[[bytes], bytes]) -> None:
+    """211 bytes with 6 MiB of empty lines stopped everything for two seconds."""
+
+    async def read() -> None:
+        async for _ in pieces_of(cast(web.Request, Coming(pack(b"\n" * (6 << 20)), encoding))):
+            pass
+
+    assert turns_of(read()) >= (6 << 20) // PIECE_BYTES
+
+
+@pytest.mark.parametrize(
+    "empty", [gzip.compress(b""), zstandard.compress(b""), b"\x50\x2a\x4d\x18\0\0\0\0"], ids=["gzip", "zstd", "skipped"]
+)
+def test_a_body_of_many_empty_parts_holds_up_nobody(empty: bytes) -> None:
+    """A MiB of them took four seconds in one turn of the loop: what was left was copied each time."""
+    request = Coming(empty * 5000, "gzip" if empty[0] == 0x1F else "zstd")
+
+    async def read() -> None:
+        async for _ in pieces_of(cast(web.Request, request)):
+            pass
+
+    assert turns_of(read()) >= 5000
+    assert turns_of(body_of(cast(web.Request, request))) >= 5000 // PIECES_AT_ONCE
+
+
+def test_lines_that_come_together_are_written_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nothing(*_: object) -> bytes:
+        return b""
+
+    monkeypatch.setattr(producing, "_write_plain_lines", nothing)
+    monkeypatch.setattr(web, "StreamResponse", MagicMock(return_value=AsyncMock()))
+    gateway: Any = SimpleNamespace(config=SimpleNamespace(http_max_body_bytes=1))
+    assert turns_of(write_stream(gateway, cast(web.Request, Coming(b"\n" * 20_000)), "t")) >= 40
 
 
 def cut(http: Http, path: str, media: str, encoding: str, body: bytes, *, chunked: bool, method: str = "POST") -> Any:
