@@ -30,8 +30,8 @@ class ImageTopics:
     def by_name(self, name: str) -> TopicFacts | None:
         return _facts(self._metadata.image.topics.get(name))
 
-    def by_id(self, topic_id: bytes) -> TopicFacts | None:
-        return _facts(self._metadata.image.topic_by_id(TopicId(topic_id)))
+    def name_of(self, topic_id: bytes) -> str | None:
+        return self._metadata.image.topic_names.get(TopicId(topic_id))
 
     def names(self) -> Iterable[str]:
         return self._metadata.image.topics

@@ -564,8 +564,8 @@ class ConsumerDecisions:
         matched = frozenset[str]() if resolved is None else resolved.topics
 
         def is_subscribed(topic_id: bytes) -> bool:
-            facts = self._topics.by_id(topic_id)
-            return facts is not None and (facts.name in member.subscribed_topics or facts.name in matched)
+            name = self._topics.name_of(topic_id)
+            return name in member.subscribed_topics or name in matched
 
         return is_subscribed
 

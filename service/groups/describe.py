@@ -102,7 +102,7 @@ def _describe_member(member: ConsumerMember, target: TargetByTopic, topics: Topi
 def _named(held: Mapping[bytes, frozenset[int]], topics: TopicView) -> tuple[NamedPartitions, ...]:
     """The partitions with the names of their topics. Topics that no longer exist are left out."""
     return tuple(
-        NamedPartitions(topic_id, facts.name, tuple(sorted(partitions)))
+        NamedPartitions(topic_id, name, tuple(sorted(partitions)))
         for topic_id, partitions in held.items()
-        if (facts := topics.by_id(topic_id)) is not None
+        if (name := topics.name_of(topic_id)) is not None
     )

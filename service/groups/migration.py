@@ -344,9 +344,9 @@ class Migration:
 
     def _written(self, held: TargetByTopic | EpochsByTopic, version: int) -> bytes:
         named = [
-            (facts.name, sorted(partitions))
+            (name, sorted(partitions))
             for topic_id, partitions in held.items()
-            if (facts := self._topics.by_id(topic_id)) is not None
+            if (name := self._topics.name_of(topic_id)) is not None
         ]
         return write_assignment(named, version)
 

@@ -5,15 +5,13 @@ raised whenever an answer may have changed.
 """
 
 from collections.abc import Callable, Iterable, Set
-from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from service.groups.steps import Steps
 
 
-@dataclass(frozen=True, slots=True)
-class TopicFacts:
+class TopicFacts(NamedTuple):
     topic_id: bytes
     name: str
     partitions: int
@@ -25,7 +23,7 @@ class TopicView(Protocol):
 
     def by_name(self, name: str) -> TopicFacts | None: ...
 
-    def by_id(self, topic_id: bytes) -> TopicFacts | None: ...
+    def name_of(self, topic_id: bytes) -> str | None: ...
 
     def names(self) -> Iterable[str]: ...
 

@@ -83,6 +83,10 @@ class Topics:
     def by_id(self, topic_id: bytes) -> TopicFacts | None:
         return self._by_id.get(topic_id)
 
+    def name_of(self, topic_id: bytes) -> str | None:
+        facts = self.by_id(topic_id)
+        return None if facts is None else facts.name
+
     def names(self) -> Iterable[str]:
         return list(self._facts)
 
