@@ -47,6 +47,8 @@ class InSyncSets:
                         self.give_up(partition)
                     elif partition.is_replicated:
                         self.consider(partition)
+                        if partition.is_leading and partition.must_close_gap:
+                            partition.close_gap(now_ms=self._env.clock.wall_ms())
                 except Exception:  # an error in one partition must not stop the look at the others
                     logger.exception(
                         "%s: the check of the in-sync set failed; it is tried again", partition.topic_partition

@@ -167,6 +167,7 @@ class Partition:
         "leader_epoch",
         "leads_from_offset",
         "log",
+        "must_close_gap",
         "producers",
         "role",
         "stable",
@@ -195,6 +196,7 @@ class Partition:
         self.is_replicated = False  # other brokers hold it too
         self.leader_epoch = NO_EPOCH
         self.leads_from_offset = 0
+        self.must_close_gap = False
         self._known_high_watermark = log.start_offset
         # The in-sync set that was proposed and not answered when this broker stopped leading, and the partition epoch
         # that the proposal was based on.
@@ -341,14 +343,16 @@ class Partition:
     def close_gap(self, *, now_ms: int) -> None:
         """If this log ends in a gap, append an empty batch. Followers copy batches, and would never come to the end
         otherwise. The cleaner keeps the last batch; but a log that was cut in a gap ends there, and so may a log that a
-        former cleaner left.
+        former cleaner left. If there is no room now, `must_close_gap` says so, and this is called again.
         """
-        log = self.log
+        self.must_close_gap = False
         try:
-            if log.ends_in_gap:  # also if the topic is not compacted any more
+            if self.log.ends_in_gap:  # also if the topic is not compacted any more
                 empty = build_empty_batch()
-                self._append_decided(memoryview(empty), read_header(empty), now_ms)
+                appended = self._append_decided(memoryview(empty), read_header(empty), now_ms)
+                self.must_close_gap = appended is NO_ROOM
         except (DiskFault, CorruptBatch) as error:
+            self.must_close_gap = isinstance(error, DiskFault) and error.passing
             self.unreadable(error)
 
     def decided(self, isr: tuple[int, ...], partition_epoch: int, eligible: tuple[int, ...]) -> None:

@@ -202,26 +202,57 @@ def test_a_log_that_ends_in_a_gap_is_followed_to_its_end(tmp_path: Path, ends: s
     """
 
     async def scene(stage: ClusterStage) -> None:
-        await stage.create(1, 2, min_insync_replicas="1", cleanup_policy=policy)
-        for value in "abc":
-            await stage.write(value)
-        await stage.stop(2)
-        await stage.in_sync(1)
-        partition = stage.partition(1)
-        log = partition.log
-        log.end_offset += 7
-        log.start_segment(1)
-        log.durability.gaps_left = log.end_offset
-        await partition.flush()
+        await ending_in_a_gap(stage, policy)
         await (stage.stop(1) if ends == "stop" else stage.kill(1))
         await stage.start(1)
         await stage.start(2)
-        await stage.in_sync(1, 2)
-        await stage.alike(1, 2)
-        assert [offset for offset, _, _ in stored(stage.partition(2))] == [0, 1, 2, 10]
-        assert (await stage.write("d")).base_offset == 11
+        await followed_to_its_end(stage)
 
     on_cluster_stage(tmp_path, scene, 3, 1, 2, given=OS)
+
+
+def test_a_gap_for_whose_end_there_is_no_room_is_closed_when_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With no follower in sync, nobody would write behind it either."""
+
+    def full(*_: object, **__: object) -> None:
+        raise DiskFault(errno.ENOSPC, "no room")
+
+    async def scene(stage: ClusterStage) -> None:
+        await ending_in_a_gap(stage, "compact")
+        await stage.stop(1)
+        with monkeypatch.context() as patch:
+            patch.setattr(PartitionLog, "append", full)
+            await stage.start(1)
+            await until(lambda: stage.partition(1).is_leading)
+            assert stage.partition(1).log.ends_in_gap
+        await stage.start(2)
+        await followed_to_its_end(stage)
+
+    on_cluster_stage(tmp_path, scene, 3, 1, 2, given=OS)
+
+
+async def ending_in_a_gap(stage: ClusterStage, policy: str) -> None:
+    """The log of broker 1, which has no follower now."""
+    await stage.create(1, 2, min_insync_replicas="1", cleanup_policy=policy)
+    for value in "abc":
+        await stage.write(value)
+    await stage.stop(2)
+    await stage.in_sync(1)
+    partition = stage.partition(1)
+    log = partition.log
+    log.end_offset += 7
+    log.start_segment(1)
+    log.durability.gaps_left = log.end_offset
+    await partition.flush()
+
+
+async def followed_to_its_end(stage: ClusterStage) -> None:
+    await stage.in_sync(1, 2)
+    await stage.alike(1, 2)
+    assert [offset for offset, _, _ in stored(stage.partition(2))] == [0, 1, 2, 10]
+    assert (await stage.write("d")).base_offset == 11
 
 
 def test_a_cut_that_is_another_one_when_the_log_is_free_is_prepared_for_again(
