@@ -149,7 +149,12 @@ class PartitionMaker:
                 topic_partition = partition_of(name)
                 if topic_partition is None or self._partitions.get(topic_partition) is not None:
                     continue
-                if (topic_id := read_topic_id(folder.disk, name)) is None or topic_id not in image.topic_names:
+                try:
+                    topic_id = read_topic_id(folder.disk, name)
+                except DiskFault as fault:  # perhaps it is a file: it is none of this broker's partitions in any case
+                    logger.warning("%s/%s is passed over: %s", folder.name, name, fault.strerror)
+                    continue
+                if topic_id is None or topic_id not in image.topic_names:
                     nobodys.append(name)
                 elif image.topic_names[topic_id] == topic_partition.topic:
                     logger.warning("%s/%s is removed: other brokers hold %s", folder.name, name, topic_partition)

@@ -271,6 +271,30 @@ def test_what_a_broker_held_that_was_away_is_removed_if_others_hold_it(
     assert ("topics that don't exist any more, such as orders-0" in caplog.text) == (what == "deleted")
 
 
+def test_a_file_that_is_called_like_a_partition_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as one with what was in the memory of a process that died. The start failed, and the next one was no clean
+    one.
+    """
+    metadata = MemoryServer(RealClock())
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders")
+        await write(await stage.served("orders"), b"x")
+        (tmp_path / "core-1234").write_bytes(b"core")
+
+    on_stage(tmp_path, scene, metadata=metadata)
+
+    async def again(stage: Stage) -> None:
+        assert values(await stage.served("orders")) == 1
+
+    for _ in range(2):
+        on_stage(tmp_path, again, metadata=metadata)
+    assert "core-1234 is passed over: Not a directory" in caplog.text
+    assert (tmp_path / "core-1234").read_bytes() == b"core"
+
+
 def broken(stage: ClusterStage) -> tuple[str, str]:
     """The disk on which broker 2 has its replica fails; the partition goes away and comes back. The folder that failed,
     and the other one.
