@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 
 from aiohttp import web
 
@@ -29,6 +29,8 @@ PIECES_AT_ONCE = 8
 """How many pieces of a whole body are unpacked in one turn of the loop: 2 ms."""
 PACKED_AT_ONCE = 16 << 10
 """How much is given to the unpacking at a time. It copies what it leaves."""
+WINDOW: Mapping[int, int] = {zstd.DecompressionParameter.window_log_max: 23}
+"""What is kept of an unpacked body as long as the next piece of it may come: 8 MiB, as RFC 9659 says."""
 ENCODINGS = ("gzip", "deflate", "zstd", "identity")
 BODY = web.RequestKey("body", bytes)
 GZIP = 31
@@ -71,7 +73,7 @@ class Unpacker:
             raise self._refused("there is more behind its end")
         self._has_part = True
         if self._encoding == "zstd":
-            return zstd.ZstdDecompressor()
+            return zstd.ZstdDecompressor(options=WINDOW)
         # Some clients take deflate's name for what it says, and send no header of zlib's.
         is_bare = self._encoding == "deflate" and packed[0] & 0xF != zlib.DEFLATED
         return zlib.decompressobj(GZIP if self._encoding == "gzip" else -zlib.MAX_WBITS if is_bare else zlib.MAX_WBITS)

@@ -134,6 +134,19 @@ def test_a_body_of_many_empty_parts_holds_up_nobody(empty: bytes) -> None:
     assert turns_of(body_of(cast(web.Request, request))) >= 5000 // PIECES_AT_ONCE
 
 
+def test_a_window_that_would_keep_much_memory_is_refused() -> None:
+    """4.5 KB kept 128 MiB for as long as their connection was open. RFC 9659 has 8 MiB for all."""
+
+    def packed(window_log: int) -> bytes:
+        chosen = zstandard.ZstdCompressionParameters(window_log=window_log)
+        return zstandard.ZstdCompressor(compression_params=chosen).compressobj().compress(bytes(16 << 20))
+
+    with pytest.raises(Problem, match="too much memory"):
+        list(Unpacker("zstd").feed(packed(24)))
+    assert len(b"".join(Unpacker("zstd").feed(packed(23)))) > 8 << 20
+    assert unpacked("zstd", zstandard.compress(bytes(16 << 20), 19)) == bytes(16 << 20)
+
+
 def test_lines_that_come_together_are_written_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     async def nothing(*_: object) -> bytes:
         return b""
