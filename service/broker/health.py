@@ -161,7 +161,10 @@ class Health:
     async def _of_http(broker: RegisteredBroker) -> Trouble | None:
         """Requests that the other broker must serve are forwarded there."""
         endpoint = broker.endpoint(WEB)
-        if endpoint is None or (why := await why_no_http(endpoint.host, endpoint.port, ANSWER_S)) is None:
+        if endpoint is None:
+            return None
+        why = await why_no_http(broker.id, endpoint.host, endpoint.port, ANSWER_S)
+        if why is None:
             return None
         whose = f"broker {broker.id}"
         says = (

@@ -171,7 +171,9 @@ async def _told(cluster: Cluster, node: int) -> DescribeHealthResponse:
 async def _http(cluster: Cluster) -> list[Diagnosis]:
     """Whether the HTTP APIs answer here. That brokers reach them is for their own check: they may have other ways."""
     urls = {node: urlsplit(url) for node in await cluster.nodes() if (url := (await _told(cluster, node)).http_url)}
-    whys = await asyncio.gather(*(why_no_http(url.hostname or "", url.port or 0, HTTP_S) for url in urls.values()))
+    whys = await asyncio.gather(
+        *(why_no_http(node, url.hostname or "", url.port or 0, HTTP_S) for node, url in urls.items())
+    )
     cure = "if clients here need it: open the port, or name a host in its http.listeners that they reach"
     found = [
         Diagnosis(

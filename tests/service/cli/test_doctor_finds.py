@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -29,6 +30,7 @@ from tests.service.broker import cluster_stage
 from tests.service.broker.cluster_stage import ClusterStage, on_cluster_stage, until
 from tests.service.broker.test_health import Shifted, closed_port
 from tests.service.cli.kit import oncelog
+from tests.service.web.kit import PATIENCE_S, Served
 
 Found = tuple[str, str, Any]
 """State, finding and cure."""
@@ -230,8 +232,9 @@ def test_who_answers_something_else_or_nothing_has_no_http() -> None:
         await reader.read()
         writer.close()
 
-    async def other(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"SSH-2.0-none\r\n")
+        await reader.read()  # until the other end closes
         writer.close()
 
     async def main() -> list[str | None]:
@@ -239,10 +242,23 @@ def test_who_answers_something_else_or_nothing_has_no_http() -> None:
         for who in (silent, other, answer_in_http):
             async with await asyncio.start_server(who, "127.0.0.1", 0) as server:
                 host, port = server.sockets[0].getsockname()
-                found.append(await why_no_http(host, port, 0.3))
+                found.append(await why_no_http(1, host, port, 0.3))
         return found
 
-    assert asyncio.run(main()) == ["no answer within 0.3 s", "what answers there is not HTTP", None]
+    told = ["no answer within 0.3 s", "what answers there is not HTTP", None]
+    assert asyncio.run(main()) == told
+
+
+def test_another_broker_at_an_address_is_not_the_one_that_is_looked_for(tmp_path: Path) -> None:
+    """As where each broker of a cluster says that its HTTP API is on its own localhost."""
+    served = Served(tmp_path / "data")
+    place = urlsplit(served.url)
+    try:
+        assert place.hostname is not None and place.port is not None
+        found = [asyncio.run(why_no_http(node, place.hostname, place.port, PATIENCE_S)) for node in (1, 2)]
+        assert found == [None, "broker 1 answers there"]
+    finally:
+        served.stop()
 
 
 def test_disks_that_failed_are_full_or_nearly_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
