@@ -1,26 +1,35 @@
-"""The group coordinator in its simulated world: some seeds hold, and bugs that are planted are found."""
+"""The group coordinator in its simulated world: seeds that were never run before hold beside some that were, and bugs
+that are planted are found. More: `make sim-groups`, `make mutants-groups`.
+"""
+
+import secrets
+from collections.abc import Callable
 
 import pytest
 
-from tests.sim.group_mutants import hunt
+from tests.sim.group_mutants import MUTANTS, hunt
 from tests.sim.groups import run
+from tests.sim.run import fresh_seed
+
+FRESH = 15
+PARTS = 3  # a run of the tests hunts one of so many parts of the mutants
 
 
-@pytest.mark.parametrize("seed", range(1, 21))
+@pytest.mark.parametrize("seed", range(1, 6))
 def test_groups_keep_their_promises(seed: int) -> None:
     assert run(seed) == ""
 
 
-@pytest.mark.parametrize(
-    "mutant",
-    [
-        "offsets_of_open_transactions_visible",
-        "tombstone_lost",
-        "sessions_lost_on_restart",
-        "instance_replaced_in_a_rebalance_not_recorded",
-        "replaced_process_goes_on",
-    ],
-)
-def test_a_planted_bug_is_found(mutant: str) -> None:
-    _, broken = hunt(mutant, max_seeds=30)
-    assert broken
+def test_groups_keep_their_promises_in_runs_that_nobody_has_seen(drawn: Callable[[str], None]) -> None:
+    first = fresh_seed()
+    drawn(f"seeds of groups {first} to {first + FRESH - 1}; the same again: make sim-groups N={FRESH} FROM={first}")
+    broken = {seed: run(seed) for seed in range(first, first + FRESH)}
+    assert {f"make sim-groups SEED={seed}": each for seed, each in broken.items() if each} == {}
+
+
+@pytest.mark.timeout(600)
+def test_planted_bugs_are_found(drawn: Callable[[str], None]) -> None:
+    """A part of them, another one each time; `make mutants-groups` hunts all."""
+    hunted = list(MUTANTS)[secrets.randbelow(PARTS) :: PARTS]
+    drawn("mutants of groups hunted: " + ", ".join(hunted))
+    assert [mutant for mutant in hunted if not hunt(mutant)[1]] == []
