@@ -1,8 +1,8 @@
 """Opens the partitions that a broker holds. It finds the folder of each one and opens its log, by the manifest if the
-last stop was clean and by recovery if not. Partitions that never existed are created. Folders of partitions that were
-given to other brokers while this one was away are removed, and those that could not be removed when they were to be,
-because their disk was out of service. Those of deleted topics are only named: the metadata store may have been brought
-back from before those topics were made.
+last stop was clean and by recovery if not. Partitions that never existed are created. What could not be removed
+when it was to be, because its disk was out of service, is removed. Folders of partitions that other brokers hold now
+are moved aside, and those of deleted topics are only named: the metadata store may have been brought back from before
+those partitions came here, or those topics were made. Nobody else may have what is in them then.
 
 What always holds: a partition's folder belongs to the topic with its id, whatever the last stop was like. A folder that
 a deleted topic of the same name left is removed. A damaged log is opened and reported, but not served.
@@ -11,6 +11,7 @@ a deleted topic of the same name left is removed. A damaged log is opened and re
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import count
 
 from idempotence.producer_room import ProducerRoom
 from idempotence.producers import ProducerStates
@@ -36,6 +37,7 @@ from service.settings.broker import BrokerConfig
 
 logger = logging.getLogger("oncelog.broker")
 
+STRAY = ".stray"
 OPENED_AT_ONCE = 256
 """How many partitions are opened before other tasks run."""
 
@@ -144,7 +146,8 @@ class PartitionMaker:
     async def _sort_out(self, image: Image, present: Mapping[str, set[str]]) -> None:
         """Look after the folders in which no partition of this broker was found."""
         for folder in self._folders:
-            nobodys = []
+            nobodys, moved_aside = [], False
+            strays = [name for name in sorted(present[folder.name]) if name.endswith(STRAY)]
             for name in sorted(present[folder.name]):
                 topic_partition = partition_of(name)
                 if topic_partition is None or self._partitions.get(topic_partition) is not None:
@@ -157,9 +160,25 @@ class PartitionMaker:
                 if topic_id is None or topic_id not in image.topic_names:
                     nobodys.append(name)
                 elif image.topic_names[topic_id] == topic_partition.topic:
-                    logger.warning("%s/%s is removed: other brokers hold %s", folder.name, name, topic_partition)
+                    stem = stem_of(topic_id, topic_partition.partition)
+                    names = (f"{stem}.{number}{STRAY}" for number in count(1))
+                    stray = next(each for each in names if each not in present[folder.name])
+                    logger.warning(
+                        "%s/%s is called %s from now on: other brokers hold %s",
+                        *(folder.name, name, stray, topic_partition),
+                    )
                     await self._housekeeper.forget_point(folder, topic_partition)
-                    folder.disk.discard(name)
+                    folder.disk.rename(name, stray)
+                    strays.append(stray)
+                    moved_aside = True
+            if moved_aside:  # durably: a partition that comes back into another folder must not be in two
+                await folder.disk.sync_dir("")
+            if strays:
+                logger.warning(
+                    "%s has %d folders of partitions that other brokers took over, such as %s: remove them when you are"
+                    " sure that those brokers have all that is in them",
+                    *(folder.name, len(strays), strays[0]),
+                )
             if nobodys:
                 logger.warning(
                     "%s has %d folders of topics that don't exist any more, such as %s: remove them while this broker"

@@ -247,28 +247,47 @@ def test_a_new_topic_is_not_measured_by_how_far_its_predecessor_had_come(tmp_pat
     on_stage(tmp_path, second, FSYNC, metadata=metadata)
 
 
-@pytest.mark.parametrize("what", ["moved away", "deleted"])
-def test_what_a_broker_held_that_was_away_is_removed_if_others_hold_it(
-    tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
+def test_what_a_broker_held_that_was_away_is_moved_aside_if_others_hold_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The metadata store may have been brought back from before the partition came here: then they have nothing."""
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2)
+        for times in (1, 2):
+            await stage.write(f"v{times}")
+            await stage.alike(1, 2)
+            before = (tmp_path / "2" / "orders-0" / FIRST_LOG).read_bytes()
+            await stage.stop(2)
+            await stage.wire(1).ask(AlterPartitionReassignmentsRequest(topics=[to_brokers(1)]))
+            await until(lambda: stage.state().replicas == (1,))
+            await stage.start(2)
+            assert not (tmp_path / "2" / "orders-0").exists()
+            (stray,) = (tmp_path / "2").glob(f"*-0.{times}.stray")
+            assert (stray / FIRST_LOG).read_bytes() == before
+            assert f"has {times} folders of partitions that other brokers took over" in caplog.text
+            await move(stage, 1, 2)
+        await stage.alike(1, 2)
+
+    on_cluster_stage(tmp_path, scene, 1, 2)
+
+
+def test_what_a_broker_held_that_was_away_is_kept_if_its_topic_is_gone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scene(stage: ClusterStage) -> None:
         await stage.create(1, 2)
         await stage.write("v")
         await stage.alike(1, 2)
         await stage.stop(2)
-        if what == "deleted":
-            deleting = DeleteTopicsRequest([DeleteTopicState("orders")])
-            assert (await stage.wire(1).ask(deleting)).responses[0].error_code == 0
-        else:
-            moved = ReassignableTopic("orders", [ReassignablePartition(0, [1])])
-            await stage.wire(1).ask(AlterPartitionReassignmentsRequest(topics=[moved]))
-            await until(lambda: stage.state().replicas == (1,))
+        deleting = DeleteTopicsRequest([DeleteTopicState("orders")])
+        assert (await stage.wire(1).ask(deleting)).responses[0].error_code == 0
         await stage.start(2)
 
     on_cluster_stage(tmp_path, scene, 1, 2)
-    assert (tmp_path / "2" / "orders-0").exists() == (what == "deleted")
-    assert (tmp_path / "1" / "orders-0").exists() == (what != "deleted")
-    assert ("topics that don't exist any more, such as orders-0" in caplog.text) == (what == "deleted")
+    assert (tmp_path / "2" / "orders-0").exists()
+    assert not (tmp_path / "1" / "orders-0").exists()
+    assert "topics that don't exist any more, such as orders-0" in caplog.text
 
 
 def test_a_file_that_is_called_like_a_partition_is_passed_over(
@@ -308,9 +327,12 @@ def broken(stage: ClusterStage) -> tuple[str, str]:
     return folder.name, other.name
 
 
+def to_brokers(*replicas: int) -> ReassignableTopic:
+    return ReassignableTopic("orders", [ReassignablePartition(0, list(replicas))])
+
+
 async def move(stage: ClusterStage, *replicas: int) -> None:
-    moved = ReassignableTopic("orders", [ReassignablePartition(0, list(replicas))])
-    await stage.wire(1).ask(AlterPartitionReassignmentsRequest(topics=[moved]))
+    await stage.wire(1).ask(AlterPartitionReassignmentsRequest(topics=[to_brokers(*replicas)]))
     await until(lambda: stage.state().replicas == replicas and stage.holds(2) == (2 in replicas))
 
 
