@@ -32,6 +32,7 @@ from idempotence.verdicts import (
     ACCEPTED,
     CoordinatorFenced,
     Duplicate,
+    NotInTransaction,
     OutOfOrder,
     StaleEpoch,
     TooManyProducers,
@@ -79,6 +80,13 @@ NOT_LEADER = RefusedBatch(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 OFFLINE = RefusedBatch(ErrorCode.KAFKA_STORAGE_ERROR)
 TOO_FEW_IN_SYNC = RefusedBatch(ErrorCode.NOT_ENOUGH_REPLICAS)
 NOBODY = -1
+UNCONFIRMED = RefusedBatch(
+    ErrorCode.NOT_ENOUGH_REPLICAS, "The transaction is not known to be open here yet; try again."
+)
+"""The refusal of a transactional batch whose coordinator has confirmed nothing that still holds. It says nothing of the
+transaction, so the client must not give it up: while others were asked about, this partition began to be led, or a
+marker came. When the batch is sent again, the coordinator is asked. Kafka answers INVALID_TXN_STATE, which is fatal.
+"""
 NO_ROOM = RefusedBatch(ErrorCode.NOT_ENOUGH_REPLICAS, "The disk has no room, or the process no descriptor, for it now.")
 """The error for which every client sends the same batch again, to the same leader, and knows that the batch was not
 written.
@@ -806,5 +814,7 @@ def _not_new(verdict: Verdict) -> Appended | RefusedBatch:
             return RefusedBatch(
                 ErrorCode.POLICY_VIOLATION, f"{limit} producers are remembered, and none of them is idle."
             )
+        case NotInTransaction():
+            return UNCONFIRMED
         case _:
             return RefusedBatch(ErrorCode.INVALID_TXN_STATE)

@@ -589,6 +589,55 @@ def test_a_write_that_waits_for_no_other_replica_is_in_the_transaction_as_well(t
     on_txn_stage(tmp_path, scene)
 
 
+@rule("B.2", "what was not confirmed, because it was not led here when others were asked about, is sent again")
+@pytest.mark.parametrize("what", ["led", "made"])
+@pytest.mark.parametrize("version", [11, 12])
+def test_a_partition_that_begins_to_be_led_while_the_coordinator_is_asked_about_another_costs_no_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, what: str
+) -> None:
+    """The client knows of a leadership earlier than its broker. It was told that its transaction is over."""
+
+    async def scene(stage: TxnStage) -> None:
+        writer = Writer(stage, "pay")
+        await writer.init()
+        if version == 11:
+            await writer.add("orders", 0, 1)
+        for index in (0, 1):
+            await stage.served("orders", index)
+        table = stage.broker.partitions.topic("orders")
+        assert table is not None
+        second = table[1]
+        epoch = second.leader_epoch + 1
+        if what == "led":
+            second.resign()
+        else:
+            del table[1]
+        ask = TransactionGate._ask
+
+        async def slow(*given: Any) -> Any:
+            answer = await ask(*given)
+            if what == "led":
+                second.lead(epoch, 1, (1,), (1,), fsync=False)
+            else:
+                table[1] = second
+            return answer
+
+        async def produce() -> list[int]:
+            data = [PartitionProduceData(index, writer.batch("x")) for index in (0, 1)]
+            request = ProduceRequest("pay", -1, 5_000, [TopicProduceData("orders", partition_data=data)])
+            answer = await stage.ask(request, version)
+            return [each.error_code for each in answer.responses[0].partition_responses]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(TransactionGate, "_ask", slow)
+            assert await produce() == [NONE, ErrorCode.NOT_ENOUGH_REPLICAS]
+        assert await produce() == [NONE, NONE]
+        await writer.end(commit=True)
+        assert [await values(stage, "orders", partition=index) for index in (0, 1)] == [["x"], ["x"]]
+
+    on_txn_stage(tmp_path, scene)
+
+
 def test_a_write_under_an_empty_transactional_id_is_an_invalid_request(tmp_path: Path) -> None:
     async def scene(stage: TxnStage) -> None:
         writer = Writer(stage, "pay")
