@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
+from kio.schema.errors import ErrorCode
 from kio.schema.list_offsets.v7 import ListOffsetsRequest, ListOffsetsResponse
 from kio.schema.list_offsets.v7.request import ListOffsetsPartition, ListOffsetsTopic
 from kio.schema.offset_commit.v9 import OffsetCommitRequest, OffsetCommitResponse
@@ -104,7 +105,9 @@ def _places(client: Client, partitions: set[TopicPartition], place: Place, *, co
 
 
 def publish(client: Client, group: str, offsets: Offsets) -> None:
-    """Commit offsets for a group without being a member of it: what tools that show lag look at."""
+    """Commit offsets for a group without being a member of it: what tools that show lag look at. Topics that are gone
+    are passed over: a stream that goes on without one keeps its position.
+    """
     topics: dict[str, list[OffsetCommitRequestPartition]] = defaultdict(list)
     for (topic, partition), offset in sorted(offsets.items()):
         committed = OffsetCommitRequestPartition(
@@ -121,4 +124,5 @@ def publish(client: Client, group: str, offsets: Offsets) -> None:
     answer = client.ask(client.coordinator(GROUP, group), request, OffsetCommitResponse)
     for answered in answer.topics:
         for part in answered.partitions:
-            check(part.error_code, f"publishing {answered.name}-{part.partition_index} to group {group!r}")
+            if part.error_code != ErrorCode.unknown_topic_or_partition:
+                check(part.error_code, f"publishing {answered.name}-{part.partition_index} to group {group!r}")

@@ -405,6 +405,22 @@ def test_the_position_is_published_to_a_group(bootstrap: str, new_topic: Callabl
 # --- loss and faults ---
 
 
+def test_a_position_in_a_topic_that_is_gone_holds_up_no_batch(
+    bootstrap: str, topics: Topics, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is kept, and so it is published with each batch. All of them were tried again for five seconds."""
+    topic, gone = topics.create(), topics.name()
+    produce(bootstrap, topic, numbers(0, 5))
+    reader = Source(bootstrap, subscribe=f"{topic},{gone}", kafka__group__id=name, failOnDataLoss="false").stream()
+    began = time.monotonic()
+    reader.commit({"@ids": {}, gone: {"0": 3}, topic: {"0": 5}})
+    assert time.monotonic() - began < source.PUBLISH_SECONDS
+    assert not caplog.records
+    asked = [ConsumerGroupTopicPartitions(name, [TopicPartition(topic, 0)])]
+    found = topics.admin.list_consumer_group_offsets(asked)[name].result(20)
+    assert [part.offset for part in found.topic_partitions] == [5]
+
+
 def _delete_before(bootstrap: str, topic: str, offset: int) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     part = TopicPartition(topic, 0, offset)
