@@ -301,7 +301,10 @@ class TxnCoordinator:
             if decided := self._token_decided(draft, ask):
                 return decided
             finished = self._finished_branch(draft, branch.root) if txn is None else None
-            if txn is None and finished is None and len(self._branches.get(branch.root, ())) >= MAX_UNDECIDED:
+            others = self._branches.get(branch.root, {})
+            if txn is None and finished is None and len(others) >= MAX_UNDECIDED:
+                if any(self._txns[each].state in PREPARED for each in others):
+                    return BUSY  # it is decided, and leaves its place when its markers are written
                 return InvalidRequest(f"{MAX_UNDECIDED} branches of one root wait for a decision")
         outcome = decide_init(
             txn, ask, wall_ms=draft.wall_ms, take_id=self._take_id, settings=self._settings, finished=finished

@@ -1,5 +1,7 @@
 """Transactions with many writers: names, and what a decision may and may not do."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +10,7 @@ from idempotence.producer_ids import next_block
 from log.ids import TopicPartition
 from tests.rules import rule
 from tests.txn.shard import PlainShard
+from txn import coordinator
 from txn.branches import MAX_BRANCHES, MAX_DECIDED_BY, MAX_UNDECIDED, BranchId, branch_of, home_of
 from txn.commands import AddPartitions, EndBranches, EndTransaction, InitProducer, NamedBranch, VerifyPartitions
 from txn.deadlines import DECISION_RETENTION_MS
@@ -15,6 +18,7 @@ from txn.records import write_key, write_value
 from txn.states import State, Txn
 from txn.verdicts import (
     ADDED,
+    BUSY,
     NO_PRODUCER_IDS,
     BranchFault,
     BranchNotReady,
@@ -433,6 +437,28 @@ def test_branches_that_wait_for_a_decision_are_not_without_number() -> None:
     assert isinstance(writers.shard.ask(InitProducer("other::1/a", 60_000)), Initialized)
     assert writers.decide(1) == Decided(1, 1, now=True)
     assert isinstance(writers.shard.ask(InitProducer(str(BranchId("clicks", 2, "more")), 60_000)), Initialized)
+
+
+@rule("T", "a branch that finds no place because decided ones wait for their markers is asked to come back")
+def test_branches_whose_markers_are_not_written_yet_are_waited_for_and_refuse_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They were counted as if they waited for a decision: with markers that were late, a query's next batch failed."""
+    monkeypatch.setattr(coordinator, "MAX_UNDECIDED", 4)
+    writers = Writers()
+    decided = [writers.write(1, name, ORDERS[0]) for name in ("a", "b")]
+    assert writers.decide(1, *decided) == Decided(1, 1, now=True)
+    for name in ("a", "b"):
+        writers.write(2, name, ORDERS[0])
+    one_more = InitProducer(str(BranchId("clicks", 2, "c")), 60_000)
+    assert writers.shard.ask(one_more) is BUSY
+    assert writers.shard.ask(replace(one_more, patience_ms=1_000)) is None
+    writers.shard.tick(1_000)
+    assert writers.shard.answers[writers.shard._last_token] is BUSY
+    writers.shard.write_all_markers()
+    for name in ("c", "d"):
+        writers.write(2, name, ORDERS[0])
+    assert isinstance(writers.shard.ask(InitProducer(str(BranchId("clicks", 2, "e")), 60_000)), InvalidRequest)
 
 
 def test_senseless_decisions_are_refused() -> None:
