@@ -53,6 +53,7 @@ HEADERS_READ_AT_ONCE: Final = 500
 WRITES_AT_ONCE: Final = 64
 BYTES_AT_ONCE: Final = 4 << 20
 """The most batches, and the most bytes, that are appended in one turn of the loop. That takes a millisecond or two."""
+SETTLED_AT_ONCE: Final = 500
 A_FIRST_WRITE: Final = 8
 """How much longer the first batch of a log takes, which makes a folder and files."""
 
@@ -393,7 +394,9 @@ class Writing:
         first.
         """
         deadline = asyncio.get_running_loop().time() + self._terms.timeout_ms / 1000
-        for partition, leader_epoch, write, appended in self._uncommitted:
+        for count, (partition, leader_epoch, write, appended) in enumerate(self._uncommitted, start=1):
+            if count % SETTLED_AT_ONCE == 0:  # nothing is waited for at those that are committed meanwhile
+                await asyncio.sleep(0)
             with session.waits():
                 error = await committed_or_error(partition, leader_epoch, appended.end_offset, deadline)
             if error:

@@ -3,7 +3,7 @@
 Simulated are the network (requests and answers come late or never), the log (what was not yet durable is lost with the
 coordinator) and the clock. A run goes: members of all kinds come, work, sleep, die and come back, topics grow and are
 made again, the coordinator dies at any step; then everything heals, and within `SETTLE_MS` every partition of a topic
-subscribed to must have its one owner. A run takes milliseconds, so that thousands can be had.
+subscribed to must have its one owner. A run takes a fifth of a second, so that thousands can be had.
 
 Checked throughout: no partition has two owners, no committed offset goes back, nothing is read that no transaction has
 committed, of an instance's processes all but the last to join are fenced, nothing raises. And after each decision and

@@ -9,6 +9,11 @@ import pytest
 from service.broker.loop_watch import HELD_MS, LoopWatch
 
 
+def held(watch: LoopWatch) -> int:
+    """How many turns the metrics say held the loop."""
+    return sum(watch.lag.counts[watch.lag.bounds.index(HELD_MS / 1000) + 1 :])
+
+
 def test_a_turn_that_holds_the_loop_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> LoopWatch:
         watch = LoopWatch()
@@ -21,8 +26,7 @@ def test_a_turn_that_holds_the_loop_is_counted_and_told(caplog: pytest.LogCaptur
 
     with caplog.at_level(logging.WARNING, "oncelog.loop"):
         watch = asyncio.run(main())
-    assert watch.turns_held >= 1
-    assert watch.longest_ms >= HELD_MS
+    assert held(watch) >= 1
     assert "nobody was served for" in caplog.text
 
 
@@ -30,7 +34,7 @@ def test_short_turns_are_not_worth_a_word(caplog: pytest.LogCaptureFixture) -> N
     watch = LoopWatch()
     for late_ms in (0, 1, HELD_MS - 1):
         watch.note(late_ms, late_ms, 0.0)
-    assert (watch.turns_held, watch.longest_ms) == (0, 0)
+    assert held(watch) == 0
     assert not caplog.text
 
 
@@ -39,7 +43,7 @@ def test_a_machine_that_is_busy_with_others_is_told_of_once_a_minute(caplog: pyt
     for second in range(150):
         watch.note(2 * HELD_MS, 1, float(second))
     watch.note(2 * HELD_MS, 2 * HELD_MS, 150.0)
-    assert watch.turns_held == 151
+    assert held(watch) == 151
     assert ["60 times" in line for line in caplog.messages] == [False, True, True, False], "our own are always told"
 
 

@@ -205,6 +205,28 @@ def test_a_batch_is_answered_when_every_replica_in_sync_holds_it(tmp_path: Path)
     on_stage(tmp_path, scene, OS)
 
 
+def test_others_have_turns_while_what_is_committed_already_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request may name very many partitions, and nothing is waited for at those that are committed."""
+    monkeypatch.setattr("service.broker.writing.SETTLED_AT_ONCE", 10)
+
+    async def scene(stage: Stage) -> None:
+        partition = await led(stage)
+        writing = written(stage, *(Write({0: partition}, 0, batch()) for _ in range(40)))
+        partition.fetched(2, 40, start_offset=0, broker_epoch=LIFE, now_ms=1)
+        assert partition.high_watermark == 40
+        settling = asyncio.ensure_future(writing.settle(Session("here", 1)))
+        turns = 0
+        while not settling.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert 4 <= turns < 10
+        assert writing.all_appended()
+
+    on_stage(tmp_path, scene, OS)
+
+
 def test_a_batch_is_not_confirmed_by_what_a_later_leadership_has_at_its_offset(tmp_path: Path) -> None:
     """Between the append and the wait for it there may be the waits for other partitions."""
 

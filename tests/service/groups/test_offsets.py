@@ -373,6 +373,21 @@ def test_a_deleted_topics_many_offsets_go_in_turns() -> None:
     assert (driver.committed(), driver.committed(partition=2_499)) == (-1, 12)
 
 
+def test_the_groups_that_have_offsets_of_a_deleted_topic_are_looked_for_in_turns(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.groups.cleaning.LOOKED_AT_ONCE", 10)
+    for number in range(1_000):
+        driver.commit(11, topic="events", group=f"g{number}")
+    driver.commit(12, group="the last")
+    driver.ask(ForgetTopic("orders", driver.topics.id_of("orders")))
+    assert driver.committed("the last") == 12, "it was not its turn"
+    written = turns_of(driver)
+    assert len(written) > 5
+    assert sum(written) == 1
+    assert driver.committed("the last") == -1
+
+
 def test_a_group_with_many_offsets_is_deleted_in_turns_and_then_answered() -> None:
     driver = many_offsets()
     deleting = driver.start(DeleteGroup("g"))
