@@ -47,8 +47,9 @@ from service.web import (
 )
 from service.web.answers import CODECS, PACKED_FROM_BYTES, codec_of
 from service.web.following import SharedReading
+from service.web.forwarding import OF_EVENTS
 from service.web.gateway import ASKING, Gateway
-from service.web.idempotency import OF_EVENTS, REPLAYED, Keys
+from service.web.idempotency import REPLAYED, Keys
 from service.web.instances import Instances
 from service.web.lane import Lane, Lanes
 from service.web.members import Members

@@ -16,6 +16,7 @@ from aiohttp import web
 from service.web.answers import read_json
 from service.web.consuming import one_event
 from service.web.event_format import BATCHED, STRUCTURED, from_binary, from_structured, to_binary
+from service.web.forwarding import headers_of_records
 from service.web.gateway import Gateway
 from service.web.problems import Problem
 from service.web.producing import (
@@ -59,7 +60,7 @@ async def receive(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     elif media == STRUCTURED:
         records = [from_structured(body, now_ms)]
     elif "ce-id" in request.headers:
-        records = [from_binary(request.headers, body, now_ms)]
+        records = [from_binary(headers_of_records(request), body, now_ms)]
     else:
         raise Problem("unsupported-media-type", "a CloudEvent has ce-* headers, or is application/cloudevents+json")
     if not records:

@@ -25,6 +25,10 @@ LOOKED_S = 0.5
 """How often it is looked whether the client of a read is still there."""
 RECORD_HEADER = "record-header-"
 """A request header with this prefix becomes a header of the record, byte by byte."""
+OF_EVENTS = "ce-"
+"""Request headers with this prefix become attributes of a CloudEvent."""
+OF_RECORDS = (RECORD_HEADER, OF_EVENTS, "content-type")
+"""How the request headers begin that become part of a record."""
 _PLAIN = "".join(chr(each) for each in range(0x20, 0x7F) if chr(each) != "%")
 HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "host", "content-length",
@@ -47,13 +51,17 @@ async def forward(gateway: Gateway, node: int, request: web.Request, body: bytes
         raise Problem("not-now", f"broker {node} shall answer, and passed it on")
     # The path must stay the same to the letter: idempotency keys are known by it.
     url = url_of(gateway, node, request.path_qs)
-    headers = _for_the_next(request.headers)
+    # What becomes part of a record must stay the same byte by byte. Idempotency keys know a request by it, too.
+    headers = CIMultiDict(
+        (name, quote(value, _PLAIN, errors="surrogateescape") if name.lower().startswith(OF_RECORDS) else value)
+        for name, value in _for_the_next(request.headers)
+    )
     headers[FORWARDED] = str(gateway.node_id)
 
     async def ask() -> web.Response:
         with gateway.outgoing.to(node):
             async with gateway.http().request(request.method, url, data=body, headers=headers) as answer:
-                head = _for_the_next(answer.headers)
+                head = CIMultiDict(_for_the_next(answer.headers))
                 return web.Response(body=await answer.read(), status=answer.status, headers=head)
 
     try:
@@ -83,20 +91,14 @@ def client_gone() -> Problem:
     return Problem("not-now", "the client is gone")
 
 
-def _for_the_next(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
-    """All headers that do not belong to one connection. Those of the record stay repeated, in their order, and byte by
-    byte: idempotency keys know a request by them.
-    """
-    return CIMultiDict(
-        (name, quote(value, _PLAIN, errors="surrogateescape") if name.lower().startswith(RECORD_HEADER) else value)
-        for name, value in headers.items()
-        if name.lower() not in HOP_BY_HOP
-    )
+def _for_the_next(headers: CIMultiDictProxy[str]) -> list[tuple[str, str]]:
+    """All headers that do not belong to one connection, repeated ones too, in their order."""
+    return [(name, value) for name, value in headers.items() if name.lower() not in HOP_BY_HOP]
 
 
-def record_headers(request: web.Request) -> list[tuple[str, str]]:
-    """The request headers that become headers of the record, as the client sent them."""
-    found = [(name, value) for name, value in request.headers.items() if name.lower().startswith(RECORD_HEADER)]
+def headers_of_records(request: web.Request) -> CIMultiDict[str]:
+    """The request headers that become part of a record, as the client sent them."""
+    found = [(name, value) for name, value in request.headers.items() if name.lower().startswith(OF_RECORDS)]
     if FORWARDED in request.headers:
-        return [(name, unquote(value, errors="surrogateescape")) for name, value in found]
-    return found
+        found = [(name, unquote(value, errors="surrogateescape")) for name, value in found]
+    return CIMultiDict(found)

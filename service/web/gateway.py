@@ -215,7 +215,7 @@ class Gateway:
                 connector=TCPConnector(limit=0),
                 timeout=ClientTimeout(total=2 * TIMEOUT_S),
                 auto_decompress=False,
-                skip_auto_headers=("Accept-Encoding",),
+                skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
                 middlewares=(_once,),
             )
         return self._http

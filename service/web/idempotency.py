@@ -17,6 +17,7 @@ import hashlib
 import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 import msgspec
 from aiohttp import web
@@ -28,7 +29,7 @@ from log.ids import TopicPartition
 from service.broker.internal_topics import HTTP_KEYS
 from service.broker.partition import Partition
 from service.web.answers import sha256_of
-from service.web.forwarding import forward, record_headers
+from service.web.forwarding import FORWARDED, OF_EVENTS, RECORD_HEADER, forward, headers_of_records
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.problems import Problem
 from service.web.routing import JSON
@@ -45,8 +46,6 @@ refused; no remembered key is forgotten early.
 """
 RECORDS_AT_ONCE = 1_000
 """How many keys are read in one turn of the loop: a few milliseconds."""
-OF_EVENTS = "ce-"
-"""Request headers with this prefix become attributes of a CloudEvent."""
 _QUOTED = re.compile(r'"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"\Z')
 _BARE = re.compile(r"[A-Za-z0-9._~:/+*-]+\Z")
 Digest = bytes
@@ -82,10 +81,13 @@ def key_of(request: web.Request) -> str:
 
 async def fingerprint_of(gateway: Gateway, request: web.Request, body: bytes) -> str:
     """A digest of the request, which tells one request from another."""
-    parts = [f"{part}\n" for part in (request.method, request.path_qs, request.content_type)]
-    of_events = ((name, content) for name, content in request.headers.items() if name.lower().startswith(OF_EVENTS))
-    for name, content in (*record_headers(request), *of_events):
-        parts.append(f"{name}:{content}\n")
+    media = request.content_type
+    if FORWARDED in request.headers:
+        media = unquote(media)
+    parts = [f"{part}\n" for part in (request.method, request.path_qs, media)]
+    given = list(headers_of_records(request).items())
+    for prefix in RECORD_HEADER, OF_EVENTS:
+        parts += [f"{name}:{content}\n" for name, content in given if name.lower().startswith(prefix)]
     return await sha256_of(gateway, "".join(parts).encode("utf-8", "surrogateescape"), body)
 
 

@@ -26,7 +26,7 @@ from service.broker.internal_topics import GROUPS
 from service.client.partitioner import partition_for_key
 from service.cluster.image import Topic
 from service.web.answers import as_json, query_int, read_json
-from service.web.forwarding import RECORD_HEADER, record_headers
+from service.web.forwarding import RECORD_HEADER, headers_of_records
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.looking import BodyScan, refuse_doubles
 from service.web.problems import Outcome, Problem, of_error
@@ -513,7 +513,8 @@ async def write_octets(gateway: Gateway, request: web.Request, topic_name: str) 
         timestamp = milliseconds(int(given_time) if is_number else given_time)
     headers = tuple(
         (name[len(RECORD_HEADER) :], content.encode("utf-8", "surrogateescape"))
-        for name, content in record_headers(request)
+        for name, content in headers_of_records(request).items()
+        if name.lower().startswith(RECORD_HEADER)
     )
     placed = PlacedRecords({}, [], topic_name)
     partition = Partitioner(gateway.next_turn()).place(topic, None if number < 0 else number, key)

@@ -227,6 +227,29 @@ def test_headers_of_a_record_are_the_same_at_every_broker(several: Several, head
     assert stored == [each if isinstance(each, bytes) else each.encode() for each in headers]
 
 
+@pytest.mark.parametrize("media", [None, b"text/caf\xe9", b"text/plain; a=100%25", "text/caf\xe9; b=\xe4".encode()])
+def test_an_event_is_the_same_at_every_broker(several: Several, media: bytes | None) -> None:
+    """A broker that forwarded one gave it a media type that it had not, and dropped bytes of the one that it had."""
+    key = f"event-{next(_numbers)}".encode()
+    head = b"\r\n".join(
+        [
+            b"POST /v1/topics/spread/events HTTP/1.1",
+            *(b"Host: some.host", b"Connection: close", b"Content-Length: %d" % len(key), b"Idempotency-Key: " + key),
+            *(b"ce-id: 1", b"ce-source: s", b"ce-type: t", b"ce-specversion: 1.0", b"ce-subject: 50%25"),
+            *([] if media is None else [b"Content-Type: " + media]),
+        ]
+    )
+    for client in several.clients:
+        place = urlsplit(client.url)
+        with socket.create_connection((place.hostname, place.port), PATIENCE_S) as connection:
+            connection.sendall(head + b"\r\n\r\n" + key)
+            answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+        assert answer.startswith(b"HTTP/1.1 200 "), answer
+    (record,) = [each for each in read_all(several.bootstrap, "spread") if each.value == key]
+    stored = dict(record.headers)
+    assert (stored.get("content-type"), stored["ce_subject"]) == (media, b"50%")
+
+
 def test_a_transaction_goes_on_at_whichever_broker(several: Several) -> None:
     make(several, "txn", 3)
     for number in range(4):
