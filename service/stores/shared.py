@@ -268,7 +268,7 @@ class SharedSession:
                             answer.set_result(told)
                     case told:
                         self._take(decode_event(told))
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a holder that was killed may have sent half a line
             logger.debug("session %d: %r", self.id, error)
         finally:
             self._end()
@@ -306,7 +306,7 @@ class SharedStore:
             line = await reader.readline()
         except OSError as error:
             raise StoreError(f"the process that holds the metadata store is gone: {error.strerror}") from None
-        if not line:
+        if not line.endswith(b"\n"):
             await _closed(writer)
             raise StoreError("the process that holds the metadata store is stopping, or can't begin a session now")
         self._session = SharedSession(reader, writer, json.loads(line), self._env)

@@ -106,3 +106,31 @@ def test_a_session_whose_end_can_not_be_written_ends_when_it_can(
         await other.close()
 
     on_shared_store(tmp_path, scene)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_half_a_line_of_a_holder_that_was_killed_is_the_end_of_the_session(
+    tmp_path: Path, begun: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def killed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if begun:
+            writer.write(b"7\n")
+            await reader.readline()
+        writer.write(b'["chan')
+        writer.close()
+
+    async def main() -> None:
+        env = RealEnv(RealDisk(str(tmp_path)))
+        async with await asyncio.start_unix_server(killed, f"{tmp_path}/store"):
+            store = SharedStore(f"{tmp_path}/store", env)
+            if not begun:
+                with pytest.raises(StoreError, match="stopping"):
+                    await store.session(6.0)
+                return
+            session = await store.session(6.0)
+            assert await session.commit(Create("a", b"1")) == (Result.UNKNOWN, 0)
+            assert session.lease_left() == 0.0
+            await store.close()
+
+    asyncio.run(asyncio.wait_for(main(), 5))
+    assert not caplog.records
