@@ -52,10 +52,11 @@ class Duties:
         self._lookout.heard(delta)
 
     def _gives_to_dead(self, delta: Delta) -> bool:
-        """Whether this broker controls the cluster, and a partition has a leader that is gone: a command was decided
-        before the controller had replaced that broker, and committed afterwards.
+        """Whether this broker is the controller, and a partition has a leader that is gone: a command was decided
+        before the controller had replaced that broker, and committed afterwards. The controller may not act while the
+        store is silent, and nobody tells it of this again.
         """
-        if not self._metadata.controlling:
+        if not self._metadata.is_controller:
             return False
         if len(delta.partitions) > LOOKED_AT_MOST:
             return True  # perhaps; the controller looks itself
@@ -113,7 +114,9 @@ class Duties:
         if rebalances:
             self._plan_rebalance()
         if not metadata.in_session:
-            return  # the registration will wake this task
+            if metadata.is_controller:  # the store may answer again before anybody has noticed that it was silent
+                await self._again()
+            return  # otherwise the registration will wake this task
         if metadata.image.controller_id == NO_BROKER:
             await metadata.claim()
         if not metadata.controlling:

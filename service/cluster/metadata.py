@@ -322,12 +322,14 @@ class ClusterMetadata:
         return NOT_ANSWERED
 
     @property
+    def is_controller(self) -> bool:
+        """Whether the image names this session as the controller, though the store may be silent for the moment."""
+        return self._session is not None and self.image.controller_session == self._session.id
+
+    @property
     def controlling(self) -> bool:
-        return (
-            self._session is not None
-            and self.image.controller_session == self._session.id
-            and self._session.lease_left() > 0
-        )
+        """Whether this broker may act as the controller now."""
+        return self.is_controller and self._session is not None and self._session.lease_left() > 0
 
     async def catch_up(self) -> None:
         """Wait until the image shows every commit that was made before this call. Raises `MetadataLost`."""

@@ -3,7 +3,10 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from log.ids import TopicPartition
+from service.cluster import metadata as cluster_metadata
 from service.cluster.controller import MetadataDecision
 from service.cluster.image import Image
 from service.cluster.topic_commands import CreateTopics, NewTopic, TopicResult
@@ -12,7 +15,12 @@ from tests.service.broker.cluster_stage import ClusterStage, on_cluster_stage, u
 from tests.service.cluster.worlds import topic_id
 
 
-def test_a_topic_that_was_decided_on_before_its_leader_died_gets_another(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dips", [False, True], ids=["", "while the store is silent"])
+def test_a_topic_that_was_decided_on_before_its_leader_died_gets_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dips: bool
+) -> None:
+    monkeypatch.setattr(cluster_metadata, "LOOKS_PER_LEASE", 0.001)  # nobody looks while the store is silent
+
     async def scene(stage: ClusterStage) -> None:
         died = asyncio.Event()
 
@@ -33,8 +41,13 @@ def test_a_topic_that_was_decided_on_before_its_leader_died_gets_another(tmp_pat
         await stage.kill(2)
         await until(lambda: 2 not in metadata.image.brokers and 2 not in controller.metadata.image.brokers)
         await asyncio.sleep(0.5)  # the controller has replaced it, and rests
-        died.set()
-        await creating
+        with monkeypatch.context() as patch:
+            if dips:
+                patch.setattr(controller.metadata._session, "lease_left", lambda: 0.0)
+            died.set()
+            await creating
+            await until(lambda: controller.metadata.image.partition(TopicPartition("late", 0)) is not None)
+            await asyncio.sleep(0.1)
         await until(lambda: _leader(metadata.image) in (1, 3), within_s=5)
 
     on_cluster_stage(tmp_path, scene)
