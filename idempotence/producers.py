@@ -348,6 +348,12 @@ class ProducerStates:
             verifying.lowest_sequence = sequence
         return verifying.guard
 
+    def end_verification(self, producer_id: int) -> None:
+        """The producer's transaction has ended here without a batch that says so. What the coordinator answers from now
+        on to questions that were asked before is out of date.
+        """
+        self._verifying.pop(producer_id, None)
+
     def has_open_transaction(self, producer_id: int, epoch: int) -> bool:
         """Whether a transactional batch of this epoch continues an open transaction. The coordinator was asked when the
         first batch of that came.

@@ -630,6 +630,7 @@ class Partition:
         if slow is not None and producer_id not in self.stable.open_transactions:
             key, earlier = slow
             if key == (kind, producer_epoch, coordinator_epoch):
+                self.producers.end_verification(producer_id)  # as a marker that is written would (R13)
                 return earlier
         appended = self._append_decided(memoryview(marker), header, now_ms)
         # With each marker the stable offset has one more ended transaction to remember until it is replicated. Forget

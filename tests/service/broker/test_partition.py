@@ -143,6 +143,31 @@ def test_a_marker_that_was_given_up_is_written_again_only_if_it_may_end_somethin
     on_stage(tmp_path, scene, OS)
 
 
+def test_a_marker_ends_what_is_being_verified_though_it_was_written_before(tmp_path: Path) -> None:
+    """The coordinator answered before it ended the transaction. A batch that came behind the marker would hang."""
+
+    async def scene(stage: Stage) -> None:
+        partition = await led(stage)
+
+        def marked() -> Appended | RefusedBatch:
+            return partition.append_marker(
+                ControlType.ABORT, producer_id=1, producer_epoch=0, coordinator_epoch=0, transaction_version=1, now_ms=1
+            )
+
+        marker = marked()
+        assert isinstance(marker, Appended)
+        partition.gave_up_marker(1, (ControlType.ABORT, 0, 0), marker)
+        guard = partition.producers.start_verification(1, epoch=0, sequence=0, newest_protocol=False, now_ms=1)
+        assert marked() is marker
+        batch = build_batch([(None, b"x", (), 1)], producer_id=1, producer_epoch=0, base_sequence=0, transactional=True)
+        late = partition.append_from_client(memoryview(bytearray(batch)), acks=1, now_ms=1, guard=guard)
+        assert isinstance(late, RefusedBatch)
+        assert late.error is ErrorCode.NOT_ENOUGH_REPLICAS, "it comes again, and the coordinator is asked again"
+        assert not partition.stable.open_transactions
+
+    on_stage(tmp_path, scene, OS)
+
+
 def test_a_new_leader_begins_with_what_it_was_told_is_committed(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
         partition = await led(stage)
