@@ -1,8 +1,9 @@
 """Reads topics into Spark, as a batch and as a stream.
 
 Both plan on the driver which offsets are read (`partitions`) and read them on the executors (`read`). What always
-holds: planning once decides what a batch holds; reading it again, after any failure, gives the same rows. Positions
-live in Spark's checkpoint alone; see `offsets.py` for how the first one is pinned.
+holds: planning once decides what a batch holds; reading it again, after any failure, gives the same rows, except for
+those that a cleaner has taken out of a compacted topic meanwhile. Positions live in Spark's checkpoint alone; see
+`offsets.py` for how the first one is pinned.
 
 Spark makes several readers for one query, in several processes, and pickles them: a reader holds no connection.
 """
