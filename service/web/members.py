@@ -505,15 +505,13 @@ async def _poll(
         if loop.time() - member.beaten_s > (IDLE_BEAT_S if member.is_idle else POLL_BEAT_S):
             await gateway.members.beat(member)
         async with member.turn:
+            _is_wanted(request, member, said)  # a leader that is silent holds up all that wait here, one by one
             if seen is not None:
                 member.go_back(seen)
                 seen = None
             began_s, wait_ms = loop.time(), min(left_ms(deadline), STEP_MS)
             records, positions = await _read(gateway, member, lens, most, max_bytes, wait_ms)
-            if request.transport is None:
-                raise client_gone()
-            if member.said != said:
-                raise Problem("not-now", "a later request says how far the client has got")
+            _is_wanted(request, member, said)
             for partition, offset in positions.items():
                 if partition in member.positions:  # else the member has left meanwhile
                     del member.positions[partition]  # other partitions come first next time
@@ -525,6 +523,14 @@ async def _poll(
             await asyncio.sleep(0)
         else:
             await before_the_next(began_s, wait_ms)
+
+
+def _is_wanted(request: web.Request, member: HttpMember, said: int) -> None:
+    """Raises a problem if nobody is to get what this poll finds."""
+    if request.transport is None:
+        raise client_gone()
+    if member.said != said:
+        raise Problem("not-now", "a later request says how far the client has got")
 
 
 async def _read(

@@ -621,3 +621,32 @@ def test_a_leader_that_answers_at_once_with_nothing_is_not_asked_again_and_again
 
     asyncio.run(play())
     assert 5 < asked < 50
+
+
+def test_polls_of_clients_that_are_gone_do_not_keep_their_member_from_beating(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them waited in its turn for a leader that was silent, and the heartbeats behind them came too late."""
+    asked, answers = 0, asyncio.Event()
+
+    async def silent(*_: Any) -> tuple[list[Any], dict[TopicPartition, int]]:
+        nonlocal asked
+        asked += 1
+        await answers.wait()
+        return [], {}
+
+    async def play() -> None:
+        monkeypatch.setattr(members, "_read", silent)
+        member: Any = Mock(is_gone=False, beaten_s=math.inf, positions={WHERE: 0}, turn=asyncio.Lock(), said=0)
+        requests: list[Any] = [Mock(transport=object()) for _ in range(5)]
+        seen: list[Any] = [None, None, None, [], None]
+        polls = [
+            asyncio.ensure_future(members._poll(Mock(), request, member, said, Lens(), 1, 1, 0.0))
+            for request, said in zip(requests, seen, strict=True)
+        ]
+        await asyncio.sleep(0)
+        requests[0].transport = requests[1].transport = None
+        answers.set()
+        told = await asyncio.gather(*polls, return_exceptions=True)
+        assert [isinstance(each, Problem) for each in told] == [True, True, True, False, False]
+
+    asyncio.run(play())
+    assert asked == 3
