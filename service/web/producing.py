@@ -212,13 +212,14 @@ async def place_all(
     records: Sequence[RecordIn],
     topic_name: str | None,
     partitioner: Partitioner,
+    now_ms: int,
     topics: dict[str, Topic] | None = None,
 ) -> PlacedRecords:
     """The records by partition. `topics` has those by which they were placed before, and gets the others: what is
-    placed again goes to the same partitions, although its topic has more by now.
+    placed again goes to the same partitions, although its topic has more by now. `now_ms` is the time of records that
+    have none.
     """
     topics = {} if topics is None else topics
-    now_ms = gateway.env.clock.wall_ms()
     placed = PlacedRecords({}, [], topic_name)
     for index, given in enumerate(records):
         name = given.topic or topic_name
@@ -483,7 +484,8 @@ async def answer_to(gateway: Gateway, body: bytes, topic_name: str | None, seal:
     batch, records = await read_batch(body)
     if not records and (batch.offsets is None or not batch.offsets.offsets):
         raise Problem("invalid-request", "there are no records, and no offsets")
-    placed = await place_all(gateway, records, topic_name, Partitioner(gateway.next_turn()))
+    now_ms = gateway.env.clock.wall_ms()
+    placed = await place_all(gateway, records, topic_name, Partitioner(gateway.next_turn()), now_ms)
     return await write_together(gateway, placed, batch.offsets, batch.expected, seal)
 
 

@@ -205,7 +205,9 @@ class InPart:
     """A batch of which only a part may be written. It must be put again unchanged, or the transaction be aborted."""
 
     fingerprint: str
-    topics: dict[str, Topic]
+    now_ms: int
+    """The time of its records that have none. A leader that has the batch already keeps it as it came first."""
+    topics: dict[str, Topic] = field(default_factory=dict)
     """The topics as they were: the batch goes to the same partitions again, although there may be more by now."""
     limits: dict[str, int] = field(default_factory=dict)
     """How long a batch of each topic may be. The settings may be others by now, and the runs must stay the same."""
@@ -321,8 +323,8 @@ async def _write(gateway: Gateway, name: Name, open_one: Open, number: int, body
     if not records or batch.offsets is not None or batch.expected:
         raise Problem("invalid-request", "a batch of a transaction has records, and nothing else")
     # The number chooses the partitions, so that the same batch, sent again, goes to the same ones.
-    part = open_one.in_part or InPart(fingerprint, {})
-    placed = await place_all(gateway, records, None, Partitioner(number), part.topics)
+    part = open_one.in_part or InPart(fingerprint, gateway.env.clock.wall_ms())
+    placed = await place_all(gateway, records, None, Partitioner(number), part.now_ms, part.topics)
     now = gateway.image.topics
     if any(name not in now or now[name].id != topic.id for name, topic in part.topics.items()):
         open_one.is_broken = open_one.in_part is not None

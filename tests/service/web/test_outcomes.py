@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -537,8 +538,10 @@ class Partly:
     def __init__(self) -> None:
         self.sequences: dict[TopicPartition, int] = {}
         self.fails = True
+        self.times: list[int] = []
 
     def build(self, partition: TopicPartition, records: list[Any]) -> OutgoingBatch:
+        self.times += [each[3] for each in records]
         return OutgoingBatch(partition, b"", len(records))
 
     async def write(self, batches: list[OutgoingBatch]) -> None:
@@ -561,7 +564,7 @@ def test_a_batch_that_is_written_in_part_is_put_again_as_it_was_before_anything_
             image=SimpleNamespace(topics=topics),
             topic=lambda name: topics[name],
             config=SimpleNamespace(message_max_bytes=1 << 20),
-            env=SimpleNamespace(clock=SimpleNamespace(wall_ms=lambda: 1000)),
+            env=SimpleNamespace(clock=SimpleNamespace(wall_ms=count(1000).__next__)),
             coordinator=coordinator,
             open_transactions=OpenTransactions(),
         )
@@ -583,6 +586,7 @@ def test_a_batch_that_is_written_in_part_is_put_again_as_it_was_before_anything_
         await put(b'{"records": [{"topic": "t", "value": 1}]}')
         assert len(open_one.batches) == 1
         assert open_one.in_part is None
+        assert producer.times == [1000] * 2, "the time that is told is the one that is stored"
 
     asyncio.run(scenario())
 
