@@ -137,7 +137,7 @@ class Member:
         name = self.name_of(partition)
         if name is None or not self.is_alive or partition not in self.owned:
             return
-        at_least = self.board.acknowledged.get(partition, -1)
+        at_least, expired = self.board.acknowledged.get(partition, -1), self.board.expired[partition]
         asked = PartitionsAsked(name, partition[0], (partition[1],))
 
         def found(reply: Any) -> None:
@@ -146,7 +146,8 @@ class Member:
                 self.world.after(100, lambda: self.find_position(partition))
             else:
                 if self.name_of(partition) is not None:  # else it was made anew meanwhile, and forgotten
-                    self.board.read(partition, one.offset, at_least)
+                    has_expired = self.board.expired[partition] > expired
+                    self.board.read(partition, one.offset, -1 if has_expired else at_least)
                 if partition in self.owned:
                     self.owned[partition] = True
 
@@ -167,6 +168,7 @@ class Member:
         transactional = self.chance.random() < self.world.plan.commits_in_transactions
         producer = self.world.open_transaction({partition: value}) if transactional else -1
         member = (GROUP, self.member_id, self.instance, self.epoch, (offset,))
+        expired = self.board.expired[partition]
 
         def done(reply: Any) -> None:
             self._commits = False
@@ -176,7 +178,7 @@ class Member:
                 committed = is_taken and self.chance.random() < 0.7
                 wait_ms = self.chance.choice((1, 50, 1_000))
                 self.world.after(wait_ms, lambda: self.world.end_transaction(producer, committed=committed))
-            elif is_taken:
+            elif is_taken and self.board.expired[partition] == expired:
                 self.board.acknowledge(partition, value)
 
         command = CommitTransactionalOffsets(*member, producer, 0) if transactional else CommitOffsets(*member)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ import service.groups.migration
 import service.groups.offset_decisions
 from service.groups.classic_decisions import ClassicDecisions
 from service.groups.classic_group import ClassicGroup
+from service.groups.cleaning import Cleaning
 from service.groups.commands import JoinReply
 from service.groups.consumer_decisions import ConsumerDecisions
 from service.groups.consumer_group import ConsumerGroup, ConsumerMember, Raised
@@ -186,6 +188,16 @@ def partitions_still_read_at_an_upgrade_not_recorded() -> Planting:
     return replaced(service.groups.migration, "current_record", record)
 
 
+def offsets_expire_though_they_are_new() -> Planting:
+    original = Cleaning._is_expired
+
+    def is_expired(cleaning: Cleaning, group_id: str, topic: str, partition: int) -> bool:
+        with replaced(cleaning, "_settings", dataclasses.replace(cleaning._settings, offsets_retention_ms=0)):
+            return original(cleaning, group_id, topic, partition)
+
+    return replaced(Cleaning, "_is_expired", is_expired)
+
+
 MUTANTS: dict[str, Callable[[], Planting]] = {
     plant.__name__: plant
     for plant in (
@@ -211,6 +223,7 @@ MUTANTS: dict[str, Callable[[], Planting]] = {
         partitions_left_out_before_an_upgrade_stay_so,
         offsets_taken_up_otherwise_than_recorded,
         partitions_still_read_at_an_upgrade_not_recorded,
+        offsets_expire_though_they_are_new,
     )
 }
 

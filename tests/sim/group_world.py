@@ -6,7 +6,8 @@ made again, the coordinator dies at any step; then everything heals, and within 
 subscribed to must have its one owner. A run takes a fifth of a second, so that thousands can be had.
 
 Checked throughout: no partition has two owners, no committed offset goes back, nothing is read that no transaction has
-committed, of an instance's processes all but the last to join are fenced, nothing raises. And after each decision and
+committed, no offset expires before its time, of an instance's processes all but the last to join are fenced, nothing
+raises. And after each decision and
 each marker the machine that lives equals one that has only read the log.
 """
 
@@ -35,6 +36,7 @@ from service.groups.commands import (
 )
 from service.groups.consumer_group import ConsumerGroup
 from service.groups.coordinator import GroupCoordinator
+from service.groups.records import offset_key, read_offset_key
 from service.groups.settings import ConsumerTimes, GroupSettings
 from service.groups.verdicts import Fault, GroupDecision
 from tests.service.groups.driver import Entry, Topics
@@ -46,6 +48,8 @@ SESSION_MS = 3_000
 REBALANCE_MS = 20_000
 BEAT_MS = 500
 ANSWER_WITHIN_MS = 1_500
+BORN_MS = 1_700_000_000_000  # by the wall clock: a stamp of before 2001 tells nothing
+RETENTIONS_MS = (7 * 24 * 60 * 60_000, 7 * 24 * 60 * 60_000, 5_000, 10_000)
 CUTS = 5  # up to which the log is compacted, of each run
 
 KINDS = ("classic", "static", "consumer", "static consumer")
@@ -53,6 +57,8 @@ INSTANCES = ("static", "static", "static consumer", "classic")  # many restarts 
 
 # What names the instance whose process has sent it.
 OF_PROCESSES = JoinGroup | SyncGroup | Heartbeat | ConsumerHeartbeat | CommitOffsets | CommitTransactionalOffsets
+
+OFFSETS = offset_key("", "", 0)[:2]  # what the keys of offsets begin with
 
 Partition = tuple[bytes, int]
 
@@ -76,6 +82,7 @@ class Plan:
     hangs: float  # of members of the consumer protocol that are to let go of something
     converts: float  # of static members whose next process speaks the other protocol
     done_at_once: tuple[int, int]  # in one turn: steps of a target assignment, and members that are taken care of
+    offsets_retention_ms: int = 7 * 24 * 60 * 60_000
 
 
 def draw_plan(chance: random.Random) -> Plan:
@@ -125,6 +132,7 @@ class Board:
     owners: dict[Partition, Reads] = field(default_factory=dict)
     acknowledged: dict[Partition, int] = field(default_factory=dict)
     never: dict[tuple[Partition, int], None] = field(default_factory=dict)  # of transactions undecided or aborted
+    expired: Counter[Partition] = field(default_factory=Counter)  # how often its offset was removed, by its age
     values: int = 0
     assigned_for: tuple[tuple[bytes, int], ...] = ()  # the topics as the last leader saw them that assigned
 
@@ -137,6 +145,10 @@ class Board:
     def release(self, owner: Reads, partition: Partition) -> None:
         if self.owners.get(partition) is owner:
             del self.owners[partition]
+
+    def expire(self, partition: Partition) -> None:
+        self.acknowledged.pop(partition, None)
+        self.expired[partition] += 1
 
     def acknowledge(self, partition: Partition, value: int) -> None:
         self.acknowledged[partition] = max(value, self.acknowledged.get(partition, -1))
@@ -156,6 +168,7 @@ class GroupWorld:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         self.plan = draw_plan(self.chance)
+        self.plan.offsets_retention_ms = random.Random(f"retention {seed}").choice(RETENTIONS_MS)
         self.now_ms = 1_000_000
         self.healed = False
         self.to_die_letting_go: dict[str, None] = {}  # once, in peace: static members by their lineages
@@ -177,6 +190,10 @@ class GroupWorld:
         self._life = 0
         self._timer_ms: int | None = None
         self.start_coordinator()
+
+    @property
+    def wall_ms(self) -> int:
+        return BORN_MS + self.now_ms
 
     # Time -------------------------------------------------------------------------------------------------------------
 
@@ -256,6 +273,8 @@ class GroupWorld:
             new_member_join_timeout_ms=10_000,
             consumer_times=lambda group_id: times,
             group_consumer_migration_policy=policy,
+            offsets_retention_ms=self.plan.offsets_retention_ms,
+            offsets_retention_check_interval_ms=self.plan.offsets_retention_ms // 5,
         )
         self._settings = settings
         self._life += 1
@@ -265,7 +284,7 @@ class GroupWorld:
         self._set_timer()
 
     def replayed(self, log: Sequence[Entry]) -> GroupCoordinator:
-        machine = GroupCoordinator(self._settings, self.topics, lambda: self.now_ms)
+        machine = GroupCoordinator(self._settings, self.topics, lambda: self.wall_ms)
         for entry in log:
             _read(machine, entry)
         return machine
@@ -384,7 +403,22 @@ class GroupWorld:
     def _expire(self, life: int, due_ms: int) -> None:
         if life == self._life and self.machine is not None and due_ms == self._timer_ms:
             self._timer_ms = None
-            self._carry_out(self.machine.expire(self.now_ms))
+            decision = self.machine.expire(self.now_ms)
+            self._check_expired(decision)
+            self._carry_out(decision)
+
+    def _check_expired(self, decision: GroupDecision) -> None:
+        """Of topics that there are, only what was committed before the retention's beginning goes."""
+        assert self.machine is not None
+        gone = [read_offset_key(key) for key, value in decision.records if value is None and key[:2] == OFFSETS]
+        for group_id, topic, partition in gone:
+            known = self.machine._offsets.get(group_id, topic, partition)
+            if known is None or self.topics.by_id(known.topic_id) is None:
+                continue
+            age_ms = self.wall_ms - known.commit_timestamp_ms
+            if age_ms < self.plan.offsets_retention_ms:
+                raise Broken(f"OnlyOldOffsetsExpire: {known.offset} of {topic} was committed {age_ms} ms ago")
+            self.board.expire((known.topic_id, partition))
 
     # Transactions and topics ------------------------------------------------------------------------------------------
 
