@@ -159,6 +159,7 @@ class WebServer:
         self.gateway.members = Members(self.gateway)
         self.gateway.instances = Instances(self.gateway)
         self.gateway.reading = SharedReading()
+        broker.metadata.subscribe(self.gateway.reading.heard)
         self._lanes = Lanes(self.gateway, broker.requests.http, self._session)
         self._origins = set(broker.config.http_cors_origins)
         self.endpoints: list[Endpoint] = []

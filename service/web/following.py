@@ -11,7 +11,7 @@ what it has found. A partition whose leader has nothing new does not hold up tho
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import astuple
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from aiohttp import web
 from log.ids import TopicPartition
 from service.client.cluster import MOVED
 from service.client.failures import ClientFailure, FailureKind
+from service.cluster.image import Delta
 from service.web.event_format import CURSOR
 from service.web.fetching import Lens, Piece, Shown, fetch, opened, refused
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
@@ -100,7 +101,8 @@ class Place(NamedTuple):
 class SharedReading:
     """Who reads at which place, and who waits there for what is found.
 
-    What always holds: while anybody waits at a place, somebody reads there.
+    What always holds: while anybody waits at a place, somebody reads there. When a topic has got other partitions,
+    nobody waits any longer at a place that lacks them.
 
     It is read in the name of the client that came first. Once not every client may read everything, who it is belongs
     to the `Place`.
@@ -111,6 +113,39 @@ class SharedReading:
         self._kept: dict[Place, tuple[float, int, list[Portion]]] = {}
         """What was found last: the oldest first."""
         self._kept_bytes = 0
+        self._fetching: dict[str, dict[asyncio.Task[list[Piece]], None]] = {}
+        """By topic."""
+
+    def heard(self, delta: Delta) -> None:
+        """The metadata has changed. Who reads a topic with other partitions than before, or waits for what others find
+        there, finds nothing now, and looks again.
+        """
+        old, new = delta.old.topics, delta.new.topics
+        for name in self._fetching.keys() & {*delta.topics, *(each.topic for each in delta.partitions)}:
+            before, now = old.get(name), new.get(name)
+            if before and now and (before.id, before.partitions.keys()) == (now.id, now.partitions.keys()):
+                continue
+            for task in self._fetching[name]:
+                task.cancel()
+            for place, others in self._waiting.items():
+                if place.positions[0][0].topic == name:
+                    for each in others:
+                        _end_with(each, [])
+
+    async def fetched(self, topic: str, fetching: Coroutine[None, None, list[Piece]]) -> list[Piece]:
+        """What is fetched; nothing, if the topic gets other partitions meanwhile."""
+        task = asyncio.get_running_loop().create_task(fetching)
+        task.add_done_callback(_ended)
+        tasks = self._fetching.setdefault(topic, {})
+        tasks[task] = None
+        try:
+            await asyncio.wait([task])
+        finally:
+            task.cancel()
+            del tasks[task]
+            if not tasks:
+                self._fetching.pop(topic, None)
+        return [] if task.cancelled() else task.result()
 
     async def join(self, place: Place, wait_s: float) -> list[Portion] | None:
         """What somebody else finds at this place; nothing if that takes longer than `wait_s`. None: nobody reads there.
@@ -173,6 +208,12 @@ class SharedReading:
             self._kept_bytes -= size_bytes
             if not self._kept:
                 return
+
+
+def _ended(fetching: asyncio.Task[list[Piece]]) -> None:
+    """If its reader is gone, nobody else asks."""
+    if not fetching.cancelled():
+        fetching.exception()
 
 
 def _end_with(waiting: asyncio.Future[list[Portion] | None], found: list[Portion]) -> None:
@@ -323,7 +364,8 @@ class Stream:
     async def _fetch(self, node: int, positions: dict[TopicPartition, int]) -> list[Piece]:
         wait_ms = int(1000 * self._quiet_for_s)
         isolation = self._lens.isolation
-        return await fetch(self._gateway, node, positions, isolation, max_bytes=STREAM_BYTES, wait_ms=wait_ms)
+        fetching = fetch(self._gateway, node, positions, isolation, max_bytes=STREAM_BYTES, wait_ms=wait_ms)
+        return await self._gateway.reading.fetched(self._topic, fetching)
 
     async def _portions(self, piece: Piece, positions: dict[TopicPartition, int]) -> AsyncIterator[Portion]:
         lens, index = self._lens, piece.partition.partition

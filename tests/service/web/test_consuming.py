@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import threading
@@ -168,15 +169,27 @@ def test_a_stream_that_comes_back_has_all_of_a_partition_that_was_added_meanwhil
         assert next(stream)[2]["value"] == 2
 
 
+def test_quiet_streams_read_a_new_partition_at_once(http: Http, served: Served, topic: str) -> None:
+    """They waited for the partitions that were there for up to 15 s before they looked for others."""
+    assert http.post("/v1/topics", {"name": topic, "partitions": 1}).status == 201
+    with contextlib.ExitStack() as stack:
+        queries = ("", "", "", "max_records=9")
+        streams = [events(stack.enter_context(follow(served, topic, query))) for query in queries]
+        time.sleep(0.5)  # all wait
+        for count in (2, 3):
+            began = time.monotonic()
+            assert http.post(f"/v1/topics/{topic}/partitions", {"count": count}).status == 200
+            write(http, topic, {"partition": count - 1, "value": count})
+            assert [next(stream)[2]["value"] for stream in streams] == [count] * 4
+            assert time.monotonic() - began < 5
+
+
 def test_a_cursor_keeps_a_partition_of_which_a_broker_has_not_heard_yet(http: Http, served: Served, topic: str) -> None:
     """It was read from its start then, and its records came twice."""
     assert http.post("/v1/topics", {"name": topic, "partitions": 1}).status == 201
     with follow(served, topic, **{"Last-Event-ID": "0:0,1:2"}) as answer:
-        stream = events(answer)
-        assert http.post(f"/v1/topics/{topic}/partitions", {"count": 2}).status == 200
-        write(http, topic, {"partition": 1, "value": 0}, {"partition": 1, "value": 1}, {"partition": 1, "value": 2})
-        write(http, topic, {"partition": 0, "value": 3})
-        assert sorted(next(stream)[2]["value"] for _ in range(2)) == [2, 3]
+        write(http, topic, 3)
+        assert next(events(answer))[0] == "0:1,1:2"
 
 
 def test_followers_of_every_form_get_everything_in_order(http: Http, served: Served, topic: str) -> None:
