@@ -219,6 +219,11 @@ class ConsumerGroup:
         return ConsumerState.STABLE if reconciled == len(self.members) else ConsumerState.RECONCILING
 
     @property
+    def stamp(self) -> tuple[int, int, int]:
+        """Another one says that some member may get other partitions than before."""
+        return self.epoch, self.assignment_epoch, len(self.holders)
+
+    @property
     def is_empty(self) -> bool:
         return not self.members
 

@@ -198,6 +198,9 @@ class GroupCoordinator:
         """The producer's transaction has ended in this partition: its offsets count from now on, or are dropped."""
         self._offsets.end_transaction(producer_id, committed=committed)
 
+    def group(self, group_id: str) -> Group | None:
+        return self._groups.get(group_id)
+
     def groups(self) -> Iterator[Group]:
         """Every group, not to be changed. A group without a command since the replay may still be asleep."""
         return iter(self._groups.values())

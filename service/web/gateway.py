@@ -41,11 +41,13 @@ from service.broker.internal_topics import InternalTopic
 from service.broker.log_folder import LogFolder
 from service.broker.node import Broker
 from service.broker.session import Session
+from service.broker.shard import CoordinatorLoading, NotCoordinator
 from service.client.cluster import MOVED, Cluster
 from service.client.connection import api_key_of
 from service.client.failures import ClientFailure, FailureKind
 from service.client.pool import Address, Pool
 from service.cluster.image import NO_LEADER, Image, PartitionState, Topic
+from service.groups.consumer_group import ConsumerGroup
 from service.net.door import Held
 from service.web.problems import Problem, of_error
 from service.wire.base import Request, Struct
@@ -263,6 +265,14 @@ class Gateway:
         """The partition whose leader coordinates the key."""
         made = self.image.topics.get(topic.name)
         return TopicPartition(topic.name, 0 if made is None else topic.partition_of(key, len(made.partitions)))
+
+    def stamp_of(self, group: str) -> tuple[int, int, int] | None:
+        """Another one says that some member of the group may get other partitions. None: this broker does not know."""
+        try:
+            known = self.here.coordination.groups.shard(group).machine.group(group)
+        except (NotCoordinator, CoordinatorLoading):
+            return None
+        return known.stamp if isinstance(known, ConsumerGroup) else None
 
     async def coordinator(self, topic: InternalTopic, key: str) -> int:
         """The coordinator of the key. If its internal topic is just being created, that is waited for."""

@@ -34,10 +34,8 @@ from service.web.forwarding import client_gone
 from service.web.gateway import PAUSE_S, Gateway
 from service.web.members import (
     EARLIEST,
-    IDLE_BEAT_S,
     LATEST,
     MEMBERS_MAX,
-    POLL_BEAT_S,
     SOMEWHERE,
     STEP_MS,
     HttpMember,
@@ -253,6 +251,7 @@ class Instances(Members):
             positions = {each: instance.positions.get(each, SOMEWHERE) for each in partitions}
             instance.lose(instance.positions.keys() - positions)
             instance.positions = positions
+        instance.stir()
 
     async def unsubscribe(self, instance: Instance) -> None:
         await self._commit_itself(instance)
@@ -349,13 +348,16 @@ class Instances(Members):
             waited_ms, wait_ms = wait_ms, min(left_ms(deadline), STEP_MS)
             if answer.is_enough or not wait_ms or request.transport is None:
                 return
-            await before_the_next(began_s, waited_ms)
+            if answer.instance.positions:
+                await before_the_next(began_s, waited_ms)
+            else:
+                await self.idle(answer.instance, wait_ms)
 
     async def _fill_once(self, answer: RecordsAnswer, wait_ms: int) -> None:
         instance = answer.instance
         if instance.is_gone:
             raise not_found()
-        if asyncio.get_running_loop().time() - instance.beaten_s > (POLL_BEAT_S if instance.positions else IDLE_BEAT_S):
+        if self.is_due(instance):
             await self.beat(instance)
         async with instance.turn:
             await self._begin(instance)

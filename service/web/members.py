@@ -75,7 +75,9 @@ REJOIN = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH)
 REBALANCE_TIMEOUT_MS = 60_000
 FIRST_WITHIN_S = 5.0
 IDLE_BEAT_S, POLL_BEAT_S = 0.1, 1.0
-"""The pauses between heartbeats without and with a poll."""
+"""The pauses between heartbeats while a client waits: the shortest of a member that has nothing to read and whose group
+has changed; that of every other one.
+"""
 
 
 class Join(msgspec.Struct, forbid_unknown_fields=True):
@@ -120,6 +122,19 @@ Token = tuple[int, list[Place]]
 _tokens = msgspec.json.Decoder(Token)
 
 
+class Idler:
+    """A poll of a member that has nothing to read. It waits until what the group's coordinator keeps has moved."""
+
+    def __init__(self) -> None:
+        self.woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def moved(self) -> None:
+        if not self.woken.done():
+            self.woken.set_result(None)
+
+    committed = moved
+
+
 @dataclass(slots=True, eq=False)
 class HttpMember:
     group: str
@@ -141,6 +156,9 @@ class HttpMember:
     is_gone: bool = False
     said: int = 0
     """How many polls have said how far the client has got. What an earlier poll would find, the last one gives."""
+    stamp: tuple[int, int, int] | None = None
+    """The group's at the last heartbeat."""
+    idlers: dict[Idler, None] = field(default_factory=dict)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by one poll or heartbeat at a time, because both change positions."""
 
@@ -152,6 +170,11 @@ class HttpMember:
     @property
     def assignment(self) -> list[Assigned]:
         return [Assigned(*each) for each in sorted(self.positions)]
+
+    def stir(self) -> None:
+        """Something has changed for those who wait."""
+        for each in self.idlers:
+            each.moved()
 
     def lose(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget all that was true of these partitions while they were the member's. Others move the group on there."""
@@ -221,6 +244,7 @@ class Members:
     def forget(self, member: HttpMember) -> None:
         member.is_gone = True
         member.positions.clear()
+        member.stir()
         if self._members.get((member.group, member.member_id)) is member:
             del self._members[member.group, member.member_id]
 
@@ -259,6 +283,7 @@ class Members:
         another one at once.
         """
         async with member.turn:
+            member.stamp = self._gateway.stamp_of(member.group)
             for _ in range(5):
                 member.beaten_s = asyncio.get_running_loop().time()
                 if not self.belongs(member) or not await self._beat_once(member):
@@ -268,6 +293,45 @@ class Members:
                 if not member.is_gone:
                     member.begun.update(begun)
                     member.positions.update(begun)
+                    member.stir()
+
+    def is_due(self, member: HttpMember) -> bool:
+        """Whether a heartbeat is to be sent for a client that waits."""
+        since_s = asyncio.get_running_loop().time() - member.beaten_s
+        return since_s > POLL_BEAT_S or (since_s > IDLE_BEAT_S and member.is_idle and self._has_news(member))
+
+    def _has_news(self, member: HttpMember) -> bool:
+        """Whether a heartbeat may tell the member what to read, or where to begin."""
+        return bool(member.positions) or self._gateway.stamp_of(member.group) != member.stamp
+
+    async def idle(self, member: HttpMember, wait_ms: int) -> None:
+        """Wait until a member that has nothing to read is due; but not for longer than this, and for a step at most.
+        Its group changes only when its coordinator's partition moves. Commits and other groups move that as well, and
+        then the group is looked at ten times a second.
+        """
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + min(wait_ms, STEP_MS) / 1000
+        while not member.is_gone and member.is_idle and not self.is_due(member):
+            if (left_s := until_s - loop.time()) <= 0:
+                return
+            if not self._has_news(member):
+                await self._moved(member, left_s)
+            await asyncio.sleep(min(left_s, IDLE_BEAT_S))
+
+    async def _moved(self, member: HttpMember, wait_s: float) -> None:
+        idler = Idler()
+        partition = self._gateway.partitions.get(self._gateway.home(GROUPS, member.group))
+        member.idlers[idler] = None
+        timer = asyncio.get_running_loop().call_later(wait_s, idler.moved)
+        if partition is not None:
+            partition.watch(idler)
+        try:
+            await idler.woken
+        finally:
+            timer.cancel()
+            del member.idlers[idler]
+            if partition is not None:
+                partition.unwatch(idler)
 
     def belongs(self, member: HttpMember) -> bool:
         """Whether it is a member, or is to be one. Who waited for its turn may have slept through that it left, and
@@ -502,7 +566,7 @@ async def _poll(
         if member.is_gone:
             raise Problem("member-expired", "the member has left its group")
         member.touched_s = loop.time()  # a client that waits is not silent
-        if loop.time() - member.beaten_s > (IDLE_BEAT_S if member.is_idle else POLL_BEAT_S):
+        if gateway.members.is_due(member):
             await gateway.members.beat(member)
         async with member.turn:
             _is_wanted(request, member, said)  # a leader that is silent holds up all that wait here, one by one
@@ -521,6 +585,8 @@ async def _poll(
             return records
         if positions:
             await asyncio.sleep(0)
+        elif member.is_idle:
+            await gateway.members.idle(member, left_ms(deadline))
         else:
             await before_the_next(began_s, wait_ms)
 

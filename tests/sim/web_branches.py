@@ -34,7 +34,7 @@ class Broken(Exception):
 
 class BranchDriver(WebActor):
     async def turn(self) -> None:
-        await asyncio.sleep(2 * self.chance.random())
+        await asyncio.sleep(5 * self.chance.random())
         with contextlib.suppress(Broken):
             token = await self._next_token()
             await self._attempt(max(0, token - 1) if self.chance.random() < 0.1 else token)

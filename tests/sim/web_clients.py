@@ -124,9 +124,9 @@ class Told:
 
     posts: dict[tuple[str, bytes], Post] = field(default_factory=dict)
     answers: dict[str, bytes] = field(default_factory=dict)
-    got: set[tuple[int, int]] = field(default_factory=set)
-    """Partitions and offsets that members of the group have got."""
-    got_by_instances: set[tuple[int, int]] = field(default_factory=set)
+    got: set[tuple[str, int, int]] = field(default_factory=set)
+    """Topics, partitions and offsets that members of the group have got."""
+    got_by_instances: set[tuple[str, int, int]] = field(default_factory=set)
 
 
 class WebActor(ExactlyOnce):
@@ -243,7 +243,7 @@ class WebActor(ExactlyOnce):
             await asyncio.sleep(0.5)
         self.history.stuck.append(f"{self.name} can't write under an Idempotency-Key: {last}")
 
-    async def judge_group(self, group: str, got: set[tuple[int, int]]) -> None:
+    async def judge_group(self, group: str, got: set[tuple[str, int, int]]) -> None:
         """What the group has committed, some client has got."""
         answer = await self._answered(lambda: self.insist("GET", f"/v1/groups/{group}/offsets"))
         for each in answer.json["offsets"] if answer is not None and answer.status == 200 else []:
@@ -254,7 +254,7 @@ class WebActor(ExactlyOnce):
                     self.history.stuck.append(f"{self.name} can't read {partition} from offset {offset} on")
                     return
                 for record in read.records:
-                    if record.offset < each["offset"] and (partition.partition, record.offset) not in got:
+                    if record.offset < each["offset"] and (*partition, record.offset) not in got:
                         self.wrong(f"{partition} is committed up to {each['offset']}, nobody got {record.offset}")
                 offset = read.to_offset
 
@@ -505,7 +505,9 @@ class Member(WebActor):
                 is_lost = token and self.chance.random() < 0.2  # on its way
                 if page.status == 200 and not is_lost:
                     token = page.json["commit_token"]
-                    self.told.got.update((each["partition"], int(each["offset"])) for each in page.json["records"])
+                    self.told.got.update(
+                        (INPUT, each["partition"], int(each["offset"])) for each in page.json["records"]
+                    )
                     if self.chance.random() < 0.5:
                         done = json.dumps({"commit_token": token}).encode()
                         await self.web.ask("POST", f"{member}/offsets", done)

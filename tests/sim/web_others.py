@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from log.ids import TopicPartition
 from service.client.partitioner import partition_for_key
@@ -25,6 +26,7 @@ class EventWriter(WebActor):
     """Writes batches of CloudEvents, each under a key, and asks again until it is answered."""
 
     async def turn(self) -> None:
+        await asyncio.sleep(2 * self.chance.random())
         number = self.clients.world.identity()
         topic = self.chance.choice((INPUT, OUTPUT))
         values: list[tuple[TopicPartition, bytes | None, bytes]] = []
@@ -75,10 +77,12 @@ class InstanceReader(WebActor):
             if answer.status == 404:
                 return
             if answer.status == 200:
-                if chance.random() < 0.1:
-                    return  # on its way
                 records = answer.json
-                self.told.got_by_instances.update((each["partition"], each["offset"]) for each in records)
+                if records and chance.random() < 0.3:
+                    return  # it is lost on its way
+                self.told.got_by_instances.update(
+                    (each["topic"], each["partition"], each["offset"]) for each in records
+                )
                 if not commits_itself and chance.random() < 0.7:
                     await self._commit(place, records)
             await asyncio.sleep(0.5 * chance.random())
@@ -92,18 +96,18 @@ class InstanceReader(WebActor):
         answer = await self.web.ask("POST", f"/consumers/{READERS}", made, media=V2)
         if answer.status != 200:
             return False
-        wanted = json.dumps({"topics": [INPUT]}).encode()
+        wanted = json.dumps({"topics": [INPUT, OUTPUT]}).encode()
         return (await self.web.ask("POST", f"{place}/subscription", wanted, media=V2)).status == 204
 
     async def _read(self, place: str) -> Answer:
         timeout, most = self.chance.choice((10, 500, 3000)), self.chance.choice((1, 300, 100_000))
         return await self.web.ask("GET", f"{place}/records?timeout={timeout}&max_bytes={most}", accept=BINARY)
 
-    async def _commit(self, place: str, records: list[dict[str, int]]) -> None:
+    async def _commit(self, place: str, records: list[dict[str, Any]]) -> None:
         body = b""
         if records and self.chance.random() < 0.5:
-            newest = {each["partition"]: each["offset"] for each in records}
-            offsets = [{"topic": INPUT, "partition": index, "offset": offset} for index, offset in newest.items()]
+            newest = {(each["topic"], each["partition"]): each["offset"] for each in records}
+            offsets = [{"topic": where[0], "partition": where[1], "offset": offset} for where, offset in newest.items()]
             body = json.dumps({"offsets": offsets}).encode()
         try:
             await self.web.ask("POST", f"{place}/offsets", body, media=V2)

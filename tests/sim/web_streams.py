@@ -89,7 +89,8 @@ class LineWriter(WebActor):
         self._brokers = brokers
 
     async def turn(self) -> None:
-        wanted = self.chance.randrange(1, 40)
+        await asyncio.sleep(2 * self.chance.random())
+        wanted = self.chance.randrange(1, 20)
         for _ in range(self.chance.choice((1, 2, 5))):
             done = await self._stream(wanted, self.chance.choice((None, *TOPICS)))
             wanted -= done
@@ -132,7 +133,7 @@ class LineWriter(WebActor):
                 await asyncio.sleep(chance.choice((0.0, 0.05, 1.0)) * chance.random())
             else:
                 exchange.end()
-                await asyncio.wait([reading], timeout=4 * ANSWER_WITHIN)
+                await asyncio.wait([reading], timeout=10 * ANSWER_WITHIN)
         finally:
             exchange.cut()
             reading.cancel()
@@ -216,6 +217,7 @@ class Follower(WebActor):
         self._places: dict[str, dict[int, int]] = {}
 
     async def turn(self) -> None:
+        await asyncio.sleep(self.chance.random())
         topic = self.chance.choice(TOPICS)
         if self.chance.random() < 0.05:
             self._places.pop(topic, None)

@@ -221,7 +221,7 @@ def test_an_answer_that_did_not_come_is_given_again_though_the_log_ended_before_
 
     monkeypatch.setattr(members, "fetch", found)
     monkeypatch.setattr(members, "at_time", end)
-    gateway: Any = Mock(leader=lambda partition: 1)
+    gateway: Any = Mock(leader=lambda partition: 1, members=Mock(is_due=lambda member: False, idle=AsyncMock()))
     member = HttpMember("group", "member", Join(["t"]), 0.0, positions={WHERE: 8}, begun={WHERE: 8}, beaten_s=math.inf)
     asyncio.run(members._poll(gateway, Mock(), member, None, Lens(), 500, 1000, 0.0))
     assert member.positions == {WHERE: 2}
@@ -233,7 +233,7 @@ def test_an_answer_that_did_not_come_is_given_again_though_the_log_ended_before_
 def test_a_topic_that_was_made_while_the_heartbeat_was_under_way_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The group tells an assignment once, so a partition that was dropped was read by nobody."""
     topic_id = UUID(int=7)
-    gateway: Any = Mock(image=Mock(topic_names={}, topics={}))
+    gateway: Any = Mock(image=Mock(topic_names={}, topics={}), stamp_of=lambda group: None)
 
     async def answered(*_: Any) -> tuple[Any, bool]:
         gateway.image = Mock(topic_names={topic_id: "new"}, topics={})
@@ -260,6 +260,7 @@ class Coordinator:
         self.refusals: list[ErrorCode] = []
         self.image = Mock(topic_names={UUID(int=7): "t"}, topics={"t": Mock(id=UUID(int=7))})
         self.topic = self.image.topics.get
+        self.stamp_of = {}.get
 
     async def ask_to_change(self, where: Any, group: str, request: Any) -> tuple[Any, bool]:
         if not isinstance(request, OffsetCommitRequest):
@@ -355,7 +356,7 @@ def test_a_client_that_waits_for_records_is_not_silent(monkeypatch: pytest.Monke
     member = HttpMember("group", "member", Join(["t"]), -math.inf)
     _, instance = instance_of(Coordinator([0]), {0: 3})
     instance.touched_s = -math.inf
-    gateway = Mock(members=Mock(beat=AsyncMock()))
+    gateway = Mock(members=Mock(beat=AsyncMock(), idle=AsyncMock()))
     heard: list[float] = []
 
     async def read(*_: Any) -> tuple[list[Any], dict[TopicPartition, int]]:
@@ -587,7 +588,7 @@ def test_an_error_in_one_partition_skips_nothing_in_another(monkeypatch: pytest.
         return [Piece(good, 0, data=batch), Piece(bad, ErrorCode.KAFKA_STORAGE_ERROR)]
 
     monkeypatch.setattr(members, "fetch", found)
-    gateway: Any = Mock(leader=lambda partition: 1)
+    gateway: Any = Mock(leader=lambda partition: 1, members=Mock(is_due=lambda member: False, idle=AsyncMock()))
     member = HttpMember("group", "member", Join(["orders"]), 0.0, positions={good: 0, bad: 0}, beaten_s=math.inf)
     with pytest.raises(Problem):
         asyncio.run(members._poll(gateway, Mock(), member, None, Lens(), 500, 1000, 0.0))
@@ -613,8 +614,9 @@ def test_a_leader_that_answers_at_once_with_nothing_is_not_asked_again_and_again
         request: Any = Mock(transport=object())
         if kind == "member":
             monkeypatch.setattr(members, "_read", nothing)
-            member: Any = Mock(is_gone=False, beaten_s=math.inf, positions={WHERE: 0}, turn=asyncio.Lock())
-            await members._poll(Mock(), request, member, None, Lens(), 1, 1, loop.time() + 0.5)
+            member: Any = Mock(is_gone=False, is_idle=False, positions={WHERE: 0}, turn=asyncio.Lock())
+            gateway: Any = Mock(members=Mock(is_due=lambda member: False))
+            await members._poll(gateway, request, member, None, Lens(), 1, 1, loop.time() + 0.5)
         else:
             monkeypatch.setattr(Instances, "_fill_once", nothing)
             await Instances(Mock())._fill(Mock(is_enough=False), request, loop.time() + 0.5)
@@ -635,11 +637,12 @@ def test_polls_of_clients_that_are_gone_do_not_keep_their_member_from_beating(mo
 
     async def play() -> None:
         monkeypatch.setattr(members, "_read", silent)
-        member: Any = Mock(is_gone=False, beaten_s=math.inf, positions={WHERE: 0}, turn=asyncio.Lock(), said=0)
+        member: Any = Mock(is_gone=False, is_idle=False, positions={WHERE: 0}, turn=asyncio.Lock(), said=0)
+        gateway: Any = Mock(members=Mock(is_due=lambda member: False))
         requests: list[Any] = [Mock(transport=object()) for _ in range(5)]
         seen: list[Any] = [None, None, None, [], None]
         polls = [
-            asyncio.ensure_future(members._poll(Mock(), request, member, said, Lens(), 1, 1, 0.0))
+            asyncio.ensure_future(members._poll(gateway, request, member, said, Lens(), 1, 1, 0.0))
             for request, said in zip(requests, seen, strict=True)
         ]
         await asyncio.sleep(0)
@@ -650,3 +653,38 @@ def test_polls_of_clients_that_are_gone_do_not_keep_their_member_from_beating(mo
 
     asyncio.run(play())
     assert asked == 3
+
+
+def heartbeats(http: Http) -> float:
+    lines = [each for each in http.get("/metrics").json.splitlines() if "ConsumerGroupHeartbeat" in each]
+    return sum(
+        float(each.split()[-1]) for each in lines if each.startswith("kafka_network_requestmetrics_requests_total")
+    )
+
+
+def test_a_member_without_partitions_waits_quietly_and_is_given_some_at_once(http: Http, topic: str) -> None:
+    """It sent ten heartbeats a second; two hundred of its kind took a fifth of a core."""
+    assert http.post("/v1/topics", {"name": topic, "partitions": 1}).status == 201
+    assert http.post(f"/v1/topics/{topic}/records", {"records": [{"value": 7}]}).status == 200
+    first = joined(http, topic, topic)
+    until(http, first, 1)
+    idle = joined(http, topic, topic)
+    until(http, idle, 0)
+    before, began = heartbeats(http), time.monotonic()
+    assert http.get(f"{idle}/records?wait_ms=4000").json["records"] == []
+    assert heartbeats(http) - before < 2.5 * (time.monotonic() - began) + 4
+    found: list[tuple[list[int], float]] = []
+
+    def wait() -> None:
+        records = Http(http.url).get(f"{idle}/records?wait_ms=20000").json["records"]
+        found.append(([each["value"] for each in records], time.monotonic()))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(1)
+    left = time.monotonic()
+    assert http.ask("DELETE", first).status == 204
+    waiting.join()
+    ((values, given),) = found
+    assert values == [7]
+    assert given - left < 3
