@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
+from urllib.parse import urlsplit
 
 from aiohttp import ClientConnectionError, web
 from aiohttp.typedefs import Middleware
@@ -167,7 +168,10 @@ class WebServer:
         counted = _counted(broker.requests.http)
         app = web.Application(middlewares=[counted, self._around], client_max_size=broker.config.http_max_body_bytes)
         for route in self.gateway.routes:
-            app.router.add_route(route.method, route.path, self._bound(route))
+            answered = self._bound(route)
+            app.router.add_route(route.method, route.path, answered)
+            if route.method == "GET" and route.answers_head:
+                app.router.add_route("HEAD", route.path, answered)
         app.on_response_prepare.append(self._head)
         self._logger = _one_line_each()
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_S, logger=self._logger)
@@ -177,8 +181,12 @@ class WebServer:
         reads = route.body is not None or bool(route.body_media)
         waits_for_body = reads and not route.body_streams
         ready, changes = gateway.ready, route.changes
+        refuses_foreign = changes and not route.path.startswith("/ui")  # pages refuse their forms themselves
 
         async def answered(request: web.Request) -> web.StreamResponse:
+            if refuses_foreign and self._is_foreign(request):
+                whence = f"the request comes from a page of {request.headers.get('Origin', 'another site')[:200]}"
+                raise Problem("denied", f"{whence}, which http.cors.origins does not name")
             if waits and not ready.is_set():
                 raise Problem("not-now", "the broker is not ready")
             session = self._session(request.transport)
@@ -210,6 +218,17 @@ class WebServer:
                 return refuse(problem)
 
         return bound
+
+    def _is_foreign(self, request: web.Request) -> bool:
+        """Whether a page of another origin has sent the request, which this broker's settings do not name. Browsers say
+        that with requests that they send without asking first, too; other programs say nothing.
+        """
+        origin, site = request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site")
+        if origin is not None and self._origins & {origin, "*"}:
+            return False
+        if site is not None:
+            return site not in ("same-origin", "none")
+        return origin is not None and urlsplit(origin).netloc.lower() != request.host.lower()
 
     def _session(self, transport: asyncio.BaseTransport | None) -> Session:
         """The session for a connection: the client at its other end."""

@@ -434,6 +434,7 @@ ROUTES = (
         answer_media=MEDIA_OF[Form.BINARY],
         more_media=(MEDIA_OF[Form.JSON],),
         problems=(400, 404, 406, 409, 416, 503),
+        answers_head=False,
         parameters=(
             integer(
                 "timeout",

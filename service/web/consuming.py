@@ -281,6 +281,7 @@ ROUTES = (
     Route(
         *("GET", "/v1/topics/{topic}/stream", stream, "A topic as it grows: server-sent events, or NDJSON.", "records"),
         answer_media=SSE,
+        answers_head=False,
         more_media=(NDJSON,),
         problems=(400, 404, 416, 422, 429, 503),
         parameters=(

@@ -57,19 +57,20 @@ async def forward(gateway: Gateway, node: int, request: web.Request, body: bytes
         for name, value in _for_the_next(request.headers)
     )
     headers[FORWARDED] = str(gateway.node_id)
+    method = "GET" if request.method == "HEAD" else request.method  # the answer says how long it would be
 
     async def ask() -> web.Response:
         with gateway.outgoing.to(node):
-            async with gateway.http().request(request.method, url, data=body, headers=headers) as answer:
+            async with gateway.http().request(method, url, data=body, headers=headers) as answer:
                 head = CIMultiDict(_for_the_next(answer.headers))
                 return web.Response(body=await answer.read(), status=answer.status, headers=head)
 
     try:
-        return await (_while_there(request, ask()) if request.method == "GET" else ask())
+        return await (_while_there(request, ask()) if method == "GET" else ask())
     except ClientConnectorError as error:
         raise Problem("not-now", f"broker {node} shall answer, and can't be reached: {error.strerror}") from None
     except (ClientError, TimeoutError, OSError) as error:
-        if request.method == "GET":
+        if method == "GET":
             raise Problem("not-now", f"broker {node}: {error}", outcome="unknown") from None
         raise Problem("outcome-unknown", f"broker {node}: {error}", outcome="unknown") from None
 

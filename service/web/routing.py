@@ -61,6 +61,8 @@ class Route:
     """The media type and the type of the answers of `refuse`."""
     parameters: Sequence[Parameter] = ()
     documented: bool = True
+    answers_head: bool = True
+    """A GET that may be asked as HEAD. Not one that moves a reader on, or that does not end."""
     only_asks: bool = False
     """It changes nothing, although it is no GET."""
     authorize: Rule = anybody

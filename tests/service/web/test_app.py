@@ -84,3 +84,42 @@ def test_a_connection_that_comes_while_the_server_stops_is_ended(tmp_path: Path,
                 assert await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 1), PATIENCE_S) == b""
 
     on_stage(tmp_path, scene)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/livez", "/readyz", "/metrics", "/openapi.json", "/v1/topics", "/v1/brokers", "/docs", "/ui", "/v3/clusters"],
+)
+def test_head_is_answered_as_get_without_a_body(http: Http, path: str) -> None:
+    got, head = http.get(path), http.ask("HEAD", path)
+    assert (head.status, head.json) == (got.status, "")
+    assert head.headers["Content-Type"] == got.headers["Content-Type"]
+
+
+def test_head_moves_no_reader_on(http: Http, topic: str) -> None:
+    http.post(f"/v1/topics/{topic}/records", {"records": [{"value": 1}]})
+    assert http.ask("HEAD", f"/v1/topics/{topic}/stream").status == 405
+    member = http.post(f"/v1/groups/{topic}/members", {"topics": [topic]}).headers["Location"]
+    assert http.ask("HEAD", f"{member}/records?wait_ms=1000").status == 405
+    assert http.ask("HEAD", member).status == 200
+    assert http.ask("HEAD", f"/v1/topics/{topic}/partitions/0/records?offset=77").status == 416
+
+
+@pytest.mark.parametrize(
+    "headers", [{"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}]
+)
+def test_a_page_of_another_site_changes_nothing(http: Http, topic: str, headers: dict[str, str]) -> None:
+    """A form or a script there may send such requests without asking first, and did not need the answer."""
+    for body in (b'{"records": [{"value": 1}]}', b"bytes"):
+        media = "application/json" if body[:1] == b"{" else "application/octet-stream"
+        answer = http.post(f"/v1/topics/{topic}/records", body, headers={"Content-Type": media, **headers})
+        assert (answer.status, answer.json["type"], answer.json["outcome"]) == (403, "/problems/denied", "none")
+    assert http.post(f"/consumers/{topic}", b"", headers=headers).json["error_code"] == 40301
+    assert http.get(f"/v1/topics/{topic}", headers=headers).status == 404, "nothing was made"
+    assert http.get("/v1/topics", headers=headers).status == 200, "a link from there may be followed"
+
+
+def test_programs_and_own_pages_say_nothing_foreign(http: Http, topic: str) -> None:
+    for headers in ({}, {"Origin": http.url}, {"Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"}):
+        answer = http.post(f"/v1/topics/{topic}/records", {"records": [{"value": 1}]}, headers=headers)
+        assert answer.status == 200, answer

@@ -260,7 +260,7 @@ class Coordinator:
         self.refusals: list[ErrorCode] = []
         self.image = Mock(topic_names={UUID(int=7): "t"}, topics={"t": Mock(id=UUID(int=7))})
         self.topic = self.image.topics.get
-        self.stamp_of = {}.get
+        self.stamp_of: Any = {}.get
 
     async def ask_to_change(self, where: Any, group: str, request: Any) -> tuple[Any, bool]:
         if not isinstance(request, OffsetCommitRequest):
