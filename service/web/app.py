@@ -48,7 +48,7 @@ from service.web import (
 )
 from service.web.answers import CODECS, PACKED_FROM_BYTES, codec_of
 from service.web.following import SharedReading
-from service.web.forwarding import OF_EVENTS
+from service.web.forwarding import FORWARDED, OF_EVENTS
 from service.web.gateway import ASKING, Gateway
 from service.web.idempotency import REPLAYED, Keys
 from service.web.instances import Instances
@@ -221,8 +221,11 @@ class WebServer:
 
     def _is_foreign(self, request: web.Request) -> bool:
         """Whether a page of another origin has sent the request, which this broker's settings do not name. Browsers say
-        that with requests that they send without asking first, too; other programs say nothing.
+        that with requests that they send without asking first, too; other programs say nothing. What another broker
+        forwards was judged there.
         """
+        if FORWARDED in request.headers:
+            return False
         origin, site = request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site")
         if origin is not None and self._origins & {origin, "*"}:
             return False

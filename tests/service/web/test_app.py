@@ -120,6 +120,8 @@ def test_a_page_of_another_site_changes_nothing(http: Http, topic: str, headers:
 
 
 def test_programs_and_own_pages_say_nothing_foreign(http: Http, topic: str) -> None:
-    for headers in ({}, {"Origin": http.url}, {"Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"}):
+    forwarded = {"Origin": "http://another-broker:8082", "X-Oncelog-Forwarded": "2"}
+    of_browsers = ({"Origin": http.url}, {"Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"})
+    for headers in ({}, forwarded, *of_browsers):
         answer = http.post(f"/v1/topics/{topic}/records", {"records": [{"value": 1}]}, headers=headers)
         assert answer.status == 200, answer
