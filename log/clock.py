@@ -29,7 +29,7 @@ class ClockWatch:
         self._ahead_ms = ahead_ms
 
     def since_ms(self, stamped_ms: int) -> int:
-        """The time from which the age of a stamped thing counts: its stamp, or the first look if the stamp tells
-        nothing; but never a time before the clock was last set.
+        """The time from which the age of a stamped thing counts: its stamp. It is never a time before the clock was
+        last set, nor, if the clock had not been set when it was stamped, before the first look.
         """
-        return max(stamped_ms if stamped_ms >= CLOCK_SET_MS else self._first_ms, self.set_ms)
+        return max(stamped_ms, self.set_ms, self._first_ms if stamped_ms < CLOCK_SET_MS else 0)

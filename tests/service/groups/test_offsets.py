@@ -510,6 +510,18 @@ def test_what_is_committed_before_the_clock_was_set_is_kept_over_the_next_start(
     assert driver.committed() == -1
 
 
+def test_what_is_committed_by_a_clock_that_is_never_set_is_kept_for_its_retention(driver: Driver) -> None:
+    """Its age counted from when the coordinator came up: after the retention's time each commit was gone at once."""
+    driver.wall_ahead_ms = -driver.now_ms  # 1970
+    driver.commit(11)
+    driver.wait(30 * DAY_MS)
+    driver.commit(12)
+    driver.wait(DAY_MS)
+    assert driver.committed() == 12
+    driver.wait(7 * DAY_MS)
+    assert driver.committed() == -1
+
+
 def test_a_clock_that_is_set_ends_no_session(driver: Driver) -> None:
     (member,) = driver.stable_group()
     driver.wall_ahead_ms = DAY_MS
