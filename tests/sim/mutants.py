@@ -799,8 +799,9 @@ def a_decided_move_is_settled_once_or_never() -> contextlib.AbstractContextManag
     return replaced(log.relocation, "_until_done", once)
 
 
-def the_way_back_has_a_folder_before_the_way_there_is_settled() -> contextlib.AbstractContextManager[None]:
-    """The next start takes the empty folder for the copy that was decided on."""
+@contextlib.contextmanager
+def the_way_back_has_a_folder_before_the_way_there_is_settled() -> Iterator[None]:
+    """The next start takes the empty folder for the copy that was decided on. Each of two guards is enough."""
     original = FolderMoves._begin
 
     def begin(moves: FolderMoves, partition: Partition, target: LogFolder) -> ErrorCode:
@@ -810,7 +811,14 @@ def the_way_back_has_a_folder_before_the_way_there_is_settled() -> contextlib.Ab
         finally:
             moves._carried_out = carried_out
 
-    return replaced(FolderMoves, "_begin", begin)
+    def decided_on(topic_id: TopicId, stem: str, targets: Sequence[LogFolder]) -> LogFolder | None:
+        return targets[-1] if targets else None
+
+    with (
+        replaced(FolderMoves, "_begin", begin),
+        replaced(PartitionMaker, "_decided_on", staticmethod(decided_on)),
+    ):
+        yield
 
 
 def a_decision_is_not_made_durable() -> contextlib.AbstractContextManager[None]:
