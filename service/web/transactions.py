@@ -290,14 +290,11 @@ async def put_batch(gateway: Gateway, request: web.Request) -> web.StreamRespons
         return await forward(gateway, node, request, body)
     open_one = gateway.open_transactions.find(name)
     if open_one is None:
-        await _complain(gateway, name)
-        raise Problem(
-            "invalid-txn-state",
-            "the transaction has another broker since, which does not know its batches: commit it as it is, saying how"
-            " many ?records= it must have, or abort it",
-        )
+        raise await _is_not_open(gateway, name)
     fingerprint = await sha256_of(gateway, body)
     async with open_one.turn:
+        if gateway.open_transactions.find(name) is not open_one:
+            raise await _is_not_open(gateway, name)  # it was ended while this request waited
         if number < len(open_one.batches):
             written = open_one.batches[number]
             if written.fingerprint != fingerprint:
@@ -316,6 +313,16 @@ async def put_batch(gateway: Gateway, request: web.Request) -> web.StreamRespons
         open_one.in_part = None
         open_one.batches.append(WrittenOnce(fingerprint, encoded))
         return web.Response(body=encoded, content_type=JSON)
+
+
+async def _is_not_open(gateway: Gateway, name: Name) -> Problem:
+    """What is wrong with a write to a transaction that this broker does not know."""
+    await _complain(gateway, name)
+    return Problem(
+        "invalid-txn-state",
+        "the transaction has another broker since, which does not know its batches: commit it as it is, saying how"
+        " many ?records= it must have, or abort it",
+    )
 
 
 async def _write(gateway: Gateway, name: Name, open_one: Open, number: int, body: bytes, fingerprint: str) -> BatchOut:
@@ -368,15 +375,18 @@ async def put_offsets(gateway: Gateway, request: web.Request) -> web.StreamRespo
         return await forward(gateway, node, request, body)
     open_one = gateway.open_transactions.find(name)
     producer = open_one.producer if open_one is not None else _producer_of(gateway, name)
-    if open_one is not None:
-        open_one.is_empty = False
     given = msgspec.convert({"group": group, **msgspec.to_builtins(wanted)}, OffsetsIn)
-    try:
-        await commit_offsets(producer, given)
-    except Problem as problem:
-        if problem.error in FENCED:
-            await _complain(gateway, name)
-        raise
+    async with open_one.turn if open_one is not None else nullcontext():
+        if gateway.open_transactions.find(name) is not open_one:
+            raise await _is_not_open(gateway, name)
+        if open_one is not None:
+            open_one.is_empty = False
+        try:
+            await commit_offsets(producer, given)
+        except Problem as problem:
+            if problem.error in FENCED:
+                await _complain(gateway, name)
+            raise
     return as_json(TransactionOutcome("none"))
 
 
@@ -439,6 +449,7 @@ async def _end(gateway: Gateway, request: web.Request, *, is_commit: bool, recor
             if problem.error == ErrorCode.INVALID_TXN_STATE and state.state == "Empty":
                 return as_json(state)  # nothing was written
             if state.state != "Ongoing" and state.outcome == meant and state.state != "Empty":
+                gateway.open_transactions.close(name)
                 return as_json(state)  # it is decided, and in the way that the caller wants
             if problem.error in FENCED or problem.error == ErrorCode.INVALID_TXN_STATE:
                 _complain_of(name, state)

@@ -22,7 +22,7 @@ from log.batch import build_batch
 from log.ids import TopicPartition
 from service.client.failures import ClientFailure, FailureKind
 from service.settings.broker import Endpoint
-from service.web import fetching, gateway
+from service.web import fetching, gateway, transactions
 from service.web import producers as producers_module
 from service.web.app import WebServer
 from service.web.fetching import Lens, Piece, fetch, opened
@@ -194,6 +194,43 @@ def test_a_reader_for_whom_there_is_no_room_at_another_broker_asks_now_and_then(
 
     monkeypatch.setattr(fetching, "CROWDED_S", 0.05)
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("what", ["batches/0", "offsets/g"])
+def test_what_waited_behind_the_end_of_its_transaction_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """It could be written before the marker came: into a transaction whose end had been told already."""
+
+    async def gone(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(transactions, "find_transaction", gone)
+    bodies: dict[str, object] = {
+        "batches/0": {"records": [{"topic": "t", "partition": 0, "value": 1}]},
+        "offsets/g": {"offsets": [{"topic": "t", "partition": 0, "offset": 7}]},
+    }
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("t", 1)
+        web = WebServer(stage.broker, connections_max=10)
+        await web.start([Endpoint("HTTP", "127.0.0.1", 0, "HTTP")])
+        stage.broker.ready.set()
+        known = web.gateway.open_transactions
+        async with ClientSession(f"http://127.0.0.1:{web.endpoints[0].port}/v1/") as client:
+            begun = await (await client.post("transactions", json={"transactional_id": "x"})).json()
+            ((name, open_one),) = known._open.items()
+            async with open_one.turn:  # as the request that ends it
+                writing = asyncio.ensure_future(client.put(f"transactions/{begun['txn']}/{what}", json=bodies[what]))
+                while not open_one.turn._waiters and not writing.done():  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                del known._open[name]
+            refused = await writing
+            problem = await refused.json()
+        await web.stop()
+        assert (refused.status, problem["type"]) == (409, "/problems/producer-fenced")
+
+    on_stage(tmp_path, scene)
 
 
 LOST = ClientFailure("the connection broke", FailureKind.UNREACHABLE, may_come_late=True)
