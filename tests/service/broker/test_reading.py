@@ -33,6 +33,7 @@ PARTITIONS = 6
 BATCH_BYTES = NEAR_ANSWER_BYTES // 3
 NEAR_US, FAR_US = 20, 20_000
 IN_EACH = 4  # batches
+WAITED_S = 0.29  # by uvloop, which counts in whole milliseconds from when its turn began: a wait of 0.3 s
 
 
 async def write(stage: Stage) -> None:
@@ -182,7 +183,7 @@ def test_who_wants_more_than_there_is_waits(tmp_path: Path) -> None:
         got = await fetched(
             stage, Session("10.0.0.9", 1, NEAR_US), {0: IN_EACH - 1}, min_bytes=2 * BATCH_BYTES, max_wait_ms=300
         )
-        assert (got[0] > BATCH_BYTES, time.monotonic() - began >= 0.3) == (True, True)
+        assert (got[0] > BATCH_BYTES, time.monotonic() - began > WAITED_S) == (True, True)
 
     on_stage(tmp_path, scene)
 
@@ -202,7 +203,7 @@ def test_who_reads_where_compaction_left_nothing_below_an_open_transaction_waits
         assert (partition.last_stable_offset, partition.high_watermark) == (3, 5)
         began = time.monotonic()
         got = await fetched(stage, Session("10.0.0.9", 1, NEAR_US), {0: 0}, max_wait_ms=300, isolation_level=1)
-        assert (got, time.monotonic() - began >= 0.3) == ({0: 0}, True)
+        assert (got, time.monotonic() - began > WAITED_S) == ({0: 0}, True)
 
     on_stage(tmp_path, scene)
 

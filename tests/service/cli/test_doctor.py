@@ -64,7 +64,7 @@ def test_a_cluster_that_is_well_is_said_to_be(serving: Serving, bootstrap: str) 
             "settings",
             "transactions",
         ),
-        *("groups", "limits", "clock"),
+        *("groups", "limits", "clock", "http"),
     }
 
 
