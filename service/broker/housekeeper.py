@@ -199,11 +199,11 @@ class Housekeeper:
         """
         try:
             folder.disk.unlink(RECOVERY_POINTS)
+            self.written_points[folder] = {}
             await folder.disk.sync_dir("")
         except DiskFault as fault:
             folder.fail(fault)
             return fault
-        self.written_points[folder] = {}
         return None
 
     async def write_high_watermarks(self, folder: LogFolder) -> None:

@@ -238,11 +238,15 @@ class ConsumerDecisions:
             before, after = old.regex_or_none, new.regex_or_none
             if before is not None and before in group.resolved and not group.uses(before, without=replaced):
                 draft.records.append(regex_tombstone(group.group_id, before))
+            # The member gives up at once what only its former expression named. So the others get it at once, whatever
+            # is found for the new one.
+            has_left = before is not None and before in group.resolved
             if after is None:
                 change = RegexChange(True, is_resolved=before is not None)
             elif group.uses(after, without=replaced):
-                change = RegexChange(True, is_resolved=after in group.resolved)
+                change = RegexChange(True, is_resolved=has_left or after in group.resolved)
             else:
+                change = RegexChange(True, is_resolved=has_left)
                 try:
                     BoundedRegex(after)
                 except InvalidRegex as error:
@@ -654,7 +658,9 @@ def no_consumer_group(group_id: str) -> GroupRefusal:
 
 
 class RegexChange(NamedTuple):
-    """Whether a member's expression has changed, and whether the topics of the new one are known already."""
+    """Whether a member's expression has changed, and whether the topics of the former or the new one are known, so that
+    others may be given partitions already.
+    """
 
     has_changed: bool
     is_resolved: bool

@@ -12,7 +12,6 @@ import re
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
-from urllib.parse import urlsplit
 
 from aiohttp import ClientConnectionError, web
 from aiohttp.typedefs import Middleware
@@ -46,7 +45,7 @@ from service.web import (
     topics,
     transactions,
 )
-from service.web.answers import CODECS, PACKED_FROM_BYTES, codec_of
+from service.web.answers import CODECS, PACKED_FROM_BYTES, codec_of, is_at
 from service.web.following import SharedReading
 from service.web.forwarding import FORWARDED, OF_EVENTS
 from service.web.gateway import ASKING, Gateway
@@ -231,7 +230,7 @@ class WebServer:
             return False
         if site is not None:
             return site not in ("same-origin", "none")
-        return origin is not None and urlsplit(origin).netloc.lower() != request.host.lower()
+        return origin is not None and not is_at(origin, request.host)
 
     def _session(self, transport: asyncio.BaseTransport | None) -> Session:
         """The session for a connection: the client at its other end."""

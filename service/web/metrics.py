@@ -76,7 +76,10 @@ async def holders_elsewhere(gateway: Gateway, producer_ids: Collection[int]) -> 
 
 async def scrape(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     openmetrics = wants_openmetrics(request.headers.get("Accept", ""))
-    response = web.StreamResponse(headers={"Content-Type": content_type(openmetrics=openmetrics)})
+    headers = {"Content-Type": content_type(openmetrics=openmetrics)}
+    if request.method == "HEAD":  # aiohttp would send what is written in pieces all the same
+        return web.Response(headers=headers)
+    response = web.StreamResponse(headers=headers)
     pieces = gateway.here.scraper.text(openmetrics=openmetrics)
     await response.prepare(request)
     async for piece in pieces:

@@ -300,8 +300,7 @@ async def put_batch(gateway: Gateway, request: web.Request) -> web.StreamRespons
             if written.fingerprint != fingerprint:
                 raise Problem("batch-changed", f"batch {number} was written with another body")
             return web.Response(body=written.answer, content_type=JSON, headers={"Batch-Replayed": "true"})
-        if open_one.is_sealed:
-            raise Problem("invalid-txn-state", "the branch is sealed: it waits for the decision")
+        _unless_sealed(open_one)
         if open_one.is_broken:
             raise Problem("invalid-txn-state", "a batch was written in part: abort the transaction")
         if open_one.in_part is not None and open_one.in_part.fingerprint != fingerprint:
@@ -313,6 +312,11 @@ async def put_batch(gateway: Gateway, request: web.Request) -> web.StreamRespons
         open_one.in_part = None
         open_one.batches.append(WrittenOnce(fingerprint, encoded))
         return web.Response(body=encoded, content_type=JSON)
+
+
+def _unless_sealed(open_one: Open) -> None:
+    if open_one.is_sealed:
+        raise Problem("invalid-txn-state", "the branch is sealed: it waits for the decision")
 
 
 async def _is_not_open(gateway: Gateway, name: Name) -> Problem:
@@ -374,12 +378,15 @@ async def put_offsets(gateway: Gateway, request: web.Request) -> web.StreamRespo
     if (node := await _elsewhere(gateway, name.transactional_id)) is not None:
         return await forward(gateway, node, request, body)
     open_one = gateway.open_transactions.find(name)
+    if open_one is None:
+        await _complain(gateway, name)  # the group's offsets may be open there still, and would be taken
     producer = open_one.producer if open_one is not None else _producer_of(gateway, name)
     given = msgspec.convert({"group": group, **msgspec.to_builtins(wanted)}, OffsetsIn)
     async with open_one.turn if open_one is not None else nullcontext():
         if gateway.open_transactions.find(name) is not open_one:
             raise await _is_not_open(gateway, name)
         if open_one is not None:
+            _unless_sealed(open_one)
             open_one.is_empty = False
         try:
             await commit_offsets(producer, given)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from typing import Final
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from aiohttp import web
 
@@ -21,6 +21,7 @@ from service.client.transactions import (
     find_transaction,
     producers_of,
 )
+from service.web.answers import is_at
 from service.web.gateway import Gateway, Inside
 from service.web.pages.render import page, shown
 from service.web.pages.views import framed
@@ -107,7 +108,7 @@ def is_foreign(request: web.Request) -> bool:
     """Whether the request comes from a page that is not ours."""
     origin = request.headers.get("Origin")
     return request.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin" or (
-        origin is not None and urlsplit(origin).netloc != request.host
+        origin is not None and not is_at(origin, request.host)
     )
 
 

@@ -199,6 +199,8 @@ def showing(
         if kept.followed.total() >= STREAMS_MAX:
             return web.Response(status=503, text="too many pages are open")
         headers = {**HEADERS, "Content-Type": "text/event-stream"}
+        if request.method == "HEAD":
+            return web.Response(headers=headers)
         response = web.StreamResponse(headers=headers)
         key, pause_s = _key(request.path, _query(request)), LIVE_S
         kept.followed[key] += 1

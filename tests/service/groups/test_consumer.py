@@ -364,6 +364,28 @@ def test_an_expression_that_nobody_uses_any_more_is_forgotten(driver: Driver) ->
     assert driver.consumer().members[0].target == ()
 
 
+def test_what_a_changed_expression_gives_up_goes_to_others(driver: Driver) -> None:
+    """The new one finds nothing, so nothing else would have begun another assignment: it was read by nobody."""
+    driver.beat("a", 0, subscribed_topics=("orders",))
+    driver.beat("b", 0, subscribed_topics=None, subscribed_regex="o.*")
+    held: dict[str, dict[str, list[int]]] = {"a": {}, "b": {}}
+    epochs = {"a": 1, "b": 2}
+
+    def beats(times: int) -> None:
+        for _ in range(times):
+            for name, mine in held.items():
+                reply = driver.beat(name, epochs[name], owned=owned(driver, **mine))
+                epochs[name], held[name] = reply.member_epoch, driver.named(reply) or mine if reply.assignment else mine
+            driver.wait(3_000)
+
+    beats(8)
+    assert held["a"] and held["b"]
+    driver.beat("b", epochs["b"], subscribed_topics=None, subscribed_regex="x.*", owned=owned(driver, **held["b"]))
+    held["b"] = {}
+    beats(8)
+    assert held == {"a": {"orders": ALL}, "b": {}}
+
+
 def test_names_and_an_expression_add_up(driver: Driver) -> None:
     driver.beat("a", 0, subscribed_topics=("events",), subscribed_regex="o.*")
     driver.wait(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from contextlib import suppress
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,19 @@ def test_head_is_answered_as_get_without_a_body(http: Http, path: str) -> None:
     assert head.headers["Content-Type"] == got.headers["Content-Type"]
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/ui?live", "/v1/topics"])
+def test_what_comes_after_head_on_its_connection_is_the_next_answer(http: Http, path: str) -> None:
+    """What is written in pieces was sent all the same, and taken for the next answer."""
+    client = HTTPConnection(http.url.removeprefix("http://"), timeout=PATIENCE_S)
+    for method, asked in (("HEAD", path), ("GET", "/livez")):
+        client.request(method, asked)
+        answer = client.getresponse()
+        assert answer.status == 200
+        told = answer.read()
+    assert told == b'{"alive":true}'
+    client.close()
+
+
 def test_head_moves_no_reader_on(http: Http, topic: str) -> None:
     http.post(f"/v1/topics/{topic}/records", {"records": [{"value": 1}]})
     assert http.ask("HEAD", f"/v1/topics/{topic}/stream").status == 405
@@ -106,7 +120,8 @@ def test_head_moves_no_reader_on(http: Http, topic: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "headers", [{"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}]
+    "headers",
+    [{"Origin": "https://evil.example"}, {"Origin": "null"}, {"Origin": "http://[x"}, {"Sec-Fetch-Site": "cross-site"}],
 )
 def test_a_page_of_another_site_changes_nothing(http: Http, topic: str, headers: dict[str, str]) -> None:
     """A form or a script there may send such requests without asking first, and did not need the answer."""

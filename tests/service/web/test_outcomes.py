@@ -196,9 +196,10 @@ def test_a_reader_for_whom_there_is_no_room_at_another_broker_asks_now_and_then(
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("how", ["waits", "comes late", "is sealed"])
 @pytest.mark.parametrize("what", ["batches/0", "offsets/g"])
 def test_what_waited_behind_the_end_of_its_transaction_is_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, how: str
 ) -> None:
     """It could be written before the marker came: into a transaction whose end had been told already."""
 
@@ -221,14 +222,19 @@ def test_what_waited_behind_the_end_of_its_transaction_is_not_written(
             begun = await (await client.post("transactions", json={"transactional_id": "x"})).json()
             ((name, open_one),) = known._open.items()
             async with open_one.turn:  # as the request that ends it
+                if how == "comes late":
+                    del known._open[name]
                 writing = asyncio.ensure_future(client.put(f"transactions/{begun['txn']}/{what}", json=bodies[what]))
                 while not open_one.turn._waiters and not writing.done():  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-                del known._open[name]
+                open_one.is_sealed = how == "is sealed"
+                if how == "waits":
+                    del known._open[name]
             refused = await writing
             problem = await refused.json()
         await web.stop()
-        assert (refused.status, problem["type"]) == (409, "/problems/producer-fenced")
+        kind = "invalid-txn-state" if how == "is sealed" else "producer-fenced"
+        assert (refused.status, problem["type"]) == (409, f"/problems/{kind}")
 
     on_stage(tmp_path, scene)
 
