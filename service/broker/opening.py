@@ -10,7 +10,7 @@ a deleted topic of the same name left is removed. A damaged log is opened and re
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import count
 
 from idempotence.producer_room import ProducerRoom
@@ -50,6 +50,11 @@ class OpeningProgress:
 
     def read(self, size_bytes: int) -> None:
         self.read_bytes += size_bytes
+
+
+def _free_stray(stem: str, present: Collection[str]) -> str:
+    names = (f"{stem}.{number}{STRAY}" for number in count(1))
+    return next(each for each in names if each not in present)
 
 
 class PartitionMaker:
@@ -160,9 +165,7 @@ class PartitionMaker:
                 if topic_id is None or topic_id not in image.topic_names:
                     nobodys.append(name)
                 elif image.topic_names[topic_id] == topic_partition.topic:
-                    stem = stem_of(topic_id, topic_partition.partition)
-                    names = (f"{stem}.{number}{STRAY}" for number in count(1))
-                    stray = next(each for each in names if each not in present[folder.name])
+                    stray = _free_stray(stem_of(topic_id, topic_partition.partition), present[folder.name])
                     logger.warning(
                         "%s/%s is called %s from now on: other brokers hold %s",
                         *(folder.name, name, stray, topic_partition),
@@ -175,8 +178,8 @@ class PartitionMaker:
                 await folder.disk.sync_dir("")
             if strays:
                 logger.warning(
-                    "%s has %d folders of partitions that other brokers took over, such as %s: remove them when you are"
-                    " sure that those brokers have all that is in them",
+                    "%s has %d folders of partitions that were moved aside, such as %s: remove them when you are sure"
+                    " that the brokers which hold those partitions now have all that is in them",
                     *(folder.name, len(strays), strays[0]),
                 )
             if nobodys:
@@ -216,10 +219,17 @@ class PartitionMaker:
                     futures[stem].remove(home)
                     resumable.pop(stem, None)
                 if home is None:
-                    logger.critical(
-                        "%s/%s is what %s was before it moved to a folder that is missing: it is not touched",
-                        *(origins[0].name, stem + FORMER, topic_partition),
-                    )
+                    # The partition begins anew now. The next start would take this for what a finished move left.
+                    for origin in origins:
+                        stray = _free_stray(stem, present[origin.name])
+                        logger.critical(
+                            "%s/%s is called %s from now on: it is what %s was before it moved to a folder that is"
+                            " missing",
+                            *(origin.name, stem + FORMER, stray, topic_partition),
+                        )
+                        origin.disk.rename(stem + FORMER, stray)
+                        present[origin.name].add(stray)
+                        await origin.disk.sync_dir("")
                     continue
                 await home.disk.sync_dir("")
             for origin in origins:

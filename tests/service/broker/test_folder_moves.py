@@ -19,6 +19,7 @@ from log.relocation import FORMER, FUTURE, stem_of
 from log.removal import raise_start_offset, remove_oldest
 from service.broker.data_folder import StartError
 from service.broker.folder_moves import RATE, FolderMove, FolderMoves
+from service.broker.opening import STRAY
 from service.broker.partition import Appended, Partition
 from service.broker.unremoved import UNREMOVED
 from service.ports import RealClock
@@ -392,6 +393,30 @@ def test_the_copy_that_was_decided_on_is_taken_among_several(tmp_path: Path) -> 
 
     folders.live(settled)
     assert [folders.kept(each) for each in folders.all] == [set(), {"moved-0"}, set()]
+
+
+def test_what_a_partition_was_before_it_moved_to_a_missing_disk_is_kept(tmp_path: Path) -> None:
+    """The partition begins anew, and the start after that took the former folder for what a finished move left."""
+    folders = Folders(tmp_path)
+    stem = ""
+
+    async def scene(stage: Stage) -> None:
+        nonlocal stem
+        stem = stem_of(await stage.create("moved"), 0)  # type: ignore[arg-type]
+        await write(await stage.served("moved"), 20)
+
+    folders.live(scene)
+    folders.forget_how_it_stopped()
+    here = folders.one / "moved-0"
+    shutil.copytree(here, tmp_path / "missing")
+    here.rename(folders.one / (stem + FORMER))
+    folders.live(lambda stage: stage.served("moved"))
+    shutil.copytree(tmp_path / "missing", folders.two / (stem + FUTURE))
+    for _ in range(2):
+        folders.live(lambda stage: stage.served("moved"))
+        kept = folders.one / f"{stem}.1{STRAY}"
+        logs = [(each / f"{0:020}.log").read_bytes() for each in (kept, tmp_path / "missing")]
+        assert logs[0] == logs[1] != b""
 
 
 def test_of_two_copies_that_were_begun_none_is_guessed_to_be_the_one_that_was_decided_on(tmp_path: Path) -> None:

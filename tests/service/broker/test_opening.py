@@ -265,7 +265,7 @@ def test_what_a_broker_held_that_was_away_is_moved_aside_if_others_hold_it(
             assert not (tmp_path / "2" / "orders-0").exists()
             (stray,) = (tmp_path / "2").glob(f"*-0.{times}.stray")
             assert (stray / FIRST_LOG).read_bytes() == before
-            assert f"has {times} folders of partitions that other brokers took over" in caplog.text
+            assert f"has {times} folders of partitions that were moved aside" in caplog.text
             await move(stage, 1, 2)
         await stage.alike(1, 2)
 
