@@ -24,6 +24,7 @@ from service.groups.states import MemberState
 from service.groups.verdicts import RecordPair
 from service.wire.base import Struct
 from service.wire.codec import decode_data, encode_data
+from service.wire.encoders import varint
 from service.wire.messages import (
     ClassicMemberMetadata,
     ClassicProtocol,
@@ -461,7 +462,7 @@ def _target_partitions(partitions: frozenset[int]) -> bytes:
 def _held_partitions(given: tuple[tuple[int, int], ...]) -> bytes:
     """Partitions, and the epochs at which they were given in a tagged field."""
     epochs = _numbers([epoch for _, epoch in given])
-    return b"".join((_numbers([partition for partition, _ in given]), EPOCHS_TAG, _varint(len(epochs)), epochs))
+    return b"".join((_numbers([partition for partition, _ in given]), EPOCHS_TAG, varint(len(epochs)), epochs))
 
 
 def _numbers(numbers: list[int]) -> bytes:
@@ -470,16 +471,7 @@ def _numbers(numbers: list[int]) -> bytes:
 
 def _count(length: int) -> bytes:
     """The length of a list, as the compact encoding has it."""
-    return _varint(length + 1)
-
-
-def _varint(number: int) -> bytes:
-    data = bytearray()
-    while number > 0x7F:
-        data.append(number & 0x7F | 0x80)
-        number >>= 7
-    data.append(number)
-    return bytes(data)
+    return varint(length + 1)
 
 
 def regex_record(group_id: str, regex: str, resolved: ResolvedRegex) -> RecordPair:

@@ -63,6 +63,21 @@ class Folders:
         for folder in self.all:
             (folder / MANIFEST).unlink(missing_ok=True)
 
+    def die_with_partition(self) -> tuple[str, Path]:
+        """A life that writes 20 batches to a new partition `moved-0`, and a crash. Returns what copies of the partition
+        are called, and its folder, in `one`.
+        """
+        stem = ""
+
+        async def scene(stage: Stage) -> None:
+            nonlocal stem
+            stem = stem_of(await stage.create("moved"), 0)  # type: ignore[arg-type]
+            await write(await stage.served("moved"), 20)
+
+        self.live(scene)
+        self.forget_how_it_stopped()
+        return stem, self.one / "moved-0"
+
     def kept(self, folder: Path) -> set[str]:
         return {name for name in os.listdir(folder) if name.endswith((FUTURE, FORMER, "-0"))}
 
@@ -262,16 +277,7 @@ def test_a_move_that_a_stop_interrupts_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("died", ["copying", "decided", "named"])
 def test_a_crash_at_any_step_leaves_the_old_or_the_new(tmp_path: Path, died: str) -> None:
     folders = Folders(tmp_path)
-    stem = ""
-
-    async def scene(stage: Stage) -> None:
-        nonlocal stem
-        stem = stem_of(await stage.create("moved"), 0)  # type: ignore[arg-type]
-        await write(await stage.served("moved"), 20)
-
-    folders.live(scene)
-    folders.forget_how_it_stopped()
-    here = folders.one / "moved-0"
+    stem, here = folders.die_with_partition()
     if died == "copying":
         (folders.two / (stem + FUTURE)).mkdir()
     else:
@@ -373,16 +379,7 @@ def test_what_a_move_left_does_not_decide_the_next_one(tmp_path: Path) -> None:
 def test_the_copy_that_was_decided_on_is_taken_among_several(tmp_path: Path) -> None:
     """The other one belongs to a move that was called off: the power cut brought its empty folder back."""
     folders = Folders(tmp_path)
-    stem = ""
-
-    async def scene(stage: Stage) -> None:
-        nonlocal stem
-        stem = stem_of(await stage.create("moved"), 0)  # type: ignore[arg-type]
-        await write(await stage.served("moved"), 20)
-
-    folders.live(scene)
-    folders.forget_how_it_stopped()
-    here = folders.one / "moved-0"
+    stem, here = folders.die_with_partition()
     shutil.copytree(here, folders.two / (stem + FUTURE))
     here.rename(folders.one / (stem + FORMER))
     (folders.three / (stem + FUTURE)).mkdir()
@@ -398,16 +395,7 @@ def test_the_copy_that_was_decided_on_is_taken_among_several(tmp_path: Path) -> 
 def test_what_a_partition_was_before_it_moved_to_a_missing_disk_is_kept(tmp_path: Path) -> None:
     """The partition begins anew, and the start after that took the former folder for what a finished move left."""
     folders = Folders(tmp_path)
-    stem = ""
-
-    async def scene(stage: Stage) -> None:
-        nonlocal stem
-        stem = stem_of(await stage.create("moved"), 0)  # type: ignore[arg-type]
-        await write(await stage.served("moved"), 20)
-
-    folders.live(scene)
-    folders.forget_how_it_stopped()
-    here = folders.one / "moved-0"
+    stem, here = folders.die_with_partition()
     shutil.copytree(here, tmp_path / "missing")
     here.rename(folders.one / (stem + FORMER))
     folders.live(lambda stage: stage.served("moved"))
@@ -421,21 +409,12 @@ def test_what_a_partition_was_before_it_moved_to_a_missing_disk_is_kept(tmp_path
 
 def test_of_two_copies_that_were_begun_none_is_guessed_to_be_the_one_that_was_decided_on(tmp_path: Path) -> None:
     folders = Folders(tmp_path)
-    stem = ""
-
-    async def scene(stage: Stage) -> None:
-        nonlocal stem
-        stem = stem_of(await stage.create("moved"), 0)  # type: ignore[arg-type]
-        await write(await stage.served("moved"), 20)
-
-    folders.live(scene)
-    folders.forget_how_it_stopped()
-    here = folders.one / "moved-0"
+    stem, here = folders.die_with_partition()
     for other in (folders.two, folders.three):
         shutil.copytree(here, other / (stem + FUTURE))
     here.rename(folders.one / (stem + FORMER))
     with pytest.raises(StartError, match=f"{stem}{FUTURE} is in {folders.two} and in {folders.three}"):
-        folders.live(scene)
+        folders.live(lambda stage: stage.served("moved"))
     shutil.rmtree(folders.three / (stem + FUTURE))
     folders.live(lambda stage: came_back(stage, folders.two, 0, 20))
 
@@ -443,16 +422,7 @@ def test_of_two_copies_that_were_begun_none_is_guessed_to_be_the_one_that_was_de
 def test_each_of_two_former_folders_is_gone_when_the_move_between_is_settled(tmp_path: Path) -> None:
     """What an earlier move left is back after the power cut, in the folder to which the partition moved again."""
     folders = Folders(tmp_path)
-    stem = ""
-
-    async def scene(stage: Stage) -> None:
-        nonlocal stem
-        stem = stem_of(await stage.create("moved"), 0)  # type: ignore[arg-type]
-        await write(await stage.served("moved"), 20)
-
-    folders.live(scene)
-    folders.forget_how_it_stopped()
-    here = folders.one / "moved-0"
+    stem, here = folders.die_with_partition()
     shutil.copytree(here, folders.two / (stem + FUTURE))
     shutil.copytree(here, folders.two / (stem + FORMER))
     here.rename(folders.one / (stem + FORMER))
@@ -463,19 +433,12 @@ def test_each_of_two_former_folders_is_gone_when_the_move_between_is_settled(tmp
 def test_two_moves_that_were_under_way_are_both_off(tmp_path: Path) -> None:
     """One of them was called off, and its folder was still there: the next start can't tell which."""
     folders = Folders(tmp_path)
-    stem = ""
-
-    async def scene(stage: Stage) -> None:
-        nonlocal stem
-        stem = stem_of(await stage.create("moved"), 0)  # type: ignore[arg-type]
-        await write(await stage.served("moved"), 20)
+    stem, _ = folders.die_with_partition()
 
     async def stays(stage: Stage) -> None:
         await came_back(stage, folders.one, 0, 20)
         assert stage.broker.moves.under_way() == []
 
-    folders.live(scene)
-    folders.forget_how_it_stopped()
     for other in (folders.two, folders.three):
         (other / (stem + FUTURE)).mkdir()
     folders.live(stays)
