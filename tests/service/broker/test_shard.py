@@ -116,6 +116,8 @@ def test_what_follows_from_a_decision_is_done_again_after_it_raised(
             patched.setattr(stage.broker.coordination.marker_courier, "post", raises)
             assert (await writer.end(commit=True)).error_code == NONE
         await loaded_again(stage, shard)
+        # The replay owes the markers; they are sent beside it.
+        await until(lambda: shard_of(stage).machine.describe("pay").txn.state.label == "CompleteCommit")
         assert await values(stage, "orders") == ["a"]
 
     on_txn_stage(tmp_path, scene)
