@@ -3,7 +3,7 @@
 import re
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 import re2
@@ -127,20 +127,33 @@ def test_what_would_take_long_is_refused_at_once(pattern: str) -> None:
     ],
 )
 def test_the_worst_that_is_accepted_takes_about_a_millisecond(pattern: str) -> None:
-    """Compiled anew, and matched with the longest name. The steps are bounded exactly. The time has slack, because a
-    slow machine takes 1.2 ms, and it is the best of many, because the machine is shared.
+    """Compiled anew, and matched with the longest name. A millisecond is what `usual` takes on a usual machine. The
+    pace of machines differs, by a factor of two within a day on some, so the expression is timed beside it. Each is the
+    best of many times, as the machine is shared.
     """
 
-    def took_s() -> float:
-        re2.purge()
-        began_s = time.thread_time()
-        regex = BoundedRegex(pattern)
-        compiled_s = time.thread_time()
-        regex.matches(LONGEST)
-        return max(compiled_s - began_s, time.thread_time() - compiled_s)
+    def usual() -> None:
+        sum(range(50_000))
 
-    assert BoundedRegex(pattern).steps(LONGEST) <= MATCHED_AT_ONCE
-    assert min(took_s() for _ in range(20)) < 0.005
+    def compiled() -> None:
+        re2.purge()
+        BoundedRegex(pattern)
+
+    regex = BoundedRegex(pattern)
+    assert regex.steps(LONGEST) <= MATCHED_AT_ONCE
+    worst_s = max(least_s(compiled), least_s(lambda: regex.matches(LONGEST)))
+    assert worst_s < 3 * least_s(usual)
+
+
+def least_s(work: Callable[[], object]) -> float:
+    """The processor's time of the quickest of twenty times."""
+
+    def took_s() -> float:
+        began_s = time.thread_time()
+        work()
+        return time.thread_time() - began_s
+
+    return min(took_s() for _ in range(20))
 
 
 def test_characters_that_no_topic_has_match_nothing() -> None:
