@@ -3,7 +3,7 @@
 For ten thousand members that takes longer than one turn of the loop. So the target is computed in several turns, and
 then written in several turns, while the old target stays in force. The record of the epoch is written last, so that
 members move towards the new target only when all of it is written. None of this survives a crash: the group's epoch is
-still ahead of its target then, and the next heartbeat begins a new assignment.
+still ahead of its target then, and a new assignment is begun.
 """
 
 from collections.abc import Mapping

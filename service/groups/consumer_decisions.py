@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Set
 from typing import NamedTuple
 
 from service.groups.assignment_round import TARGETS_AT_ONCE, Assignment, AssignmentRound, NewTarget
-from service.groups.assignors import ASSIGNORS, MemberSpec, Target
+from service.groups.assignors import ASSIGNORS, MemberSpec
 from service.groups.commands import (
     JOIN_EPOCH,
     LEAVE_EPOCH,
@@ -37,7 +37,6 @@ from service.groups.consumer_group import (
     ConsumerMember,
     EpochsByTopic,
     MetadataLook,
-    Raised,
     ResolvedRegex,
     TargetByTopic,
 )
@@ -159,8 +158,6 @@ class ConsumerDecisions:
         goal = self.maybe_assign(group, epoch, member, draft)
         walked = self.walk(group, member, goal, ask.owned, names_changed or regex_change.has_changed, draft)
         if walked is None:
-            if group.assignment_round is not None and group.assignment_round.epoch > group.epoch:
-                group.assignment_round = None  # it was begun for this heartbeat, and another may raise to that epoch
             return GroupRefusal(Fault.FENCED_MEMBER_EPOCH, "the member's state is not understood; it must rejoin")
         times = self._settings.consumer_times(group.group_id)
         self._keep_session(group, walked, times, draft)
@@ -365,7 +362,6 @@ class ConsumerDecisions:
         epoch = group.epoch + 1
         stored = group.metadata_hash if metadata_hash is None else metadata_hash
         draft.records.append(consumer_epoch_record(group.group_id, epoch, stored))
-        group.raised = Raised(epoch, self._topics.version)
         return epoch
 
     def _note_metadata(self, group: ConsumerGroup, version: int, epoch: int) -> None:
@@ -376,15 +372,14 @@ class ConsumerDecisions:
         """Do one turn of a look at the metadata of all subscribed topics. At its end raise the epoch if one of them
         has changed.
         """
-        look = group.metadata_look
+        look, group.metadata_look = group.metadata_look, None  # what raises is begun anew
         if look is None:
-            work = fingerprint_in_steps(self._topics, group.topics_subscribed)
-            look = group.metadata_look = MetadataLook(self._topics.version, work)
+            look = MetadataLook(self._topics.version, fingerprint_in_steps(self._topics, group.topics_subscribed))
         metadata_hash = take(look.work, STEPS_AT_ONCE)
         if metadata_hash is None:
+            group.metadata_look = look
             self._deadlines.set(("look", group.group_id, ""), draft.now_ms)
             return
-        group.metadata_look = None
         epoch = group.epoch
         if metadata_hash == group.metadata_hash:
             pass
@@ -399,14 +394,17 @@ class ConsumerDecisions:
     # Step two: the target assignment ----------------------------------------------------------------------------------
 
     def maybe_assign(self, group: ConsumerGroup, epoch: int, member: ConsumerMember, draft: Draft) -> Goal:
+        """The member's target, of a new assignment if one is due and small. A larger one is left to `assign_some`."""
         if group.assignment_epoch < epoch:
-            if not self._may_assign(group, draft):
-                self.assign_later(group, draft)
-            else:
+            if len(group.members) < TARGETS_AT_ONCE and self._may_assign(group, draft):
                 topics = group.topics_subscribed(without=group.replaced_by(member), and_by=member)
-                target = self._begin_round(group, epoch, group.members_with(member), topics, draft)
-                if target is not None:
-                    return Goal(epoch, target[member.member_id])
+                ahead = AssignmentRound(epoch, self._assign(group, group.members_with(member), topics))
+                if ahead.compute(STEPS_AT_ONCE):
+                    for name, _, part in ahead.unwritten:
+                        draft.records.append(target_record(group.group_id, name, part))
+                    draft.records.append(target_epoch_record(group.group_id, epoch, draft.wall_ms))
+                    return Goal(epoch, ahead.target[member.member_id])
+            self.assign_later(group, draft)
         return Goal(group.assignment_epoch, group.target_of(member.member_id, member.instance_id))
 
     def assign_later(self, group: ConsumerGroup, draft: Draft) -> None:
@@ -414,21 +412,6 @@ class ConsumerDecisions:
         if group.assignment_round is None:
             wait_ms = self._wait_before_assigning_ms(group, draft)
             self._deadlines.set(("assign", group.group_id, ""), draft.now_ms + wait_ms)
-
-    def _begin_round(
-        self, group: ConsumerGroup, epoch: int, members: dict[str, ConsumerMember], topics: set[str], draft: Draft
-    ) -> Target | None:
-        """The new target, if it can be computed and written in this turn. Otherwise further turns follow."""
-        ahead = AssignmentRound(epoch, self._assign(group, members, topics))
-        if ahead.compute(STEPS_AT_ONCE) and len(ahead.unwritten) <= TARGETS_AT_ONCE:
-            for name, _, part in ahead.unwritten:
-                draft.records.append(target_record(group.group_id, name, part))
-            draft.records.append(target_epoch_record(group.group_id, epoch, draft.wall_ms))
-            self._deadlines.cancel(("assign", group.group_id, ""))
-            return ahead.target
-        group.assignment_round = ahead
-        self._deadlines.set(("assign", group.group_id, ""), draft.now_ms)
-        return None
 
     def _assign(self, group: ConsumerGroup, members: dict[str, ConsumerMember], topics: set[str]) -> Assignment:
         """Compute the target of the group for these members and topics, and the parts of it that differ from the old
@@ -453,40 +436,33 @@ class ConsumerDecisions:
         return target, news
 
     def assign_some(self, group: ConsumerGroup, draft: Draft) -> None:
-        """Begin a target assignment, if one is due. Or do one turn of an assignment that takes several: compute some of
-        it, or write some of it.
+        """Do one turn of a target assignment: compute some of it, write some of it. Begin one if one is due and none is
+        under way.
 
         The group may change between the turns. A member that joins, leaves or changes its subscription raises the
         group's epoch above the one that is being assigned, so that another assignment follows. A member that has taken
         a static member's place gets its part.
         """
-        ahead = group.assignment_round
+        ahead, group.assignment_round = group.assignment_round, None  # what raises is begun anew
         if ahead is None:
-            self._begin_if_due(group, draft)
-            return
-        assert group.assignment_epoch < ahead.epoch <= group.epoch, "a target is made for an epoch of the group"
-        if ahead.is_computed:
+            if not group.members or group.epoch <= group.assignment_epoch:
+                return
+            if not self._may_assign(group, draft):
+                self.assign_later(group, draft)  # the interval or the wall clock was set meanwhile
+                return
+            ahead = AssignmentRound(group.epoch, self._assign(group, group.members.copy(), group.topics_subscribed()))
+        if ahead.compute(STEPS_AT_ONCE):
             for name, instance_id, part in ahead.next_unwritten(TARGETS_AT_ONCE):
                 member = group.members.get(name) or group.static_member(instance_id)
                 if member is not None:
                     draft.records.append(target_record(group.group_id, member.member_id, part))
             if not ahead.unwritten:
                 draft.records.append(target_epoch_record(group.group_id, ahead.epoch, draft.wall_ms))
-                group.assignment_round = None
                 if ahead.epoch < group.epoch:
                     self.assign_later(group, draft)
                 return
-        else:
-            ahead.compute(STEPS_AT_ONCE)
+        group.assignment_round = ahead
         self._deadlines.set(("assign", group.group_id, ""), draft.now_ms)
-
-    def _begin_if_due(self, group: ConsumerGroup, draft: Draft) -> None:
-        if not group.members or group.epoch <= group.assignment_epoch:
-            return
-        if self._may_assign(group, draft):
-            self._begin_round(group, group.epoch, group.members.copy(), group.topics_subscribed(), draft)
-        else:
-            self.assign_later(group, draft)  # the interval or the wall clock was set meanwhile
 
     def _may_assign(self, group: ConsumerGroup, draft: Draft) -> bool:
         """Whether a new target may be computed now. Only one is computed at a time, and a short interval lies between

@@ -16,7 +16,7 @@ from service.groups.commands import (
     DescribeConsumerGroup,
 )
 from service.groups.consumer_decisions import MEMBER_DEADLINES, ConsumerDecisions, answer_beat, no_consumer_group
-from service.groups.consumer_group import ConsumerGroup, ConsumerMember, ResolvedRegex
+from service.groups.consumer_group import ConsumerGroup, ConsumerMember, Raised, ResolvedRegex
 from service.groups.describe import describe_consumer, not_a_consumer_group
 from service.groups.kinds import Decide, FallDue, Group
 from service.groups.records import (
@@ -139,6 +139,8 @@ class ConsumerKind:
             group = ConsumerGroup(read.group_id)
         if value is not None:
             _apply_value(group, read, value)
+            if isinstance(read, ConsumerGroupMetadataKey) and not is_replay:
+                group.raised = Raised(group.epoch, self._topics.version)
             groups[read.group_id] = group
         elif isinstance(read, ConsumerGroupMetadataKey):
             del groups[read.group_id]  # this tombstone is written last, after those of all other records of the group

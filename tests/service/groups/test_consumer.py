@@ -1,20 +1,23 @@
 """Consumer groups (KIP-848): joining, walking to the target, fencing, leaving, topics that change; every refusal."""
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
 
-from service.groups import resuming
+from service.groups import consumer_decisions, resuming, topics
 from service.groups.assignment_round import TARGETS_AT_ONCE
+from service.groups.assignors import ASSIGNORS, Target
 from service.groups.commands import LEAVE_EPOCH, STATIC_LEAVE_EPOCH, ConsumerHeartbeatReply, ForgetTopic
 from service.groups.consumer_decisions import QUIET_MS, QUIET_MS_MIN, REGEX_MIN_INTERVAL_MS, UNSETTLED_INTERVAL_MS
 from service.groups.consumer_group import ConsumerGroup
+from service.groups.coordinator import FAILED_AGAIN_MS
 from service.groups.records import current_record
 from service.groups.regex import MATCHED_AT_ONCE, STEPS_OF_A_NAME
 from service.groups.settings import ConsumerTimes, GroupSettings
 from service.groups.states import MemberState
-from service.groups.steps import STEPS_AT_ONCE
+from service.groups.steps import STEPS_AT_ONCE, Steps
 from service.groups.topics import TopicFacts
 from service.groups.verdicts import Fault, GroupDecision
 from tests.service.groups.driver import Driver, Topics, Unwalked, assigned_at_once
@@ -463,7 +466,8 @@ def turns(driver: Driver) -> Iterator[GroupDecision]:
 
 def large_group() -> Driver:
     """Its members have all just joined: the target of each is to be changed, and computing that has begun."""
-    driver = Driver(topics=Topics(orders=LARGE))
+    times = ConsumerTimes(2 * FAILED_AGAIN_MS, 5_000, 1_000)
+    driver = Driver(GroupSettings(consumer_times=lambda group_id: times), Topics(orders=LARGE))
     for number in range(LARGE):
         driver.beat(f"m{number:04}", 0, instance_id=f"i{number:04}")
     driver.now_ms += QUIET_MS
@@ -548,6 +552,87 @@ def test_what_a_refused_heartbeat_wanted_is_not_in_the_target_of_the_next_one() 
         pass
     given = members_given(driver)
     assert (given["m0500"], given["m0400"], sum(given.values())) == (1, 0, LARGE)
+
+
+def test_a_heartbeat_that_raises_leaves_nothing_to_the_target_of_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = large_group()
+    for _ in turns(driver):
+        pass
+    driver.wait(1_000)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(consumer_decisions, "reconcile", lambda member, walk: 1 // 0)
+        driver.beat("late", 0)
+    for _ in turns(driver):
+        pass
+    driver.beat("later", 0)
+    for _ in turns(driver):
+        pass
+    assert group_of(driver).assignment_epoch == group_of(driver).epoch
+    given = members_given(driver)
+    assert ("late" in given, given["later"], sum(given.values())) == (False, 0, LARGE)
+
+
+def test_an_assignment_that_raises_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(members: object, partition_counts: object) -> Steps[Target]:
+        for _ in range(STEPS_AT_ONCE):
+            yield
+        raise ZeroDivisionError
+
+    driver = large_group()
+    for _ in turns(driver):
+        pass
+    driver.wait(1_000)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setitem(ASSIGNORS, "uniform", raises)
+        driver.beat("late", 0)
+        for _ in turns(driver):
+            pass
+    driver.now_ms += FAILED_AGAIN_MS
+    assert len(list(islice(turns(driver), LARGE))) < LARGE
+    assert group_of(driver).assignment_epoch == group_of(driver).epoch == 1_002
+
+
+def test_a_look_at_the_metadata_that_raises_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"t{number}" for number in range(STEPS_AT_ONCE + 1)]
+    times = ConsumerTimes(2 * FAILED_AGAIN_MS, 5_000, 0)
+    driver = Driver(GroupSettings(consumer_times=lambda group_id: times), Topics(**dict.fromkeys(names, 1)))
+    driver.beat("a", 0, subscribed_topics=tuple(names))
+    for _ in turns(driver):
+        pass
+    epoch = group_of(driver).epoch
+    driver.topics.put("t0", 2)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(topics, "_mark", lambda topics, name: 1 // 0)
+        driver.beat("a", group_of(driver).members["a"].member_epoch)
+        for _ in turns(driver):
+            pass
+    driver.now_ms += FAILED_AGAIN_MS
+    assert len(list(islice(turns(driver), LARGE))) < LARGE
+    assert group_of(driver).assignment_epoch == group_of(driver).epoch == epoch + 1
+
+
+def test_a_refused_heartbeat_does_not_put_off_the_target_that_others_wait_for() -> None:
+    driver = Driver()
+    driver.beat("a", 0)
+    unknown = group_of(driver).members["a"]._replace(state=MemberState.UNKNOWN)
+    driver.take(GroupDecision((current_record("g", unknown),)))
+    driver.beat("b", 0)
+    driver.now_ms += QUIET_MS  # the target is due now, and the heartbeat comes first
+    assert driver.beat("a", 2, owned=owned(driver, orders=ALL)).fault is Fault.FENCED_MEMBER_EPOCH
+    driver.wait(0)
+    assert driver.consumer().assignment_epoch == driver.consumer().epoch
+
+
+def test_the_first_member_of_a_group_may_name_thousands_of_topics_without_a_second_epoch(driver: Driver) -> None:
+    names = [f"t{number}" for number in range(STEPS_AT_ONCE + 1)]
+    for name in names:
+        driver.topics.put(name, 1)
+    driver.beat("a", 0, subscribed_topics=tuple(names))
+    for _ in turns(driver):
+        pass
+    group = group_of(driver)
+    assert (group.epoch, group.assignment_epoch) == (2, 2)
+    assert group.metadata_hash == topics.fingerprint(driver.topics, names)
 
 
 def test_a_group_that_waits_for_a_target_gets_it_after_a_restart_without_a_heartbeat() -> None:
