@@ -23,7 +23,6 @@ from log.ids import TopicPartition
 from service.client.failures import ClientFailure, FailureKind
 from service.settings.broker import Endpoint
 from service.web import fetching, gateway, transactions
-from service.web import producers as producers_module
 from service.web.app import WebServer
 from service.web.fetching import Lens, Piece, fetch, opened
 from service.web.forwarding import forward
@@ -93,7 +92,6 @@ class Coordinated:
 def test_what_is_committed_is_applied_though_its_coordinator_is_gone_afterwards() -> None:
     async def scenario() -> None:
         producers = ProducerPool(cast(Gateway, Coordinated(EndTxnResponse(producer_id=1, producer_epoch=1))))
-        await producers.recover()
         async with producers.transaction(frozenset()):
             pass
 
@@ -375,26 +373,11 @@ def test_an_id_of_the_brokers_own_that_its_coordinator_has_ended_is_no_other_pro
     async def scenario() -> None:
         ended = EndTxnResponse(error_code=end, producer_id=1, producer_epoch=1)
         producers = ProducerPool(cast(Gateway, Coordinated(ended)))
-        await producers.recover()
         with pytest.raises(Problem) as told:
             async with producers.transaction(frozenset()):
                 raise of_error(ErrorCode.INVALID_PRODUCER_ID_MAPPING, "t partition 0")
         assert (told.value.slug, told.value.outcome) == ("not-now", "none")
 
-    asyncio.run(scenario())
-
-
-def test_what_an_earlier_life_left_open_keeps_no_request_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that hangs may be needed to end it."""
-
-    async def scenario() -> None:
-        producers = ProducerPool(cast(Gateway, Coordinated()))
-        with pytest.raises(Problem, match="earlier life") as told:
-            async with asyncio.timeout(5), producers.transaction(frozenset()):
-                pytest.fail("nobody has recovered")
-        assert (told.value.slug, told.value.outcome) == ("not-now", "none")
-
-    monkeypatch.setattr(producers_module, "TIMEOUT_S", 0.01)
     asyncio.run(scenario())
 
 
@@ -435,7 +418,6 @@ def test_a_transaction_that_lost_its_way_before_the_commit_wrote_nothing(
 
     async def scenario() -> None:
         producers = ProducerPool(cast(Gateway, Coordinated(EndTxnResponse(producer_id=1, producer_epoch=1))))
-        await producers.recover()
         with pytest.raises(Problem) as told:
             async with producers.transaction(frozenset()):
                 raise LOST
