@@ -33,7 +33,7 @@ from service.web.problems import Outcome, Problem, of_error
 from service.web.producers import Producer
 from service.web.quick import read_lines
 from service.web.records import Partitioner, RecordIn, milliseconds, new_record
-from service.web.routing import NDJSON, STREAMING, Parameter, Route, header, integer, text
+from service.web.routing import IDEMPOTENCY_KEY, NDJSON, STREAMING, Parameter, Route, header, integer, text
 from service.web.sending import OutgoingBatch, send
 from service.web.unpacking import body_of, pieces_of
 from service.wire.error_codes import ErrorCode
@@ -57,7 +57,6 @@ REST_BYTES_MAX = 1 << 20
 ZSTD = 4
 COMPRESSED_FROM_BYTES = 1000
 OCTETS = "application/octet-stream"
-IDEMPOTENCY_KEY = "Idempotency-Key"
 
 
 class OffsetIn(msgspec.Struct, forbid_unknown_fields=True):
@@ -701,7 +700,7 @@ _ABOUT = "Written together or not at all: as one batch, or in a transaction of t
 _STREAM = " NDJSON: a record a line, reported line by line while the body is still coming."
 _PROBLEMS = (400, 404, 409, 413, 415, 422, 503, 504)
 KEY_HEADER = header(
-    "Idempotency-Key",
+    IDEMPOTENCY_KEY,
     "Makes the request safe to repeat: the same key again is given the first answer, for 24 hours"
     " (`http.idempotency.retention.ms`), also after a restart.",
 )
