@@ -48,6 +48,8 @@ BATCH_BYTES = 800_000
 """The most bytes of records, as JSON, in one batch: below the 1 MiB that topics accept by default."""
 RECORDS_AT_ONCE = 500
 """How many records are made into batches in one turn of the loop: 4 ms."""
+AROUND_BYTES = 40
+"""The most bytes that a record without headers has in a batch beside its key and its value."""
 RUN_RECORDS = 4 * RECORDS_AT_ONCE
 """The most records in one batch."""
 DECODED_AT_ONCE = 128 << 10
@@ -254,7 +256,7 @@ def cut(records: Sequence[NewRecord], bytes_max: int = BATCH_BYTES) -> list[list
 def bytes_of(record: NewRecord) -> int:
     """At least as many bytes as the record takes in a batch."""
     key, value, headers, _ = record
-    size_bytes = 40 + len(key or b"") + len(value or b"")
+    size_bytes = AROUND_BYTES + len(key or b"") + len(value or b"")
     for name, content in headers:
         size_bytes += len(name) + len(content or b"") + 10
     return size_bytes
@@ -592,7 +594,7 @@ async def _write_plain_lines(
     are among them, and nothing was done.
     """
     topic = gateway.image.topics.get(topic_name)
-    if topic is None or sum(map(len, lines)) > batch_bytes(gateway, topic_name):
+    if topic is None or sum(map(len, lines)) + AROUND_BYTES * len(lines) > batch_bytes(gateway, topic_name):
         return None
     if (records := read_lines(lines)) is None:
         return None
