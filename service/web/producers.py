@@ -26,11 +26,14 @@ from service.broker.internal_topics import GROUPS, TRANSACTIONS
 from service.client.cluster import MOVED
 from service.client.failures import ClientFailure
 from service.client.transactions import ONGOING
-from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
+from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway, first_error
 from service.web.problems import Problem, of_error
 from service.web.sending import OutgoingBatch, rounds, send_one_each
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTransaction,
     DescribeTransactionsRequest,
     EndTxnRequest,
     InitProducerIdRequest,
@@ -54,12 +57,23 @@ FENCED = (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode
 class Producer:
     """The owner of one transactional id."""
 
-    def __init__(self, gateway: Gateway, transactional_id: str, timeout_ms: int = TXN_TIMEOUT_MS) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        transactional_id: str,
+        timeout_ms: int = TXN_TIMEOUT_MS,
+        *,
+        ends_anywhere: bool = False,
+    ) -> None:
         self.transactional_id = transactional_id
         self.producer_id = self.epoch = -1
         self.timeout_ms = timeout_ms
         self.sequences: dict[TopicPartition, int] = {}
         self._gateway = gateway
+        self._ends_anywhere = ends_anywhere
+        """The transaction may be ended, or sealed, at any broker. What comes late must not get into it, and leaders
+        can't tell: so the coordinator is asked before each attempt to write.
+        """
 
     async def own(self) -> None:
         """Take the id over. What its last owner left open is aborted."""
@@ -94,10 +108,33 @@ class Producer:
         they have sequence numbers.
         """
         for together in rounds(batches):
-            await send_one_each(self._gateway, together, transactional_id=self.transactional_id, internal=internal)
+            await send_one_each(
+                self._gateway,
+                together,
+                transactional_id=self.transactional_id,
+                internal=internal,
+                refusal=self.refusal if self._ends_anywhere else None,
+            )
             for each in together:
                 if each.error:
                     raise each.problem()
+
+    async def refusal(self) -> int:
+        """Why the coordinator lets nothing more be written in the transaction; 0: it does. It is asked about a
+        partition that is in no transaction, because the question needs one.
+        """
+        topic, index = self._gateway.home(TRANSACTIONS, self.transactional_id)
+        topics = [AddPartitionsToTxnTopic(topic, [index])]
+        pair = self.producer_id, self.epoch
+        question = AddPartitionsToTxnTransaction(self.transactional_id, *pair, verify_only=True, topics=topics)
+        try:
+            answer = await self._gateway.ask_coordinator(
+                TRANSACTIONS, self.transactional_id, AddPartitionsToTxnRequest([question])
+            )
+        except (Problem, ClientFailure):
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        code = first_error(answer)
+        return ErrorCode.NONE if code == ErrorCode.TRANSACTION_ABORTABLE else code
 
     async def commit_offsets(
         self,
@@ -114,8 +151,10 @@ class Producer:
         )
         deadline = asyncio.get_running_loop().time() + TIMEOUT_S
         while True:
-            answer = await self._gateway.ask_coordinator(GROUPS, group, request)
-            codes = [each.error_code for topic in answer.topics for each in topic.partitions if each.error_code]
+            codes = [code] if self._ends_anywhere and (code := await self.refusal()) else []
+            if not codes:
+                answer = await self._gateway.ask_coordinator(GROUPS, group, request)
+                codes = [each.error_code for topic in answer.topics for each in topic.partitions if each.error_code]
             if not codes:
                 return
             if codes[0] not in AGAIN or asyncio.get_running_loop().time() > deadline:
