@@ -449,6 +449,7 @@ class PartitionMaker:
         recovery_point: int,
     ) -> Partition:
         topic_partition = TopicPartition(topic.name, index)
+        folder.unused.pop(folder_of(topic_partition), None)
         stable = StableOffsets()
         producers = ProducerStates(
             stable.open_transactions, limit=self._config.producers_per_partition_max, room=self.producer_room

@@ -17,7 +17,7 @@ import pytest
 from log.disk import DiskFault, RealDisk
 from log.identity import PARTITION_METADATA
 from log.ids import TopicPartition, format_topic_id
-from log.manifest import MANIFEST
+from log.manifest import MANIFEST, RECOVERY_POINTS
 from log.relocation import FORMER, FUTURE, stem_of
 from service.api.routes import OFFERED
 from service.broker import found_folders
@@ -311,3 +311,24 @@ def test_a_folder_of_a_lost_topic_is_kept_when_a_topic_of_its_name_is_made(tmp_p
     assert now is not None
     assert now.name == f"{machine.stem}.1{STRAY}"
     assert (now / FIRST_LOG).read_bytes() == before
+
+
+def test_what_was_moved_aside_is_put_back_as_the_documentation_says(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    former_alone(machine)
+
+    async def anew(stage: Stage) -> None:
+        await write(await stage.served("orders"), b"new")
+
+    async def scene(stage: Stage) -> None:
+        assert values(await stage.served("orders")) == BATCHES
+
+    machine.live(anew)
+    (stray,) = machine.one.glob(f"*{STRAY}")
+    (named,) = (folder / "orders-0" for folder in machine.all if (folder / "orders-0").exists())
+    named.rename(tmp_path / "meanwhile")
+    stray.rename(machine.home)
+    for folder in machine.all:
+        for name in (MANIFEST, RECOVERY_POINTS):
+            (folder / name).unlink(missing_ok=True)
+    machine.live(scene)
