@@ -16,9 +16,9 @@ flushed. A stray is a folder that was moved *aside*: it is called `….stray` fr
 | N3 | named | it is blank; a partition of that name is placed here | removed |
 | N4 | named | it tells another topic than that whose partition of that name is placed here | aside |
 | N5 | named | it tells a topic of that name, whose partition is placed on other brokers | aside |
-| N6 | named | none of these: the metadata knows no such topic | left |
+| N6 | named | none of these: the metadata knows no such partition | left |
 | C1 | copy | it is blank | removed |
-| C2 | copy | the metadata knows no such topic | left |
+| C2 | copy | the metadata knows no such partition | left |
 | C3 | copy | its partition is placed on other brokers | aside |
 | C4 | `.future` | there is a `.former`, and no folder with the partition's name that is used | used |
 | C5 | copy | there is no folder with the partition's name that is used | aside |
@@ -53,7 +53,7 @@ def fate_of_named(
     tells: TopicId | None, *, placed: TopicId | None, blank: bool = False, is_known: bool = False
 ) -> Fate:
     """`placed`: the topic whose partition of that name is placed here. If there is none, `is_known` says whether the
-    metadata knows the topic that the folder tells, by that name.
+    metadata knows the partition of that name of the topic that the folder tells.
     """
     if placed is None:
         return Fate.ASIDE if is_known else Fate.LEFT

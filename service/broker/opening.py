@@ -166,7 +166,11 @@ class PartitionMaker:
                 except DiskFault as fault:  # perhaps it is a file: it is none of this broker's partitions in any case
                     logger.warning("%s/%s is passed over: %s", folder.name, name, fault.strerror)
                     continue
-                is_known = tells is not None and image.topic_names.get(tells) == topic_partition.topic
+                is_known = (
+                    tells is not None
+                    and image.topic_names.get(tells) == topic_partition.topic
+                    and image.partition(topic_partition) is not None
+                )
                 if fate_of_named(tells, placed=None, is_known=is_known) is Fate.LEFT:
                     folder.unused[name] = 0
                     continue
@@ -180,14 +184,14 @@ class PartitionMaker:
             if strays:
                 logger.warning(
                     "%s has %d folders of partitions that were moved aside, such as %s: remove them when you are sure"
-                    " that the brokers which hold those partitions now have all that is in them",
+                    " that those partitions have all that is in them",
                     *(folder.name, len(strays), strays[0]),
                 )
             nobodys = [name for name in folder.unused if not name.endswith(STRAY)]
             if nobodys:
                 logger.warning(
                     "%s has %d folders of topics that don't exist any more, such as %s: remove them while this broker"
-                    " is stopped, unless the metadata store has lost those topics",
+                    " is stopped, unless the metadata store has lost those topics, or partitions of them",
                     *(folder.name, len(nobodys), nobodys[0]),
                 )
 
@@ -233,15 +237,14 @@ class PartitionMaker:
         formers, futures = self._named(present, FORMER), self._named(present, FUTURE)
         if not formers and not futures:
             return
-        touched: dict[LogFolder, None] = {}
+        to_sync: dict[LogFolder, None] = {}
         for topic_id, index in dict.fromkeys((*formers, *futures)):
             origins, targets = formers.get((topic_id, index), []), futures.get((topic_id, index), [])
             # Of several, all but one belong to moves that were called off, and nothing says which was not.
             resumable = targets[0] if len(targets) == 1 else None
             stem, home = stem_of(topic_id, index), None
-            topic_name = image.topic_names.get(topic_id)
-            topic_partition = TopicPartition(topic_name or "", index)
-            state = None if topic_name is None else image.partition(topic_partition)
+            topic_partition = TopicPartition(image.topic_names.get(topic_id, ""), index)
+            state = image.partition(topic_partition)
             is_placed = state is not None and node_id in state.replicas
             if is_placed:
                 home = await self._home_of(topic_partition, topic_id, origins, targets, present)
@@ -249,10 +252,9 @@ class PartitionMaker:
                     self.unfinished[topic_partition] = resumable
             left = [(each, stem + FORMER) for each in origins] + [(each, stem + FUTURE) for each in targets]
             for folder, name in left:
-                touched[folder] = None
                 fate = fate_of_copy(
                     blank=is_blank(folder.disk, name),
-                    is_known=topic_name is not None,
+                    is_known=state is not None,
                     is_placed=is_placed,
                     has_home=home is not None,
                     in_doubt=in_doubt,
@@ -264,9 +266,11 @@ class PartitionMaker:
                 else:
                     why = "it may hold what {} lacks" if is_placed else "other brokers hold {}"
                     self._move_aside(folder, name, stem, why.format(topic_partition))
+                if fate is Fate.ASIDE or name.endswith(FUTURE):
+                    to_sync[folder] = None
         # What was moved aside must be so before its partition begins anew: the start after that would remove it. And
         # beside the copy of a later move, one that comes back could be taken for it.
-        for folder in touched:
+        for folder in to_sync:
             await folder.disk.sync_dir("")
 
     async def _home_of(
