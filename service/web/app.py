@@ -216,6 +216,8 @@ class WebServer:
             try:
                 return await answered(request)
             except Problem as problem:
+                if STREAMING in request:
+                    raise
                 request[PROBLEM] = problem.slug
                 return refuse(problem)
 
@@ -401,26 +403,31 @@ async def _answered(
 ) -> web.StreamResponse:
     try:
         return await handler(request)
-    except Problem as problem:
-        request[PROBLEM] = problem.slug
-        return problem.response(request)
-    except web.HTTPException as exception:
-        slug = _STATUS_SLUGS.get(exception.status)
+    except Exception as failure:  # noqa: BLE001 - it is told, and logged if it is a defect
+        told = _told(request, failure)
+    return _cut_off(request) if STREAMING in request else told
+
+
+def _told(request: web.Request, failure: Exception) -> web.StreamResponse:
+    """What the client is told of a failure; or the failure is raised, if it is an answer by itself."""
+    if isinstance(failure, Problem):
+        request[PROBLEM] = failure.slug
+        return failure.response(request)
+    if isinstance(failure, web.HTTPException):
+        slug = _STATUS_SLUGS.get(failure.status)
         if slug is None:
-            raise
-        response = Problem(slug, exception.text).response(request)
-        if "Allow" in exception.headers:
-            response.headers["Allow"] = exception.headers["Allow"]
+            raise failure
+        response = Problem(slug, failure.text).response(request)
+        if "Allow" in failure.headers:
+            response.headers["Allow"] = failure.headers["Allow"]
         return response
-    except (ConnectionError, ClientConnectionError):
+    if isinstance(failure, ConnectionError | ClientConnectionError):
         return _cut_off(request)  # the client is gone
-    except web.RequestPayloadError as error:
-        return Problem("malformed", f"the body is not as its headers say: {error}").response(request)
-    except Exception:  # logged with its trace; this request ends, others go on
-        logger.exception("%s %s failed", request.method, request.path)
-        if STREAMING in request:
-            return _cut_off(request)
-        return Problem("server-error", outcome="unknown").response(request)
+    if isinstance(failure, web.RequestPayloadError):
+        return Problem("malformed", f"the body is not as its headers say: {failure}").response(request)
+    # Logged with its trace; this request ends, others go on.
+    logger.error("%s %s failed", request.method, request.path, exc_info=failure)
+    return Problem("server-error", outcome="unknown").response(request)
 
 
 def _cut_off(request: web.Request) -> web.StreamResponse:

@@ -7,12 +7,18 @@ import socket
 from contextlib import suppress
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 
 from service.settings.broker import BrokerConfig, Endpoint
 from service.settings.setting import ConfigError
-from service.web.app import WebServer
+from service.web.app import WebServer, _answered
+from service.web.problems import Problem
+from service.web.routing import STREAMING
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.cli.kit import process
 from tests.service.web.kit import PATIENCE_S, Http
@@ -140,3 +146,19 @@ def test_programs_and_own_pages_say_nothing_foreign(http: Http, topic: str) -> N
     for headers in ({}, forwarded, *of_browsers):
         answer = http.post(f"/v1/topics/{topic}/records", {"records": [{"value": 1}]}, headers=headers)
         assert answer.status == 200, answer
+
+
+@pytest.mark.parametrize(
+    "failure", [Problem("not-now"), web.HTTPNotFound(), web.RequestPayloadError("cut off"), ValueError("a defect")]
+)
+def test_a_failure_after_the_head_was_sent_ends_the_connection(failure: Exception) -> None:
+    """Any but a defect sent another head, which the client took for what the first one had announced."""
+    request = make_mocked_request("GET", "/v1/topics/t/stream", transport=MagicMock())
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        request[STREAMING] = True
+        raise failure
+
+    assert asyncio.run(_answered(request, handler)).status == 499
+    transport: Any = request.transport
+    transport.abort.assert_called_once_with()
