@@ -529,7 +529,7 @@ class ConsumerDecisions:
                 goal.target,
                 owned,
                 group.is_held,
-                self._is_subscribed(group, member),
+                self._is_subscribed(group, member, goal, subscription_changed),
                 subscription_changed,
             ),
         )
@@ -539,7 +539,15 @@ class ConsumerDecisions:
                 self._await_revocation(group, walked, draft)
         return walked
 
-    def _is_subscribed(self, group: ConsumerGroup, member: ConsumerMember) -> Callable[[bytes], bool]:
+    def _is_subscribed(
+        self, group: ConsumerGroup, member: ConsumerMember, goal: Goal, subscription_changed: bool
+    ) -> Callable[[bytes], bool]:
+        """Whether the member subscribes to a topic. If nothing has changed since its target was made, that has no other
+        topics, and thousands of them need not be looked up again.
+        """
+        is_new = goal.epoch == group.epoch and not group.must_look_at_metadata(self._topics.version)
+        if is_new and not subscription_changed:
+            return lambda topic_id: True
         resolved = group.resolved.get(member.regex_or_none or "")
         matched = frozenset[str]() if resolved is None else resolved.topics
 
@@ -682,7 +690,9 @@ def _as_it_says(found: ConsumerMember, ask: ConsumerHeartbeat) -> ConsumerMember
 
 
 def _partitions(held: EpochsByTopic) -> PartitionsByTopic:
-    return {topic_id: tuple(sorted(partitions)) for topic_id, partitions in held.items()}
+    alike = {id(partitions): partitions for partitions in held.values()}  # most of thousands of topics share one
+    in_order = {each: tuple(sorted(partitions)) for each, partitions in alike.items()}
+    return {topic_id: in_order[id(partitions)] for topic_id, partitions in held.items()}
 
 
 def _is_blank(text: str | None) -> bool:

@@ -178,7 +178,7 @@ def _apply_value(group: ConsumerGroup, key: ConsumerKey, value: bytes) -> None:
         case ConsumerGroupTargetAssignmentMemberKey():
             group.target[key.member_id] = read_target(value)
         case ConsumerGroupCurrentMemberAssignmentKey():
-            group.put(_member(group, key.member_id)._replace(**read_current(value)._asdict()))
+            group.put(_member(group, key.member_id).holding(read_current(value)))
         case ConsumerGroupRegularExpressionKey():
             resolved = read_value(ConsumerGroupRegularExpressionValue, value)
             topics = frozenset(resolved.topics)

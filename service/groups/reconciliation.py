@@ -56,38 +56,40 @@ def reconcile(member: ConsumerMember, walk: Walk) -> ConsumerMember | None:
 def _towards_target(member: ConsumerMember, epoch: int, walk: Walk) -> ConsumerMember:
     keeps: dict[bytes, Mapping[int, int]] = {}
     revokes: dict[bytes, Mapping[int, int]] = {}
-    gets: dict[bytes, list[int]] = {}
+    gets: dict[bytes, frozenset[int]] = {}
     others_hold_some = False
+    is_held, is_subscribed = walk.is_held, walk.is_subscribed
     for topic_id in dict.fromkeys((*walk.target, *member.assigned)):
         target = walk.target.get(topic_id, NO_PARTITION)
-        if target and not walk.is_subscribed(topic_id):
+        if target and not is_subscribed(topic_id):
             target = NO_PARTITION
         has = member.assigned.get(topic_id)
         if has and has.keys() == target:  # most topics are kept whole, or are new to the member
             keeps[topic_id] = has
             continue
-        wanted = sorted(target)
+        wanted = target
         if has:
-            wanted = [partition for partition in wanted if partition not in has]
+            wanted = target.difference(has)
             if kept := {partition: given for partition, given in has.items() if partition in target}:
                 keeps[topic_id] = kept
             if lost := {partition: given for partition, given in has.items() if partition not in target}:
                 revokes[topic_id] = lost
-        if wanted:
-            # The member may be given partitions that it still has to revoke itself: until then no other member holds
-            # them.
-            revoking = member.revoking.get(topic_id, NOT_GIVEN)
-            free = [partition for partition in wanted if partition in revoking or not walk.is_held(topic_id, partition)]
-            others_hold_some = others_hold_some or len(free) < len(wanted)
-            if free:
-                gets[topic_id] = free
+        # The member may be given partitions that it has still to revoke itself: until then no other member holds them.
+        revoking = member.revoking.get(topic_id, NOT_GIVEN)
+        held = [each for each in wanted if is_held(topic_id, each) and each not in revoking]
+        others_hold_some = others_hold_some or bool(held)
+        if free := wanted.difference(held) if held else wanted:
+            gets[topic_id] = free
     if revokes and _still_owns(walk.owned, revokes):
-        return member.at_epoch(epoch, state=MemberState.UNREVOKED_PARTITIONS, assigned=keeps, revoking=revokes)
+        return member.at_epoch(epoch, MemberState.UNREVOKED_PARTITIONS, assigned=keeps, revoking=revokes)
+    alike: dict[frozenset[int], Mapping[int, int]] = {}  # of thousands of topics most have the same partitions
     for topic_id, partitions in gets.items():
-        given = dict.fromkeys(partitions, walk.target_epoch)
+        given = alike.get(partitions)
+        if given is None:
+            given = alike[partitions] = dict.fromkeys(partitions, walk.target_epoch)
         keeps[topic_id] = {**keeps[topic_id], **given} if topic_id in keeps else given
     state = MemberState.UNRELEASED_PARTITIONS if others_hold_some else MemberState.STABLE
-    return member.at_epoch(walk.target_epoch, state=state, assigned=keeps, revoking={})
+    return member.at_epoch(walk.target_epoch, state, assigned=keeps, revoking={})
 
 
 def _within_subscription(member: ConsumerMember, walk: Walk) -> ConsumerMember:
@@ -102,9 +104,7 @@ def _within_subscription(member: ConsumerMember, walk: Walk) -> ConsumerMember:
     for topic_id, given in leaves.items():
         revokes[topic_id] = {**revokes.get(topic_id, {}), **given}
     if _still_owns(walk.owned, revokes):
-        return member.at_epoch(
-            member.member_epoch, state=MemberState.UNREVOKED_PARTITIONS, assigned=keeps, revoking=revokes
-        )
+        return member.at_epoch(member.member_epoch, MemberState.UNREVOKED_PARTITIONS, assigned=keeps, revoking=revokes)
     return member._replace(previous_epoch=member.member_epoch, assigned=keeps)
 
 

@@ -427,7 +427,12 @@ def current_record(group_id: str, member: ConsumerMember) -> RecordPair:
     parts = [VERSIONS[CONSUMER_VERSION], CURRENT_HEAD.pack(*current[:3])]
     for held in (member.assigned, member.revoking):
         parts.append(_count(len(held)))
-        parts += [topic_id + _held_partitions(tuple(sorted(given.items()))) for topic_id, given in held.items()]
+        alike: dict[int, bytes] = {}  # topics whose partitions were given in one step share one object that tells them
+        for topic_id, given in held.items():
+            part = alike.get(id(given))
+            if part is None:
+                part = alike[id(given)] = _held_partitions(tuple(sorted(given.items())))
+            parts.append(topic_id + part)
     value = b"".join((*parts, NO_TAGS))
     _note_value(value, current)
     return _key(ConsumerGroupCurrentMemberAssignmentKey(group_id, member.member_id)), value

@@ -890,3 +890,28 @@ def test_a_target_looks_at_a_topic_once_for_each_subscription_and_not_for_each_m
         return len(asked)
 
     assert looks_of_a_join_after(40, "large") == looks_of_a_join_after(2, "small")
+
+
+def test_a_member_of_thousands_of_topics_looks_up_none_of_them_if_nothing_has_changed_since_its_target_was_made(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"t{number}" for number in range(3_000)]
+    for name in names:
+        driver.topics.put(name, 2)
+    driver.beat("a", 0, subscribed_topics=None, subscribed_regex="t.*")
+    for _ in turns(driver):
+        pass
+    looked_up: list[bytes] = []
+    name_of = driver.topics.name_of
+
+    def look_up(topic_id: bytes) -> str | None:
+        looked_up.append(topic_id)
+        return name_of(topic_id)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(driver.topics, "name_of", look_up)
+        answer = driver.beat("a", 1)
+    assert not looked_up
+    assert driver.named(answer) == {name: [0, 1] for name in names}
+    given = group_of(driver).members["a"].assigned.values()
+    assert len({id(each) for each in given}) == 1, "topics with the same partitions share what says since when"
