@@ -136,6 +136,10 @@ class FetchSession:
             if known is None:
                 self.wanted[key] = self.stirred[key] = wanted
             else:
+                same_epoch = wanted.current_leader_epoch == known.current_leader_epoch
+                if not same_epoch or wanted.fetch_offset < known.fetch_offset:
+                    # It asks in another role, or it has cut its log. From the answer before it took nothing else.
+                    known.told_high_watermark = known.told_log_start_offset = -1
                 known.fetch_offset = wanted.fetch_offset
                 known.max_bytes = wanted.max_bytes
                 known.current_leader_epoch = wanted.current_leader_epoch

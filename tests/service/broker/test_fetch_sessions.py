@@ -1,5 +1,7 @@
 """Fetch sessions: epochs, room, eviction, the order of the row, and what is looked at."""
 
+import pytest
+
 from isolation.read_view import Isolation
 from service.broker.fetch_sessions import (
     EPOCH_MAX,
@@ -77,6 +79,17 @@ def test_an_update_keeps_what_the_reader_was_told_and_forgets_what_it_dropped() 
     assert list(session.wanted) == [("t", 0), ("t", 2)]
     assert session.wanted["t", 0].fetch_offset == 9
     assert session.wanted["t", 0].told_high_watermark == 5
+
+
+@pytest.mark.parametrize(("epoch", "fetch_offset"), [(4, 9), (3, 8)])
+def test_who_asks_in_another_epoch_or_after_a_cut_is_told_all_again(epoch: int, fetch_offset: int) -> None:
+    sessions = FetchSessions(slots=1)
+    key = "t", 0
+    session = sessions.open(1, {key: WantedPartition(0, 9, 10, 3, -1, 2)}, by_topic_id=False, now_ms=0)
+    assert session is not None
+    session.wanted[key].told_high_watermark, session.wanted[key].told_log_start_offset = 8, 5
+    session.update([(key, WantedPartition(0, fetch_offset, 10, epoch, -1, 2))], [])
+    assert (session.wanted[key].told_high_watermark, session.wanted[key].told_log_start_offset) == (-1, -1)
 
 
 class Partition:

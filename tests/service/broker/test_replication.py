@@ -405,6 +405,26 @@ def test_a_follower_that_is_empty_inside_its_leaders_log_begins_where_that_begin
     on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
 
 
+def test_a_follower_that_is_told_to_cut_hears_of_the_start_afterwards(tmp_path: Path) -> None:
+    """It takes nothing but the cut from that answer. The leader took the start for told: the follower kept what was
+    deleted, and so it came in sync no more until somebody wrote.
+    """
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, min_insync_replicas="1")
+        await stage.write("everywhere")
+        stage.broker(2).replication.stop(stage.partition(2))
+        await stage.write("lost", "with its leader", acks=1)
+        await stage.kill(1)
+        await until(lambda: stage.state().leader == 2 and stage.leader() is not None)
+        await raise_start_offset(stage.partition(2).log, 1)
+        await stage.start(1)
+        await stage.in_sync(1, 2)
+        assert (stage.partition(1).log.start_offset, stage.partition(1).log.end_offset) == (1, 1)
+
+    on_cluster_stage(tmp_path, scene, 3, 1, 2, given=OS | PATIENT)
+
+
 def test_what_is_deleted_does_not_come_back_with_the_next_leader(tmp_path: Path) -> None:
     async def scene(stage: ClusterStage) -> None:
         await stage.create(1, 2)
