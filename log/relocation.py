@@ -25,7 +25,7 @@ from log.batch import CHECKED_FROM, HEADER_BYTES, CorruptBatch, crc32c, read_hea
 from log.cutting import restart_at
 from log.disk import Disk, DiskFault
 from log.epochs import LeaderEpochs
-from log.ids import TopicId, format_topic_id
+from log.ids import TopicId, format_topic_id, parse_topic_id, partition_of
 from log.partition_log import PartitionLog
 from log.removal import raise_start_offset
 from log.unbroken import unbroken
@@ -47,6 +47,15 @@ def stem_of(topic_id: TopicId, index: int) -> str:
     system, and it differs for a topic that was deleted and made again, because it contains the topic's id.
     """
     return f"{format_topic_id(topic_id)}-{index}"
+
+
+def of_stem(stem: str) -> tuple[TopicId, int] | None:
+    """The inverse of `stem_of`; None for any other text."""
+    place = partition_of(stem)
+    try:
+        return None if place is None else (parse_topic_id(place.topic), place.partition)
+    except ValueError:
+        return None
 
 
 class Relocation:

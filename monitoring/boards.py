@@ -155,6 +155,12 @@ OVERVIEW: Final = Board(
                     bad_from=1,
                 ),
                 figure(
+                    "Unused folders",
+                    "Moved aside by a start, or of topics that are not known: `oncelog doctor` tells what to do.",
+                    f"sum({of('oncelog_unused_folders')})",
+                    bad_from=1,
+                ),
+                figure(
                     "Coordinators loading",
                     "What they coordinate can't be told or changed yet.",
                     f"sum({of('oncelog_coordinators_loading')})",
@@ -257,11 +263,12 @@ OVERVIEW: Final = Board(
                 ),
                 Panel(
                     "Disk",
-                    "What is free of each data folder's file system, and what the logs take.",
+                    "What is free of each data folder's file system, what the logs take, and what folders take that nobody uses.",
                     (
                         (of("oncelog_disk_free_bytes"), "free {{instance}} {{folder}}"),
                         (of("oncelog_disk_total_bytes"), "size {{instance}} {{folder}}"),
                         (of("oncelog_log_bytes"), "logs {{instance}} {{folder}}"),
+                        (of("oncelog_unused_bytes"), "unused {{instance}} {{folder}}"),
                     ),
                     unit="bytes",
                 ),

@@ -459,6 +459,8 @@ class Scrape:
         for folder in folders:
             lines.add(of.FOLDER_FAILED, int(folder.failed is not None), folder.name)
             lines.add(of.FOLDER_FULL, int(folder.headroom.is_short), folder.name)
+            lines.add(of.UNUSED, len(folder.unused), folder.name)
+            lines.add(of.UNUSED_BYTES, sum(folder.unused.values()), folder.name)
             lines.add_histogram(of.FSYNC, folder.flusher.seconds, folder.name)
             try:
                 space = folder.disk.space()

@@ -431,6 +431,12 @@ DISK_FREE = _gauge("oncelog_disk_free_bytes", "What the file system of a data fo
 DISK_TOTAL = _gauge("oncelog_disk_total_bytes", "The size of a data folder's file system.", "folder")
 FOLDER_FAILED = _gauge("oncelog_log_folder_failed", "1 where a data folder is out of service.", "folder")
 FOLDER_FULL = _gauge("oncelog_log_folder_full", "1 where producers are refused for lack of room.", "folder")
+UNUSED = _gauge(
+    "oncelog_unused_folders",
+    "Folders in a data folder that no partition uses: moved aside by a start, or of topics that are not known.",
+    "folder",
+)
+UNUSED_BYTES = _gauge("oncelog_unused_bytes", "What is in those folders, as of some minutes ago.", "folder")
 LOOP_LAG = _histogram(
     "oncelog_event_loop_lag_seconds", "How late the event loop was, a hundred times a second: everybody waits for it."
 )

@@ -34,6 +34,8 @@ logger = logging.getLogger("oncelog.supervisor")
 
 OTHERS_FOLDER = "brokers"
 MAX_PORT = 65_535
+ERROR_PREFIX = "oncelog: "
+"""How a command begins the line that says why it ends."""
 RESTART_S_MIN, RESTART_S_MAX = 0.2, 10.0
 STEADY_S = 30.0
 """A broker that was up for this long is restarted after the shortest pause again."""
@@ -69,6 +71,7 @@ class BrokerProcess:
     async def start(self) -> None:
         """Start the process. Returns when the broker answers, and raises `StartError` if the process ends instead."""
         log = None if self._log is None else os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        log_end = 0 if log is None else os.lseek(log, 0, os.SEEK_END)
         try:
             process = self._process = await asyncio.create_subprocess_exec(
                 *tied(self._command),
@@ -83,8 +86,19 @@ class BrokerProcess:
         assert process.stdout is not None
         line = await process.stdout.readline()
         if not line:
-            raise StartError(f"broker {self.number} did not start (status {await process.wait()})")
+            status = await process.wait()
+            raise StartError(f"broker {self.number} did not start (status {status}){self._last_words(log_end)}")
         self.facts = json.loads(line)
+
+    def _last_words(self, log_end: int) -> str:
+        """Why it did not start, if that is in the file for the operator, beyond `log_end`. Otherwise the operator has
+        seen it.
+        """
+        if self._log is None:
+            return ""
+        lines = self._log.read_bytes()[log_end:].decode(errors="replace").splitlines()
+        told = [line.removeprefix(ERROR_PREFIX) for line in lines if line.startswith(ERROR_PREFIX)]
+        return f": {told[-1]}" if told else ""
 
     async def ended(self) -> int:
         assert self._process is not None

@@ -101,9 +101,19 @@ def missing_folders(found: Mapping[str, FolderFacts | None]) -> int:
     return len(had - present)
 
 
+def any_away(found: Mapping[str, FolderFacts | None]) -> bool:
+    """Whether one of the broker's folders is away, or was away when the broker was started without it. So it is until a
+    start has come to its end: if one dies on its way, the next one must know that what it finds may not be the newest.
+    """
+    known = [facts for facts in found.values() if facts is not None and facts.directory_id]
+    present = {facts.directory_id for facts in known}
+    return any(set(facts.directories) != present for facts in known)
+
+
 async def claim(disks: Mapping[str, Disk], *, cluster_id: str, node_id: int, fresh_id: Callable[[], str]) -> str:
-    """Write into every folder to which cluster and broker it belongs, and which other folders the broker has. Returns
-    the id of the first folder. Other brokers recognise this broker by that id after a restart.
+    """Write into every folder to which cluster and broker it belongs, and which other folders the broker has, unless
+    one is or was away: that is left to the end of the start (`agree`). Returns the id of the first folder. Other
+    brokers recognise this broker by that id after a restart.
     """
     found = read_all(disks)
     if missing := missing_folders(found):
@@ -115,6 +125,7 @@ async def claim(disks: Mapping[str, Disk], *, cluster_id: str, node_id: int, fre
         # the next start finds no folder missing.
         for disk in disks.values():
             await read_and_remove_manifest(disk)
+    is_whole = not any_away(found)
     # A folder's notes hold only if this broker was never started without it: what they name may have been used again.
     claimed = [facts for facts in found.values() if facts is not None]
     for name, disk in disks.items():
@@ -128,8 +139,15 @@ async def claim(disks: Mapping[str, Disk], *, cluster_id: str, node_id: int, fre
             own_id = fresh_id()
             new = found[name] = FolderFacts(LAYOUT, cluster_id, node_id, own_id, (own_id,))
             await disk.write_atomic(META_FILE, new.to_text().encode())
-    directories = tuple(sorted(facts.directory_id for facts in found.values() if facts))
+    if is_whole:
+        await agree(disks)
+    return min(facts.directory_id for facts in found.values() if facts is not None)
+
+
+async def agree(disks: Mapping[str, Disk]) -> None:
+    """From now on the broker has these folders and no others, and none of them was ever away."""
+    found = {name: facts for name, facts in read_all(disks).items() if facts is not None}
+    directories = tuple(sorted(facts.directory_id for facts in found.values()))
     for name, facts in found.items():
-        if facts is not None and facts.directories != directories:
+        if facts.directories != directories:
             await disks[name].write_atomic(META_FILE, replace(facts, directories=directories).to_text().encode())
-    return directories[0]

@@ -39,7 +39,7 @@ PARTITIONS_A_TURN = 256
 SESSION, UNREACHABLE, STRANGER, CLOCK, HTTP = "session", "unreachable", "stranger", "clock", "http"
 STUCK, OUT_OF_SYNC = "stuck", "out-of-sync"
 KINDS = (SESSION, UNREACHABLE, STRANGER, CLOCK, HTTP, STUCK, OUT_OF_SYNC)
-FAILED, FULL = "failed", "full"
+FAILED, FULL, UNUSED = "failed", "full", "unused"
 """What is wrong with a data folder. A broker knows it at once, and metrics of their own tell it."""
 STORE = "metadata store"
 

@@ -1,5 +1,5 @@
 """Regular work: remove expired segments, make rolled segments durable, write down recovery points and high watermarks,
-forget idle producers, and check that the data folders still exist.
+forget idle producers, check that the data folders still exist, and look how much is in folders that nobody uses.
 
 Partitions are handled one after the other, with a pause after each one that had work, so that this never delays
 clients. A disk fault takes the folder out of service; the work goes on in the other folders.
@@ -19,6 +19,7 @@ from log.ids import TopicId, TopicPartition
 from log.manifest import RECOVERY_POINTS, write_high_watermarks, write_recovery_points
 from log.removal import expired_segments, remove_oldest
 from service.broker.data_folder import META_FILE
+from service.broker.found_folders import size_of
 from service.broker.log_folder import LogFolder
 from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
@@ -52,6 +53,7 @@ class Housekeeper:
     async def run(self) -> None:
         clock = self._env.clock
         retention_s = points_s = watermarks_s = producers_s = clock.monotonic()
+        await self.look_at_unused()
         while True:
             await asyncio.sleep(FLUSH_CHECK_MS / 1000)
             now_s = clock.monotonic()
@@ -61,6 +63,7 @@ class Housekeeper:
             if now_s - retention_s >= self._config.log_retention_check_interval_ms / 1000:
                 retention_s = now_s
                 await self._each(self._remove_expired)
+                await self.look_at_unused()
             if now_s - points_s >= self._config.log_flush_offset_checkpoint_interval_ms / 1000:
                 points_s = now_s
                 for folder in self._folders:
@@ -80,6 +83,16 @@ class Housekeeper:
         for folder in self._folders:
             if folder.failed is None and not folder.disk.exists(META_FILE):
                 folder.fail(DiskFault(errno.ENOENT, "the data folder was removed or emptied", META_FILE))
+
+    async def look_at_unused(self) -> None:
+        """Find out how much is in each folder that no partition uses. An operator may have removed it."""
+        for folder in self._folders:
+            for name in list(folder.unused):
+                size_bytes = await self._env.blocking(size_of, folder.disk, name)
+                if size_bytes is None:
+                    folder.unused.pop(name, None)
+                elif name in folder.unused:
+                    folder.unused[name] = size_bytes
 
     async def _each(self, work: Callable[[Partition], Awaitable[None]]) -> None:
         for count, partition in enumerate(self._partitions):

@@ -32,6 +32,10 @@ class LogFolder:
         self.headroom = Headroom(name, disk, reserve_bytes)
         self.partitions = 0
         """How many partitions of the broker are in this folder."""
+        self.unused: dict[str, int] = {}
+        """The folders in it that no partition of this broker uses (`found_folders.py`), with their bytes, as the last
+        look has found them (`Housekeeper`).
+        """
         self._said_s = -math.inf
         self._on_failure = on_failure
 

@@ -1,17 +1,15 @@
 """Opens the partitions that a broker holds. It finds the folder of each one and opens its log, by the manifest if the
 last stop was clean and by recovery if not. Partitions that never existed are created. What could not be removed
-when it was to be, because its disk was out of service, is removed. Folders of partitions that other brokers hold now
-are moved aside, and those of deleted topics are only named: the metadata store may have been brought back from before
-those partitions came here, or those topics were made. Nobody else may have what is in them then.
+when it was to be, because its disk was out of service, is removed. What becomes of every other folder that is found
+is told by the table in `found_folders.py`.
 
-What always holds: a partition's folder belongs to the topic with its id, whatever the last stop was like. A folder that
-a deleted topic of the same name left is removed. A damaged log is opened and reported, but not served.
+What always holds: a partition's folder belongs to the topic with its id, whatever the last stop was like. A damaged log
+is opened and reported, but not served.
 """
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from itertools import count
+from collections.abc import Mapping, Sequence
 
 from idempotence.producer_room import ProducerRoom
 from idempotence.producers import ProducerStates
@@ -19,12 +17,21 @@ from isolation.stable import StableOffsets
 from log.config import LogConfig
 from log.cutting import restart_at
 from log.disk import DiskFault
-from log.identity import read_topic_id, was_never_flushed
-from log.ids import TopicId, TopicPartition, folder_of, partition_of
+from log.identity import read_topic_id
+from log.ids import ZERO_TOPIC_ID, TopicId, TopicPartition, folder_of, partition_of
 from log.manifest import Manifest, read_and_remove_manifest, read_high_watermarks, read_recovery_points
 from log.partition_log import CleanState, PartitionLog
-from log.relocation import FORMER, FUTURE, stem_of
-from service.broker.data_folder import StartError, read_facts
+from log.relocation import FORMER, FUTURE, of_stem, stem_of
+from service.broker.data_folder import FolderFacts, StartError, agree, any_away, read_facts
+from service.broker.found_folders import (
+    STRAY,
+    Fate,
+    fate_of_copy,
+    fate_of_named,
+    is_blank,
+    stray_name,
+    told_by,
+)
 from service.broker.housekeeper import Housekeeper
 from service.broker.internal_topics import log_config_of
 from service.broker.log_folder import LogFolder
@@ -37,7 +44,6 @@ from service.settings.broker import BrokerConfig
 
 logger = logging.getLogger("oncelog.broker")
 
-STRAY = ".stray"
 OPENED_AT_ONCE = 256
 """How many partitions are opened before other tasks run."""
 
@@ -50,11 +56,6 @@ class OpeningProgress:
 
     def read(self, size_bytes: int) -> None:
         self.read_bytes += size_bytes
-
-
-def _free_stray(stem: str, present: Collection[str]) -> str:
-    names = (f"{stem}.{number}{STRAY}" for number in count(1))
-    return next(each for each in names if each not in present)
 
 
 class PartitionMaker:
@@ -91,20 +92,23 @@ class PartitionMaker:
     async def open_all(self, image: Image, node_id: int) -> None:
         manifests: dict[str, Manifest] = {}
         present: dict[str, set[str]] = {}
+        found: dict[str, FolderFacts | None] = {}
         self.was_clean = True
         for folder in self._folders:
             folder.disk.sweep()
             present[folder.name] = set(folder.disk.listdir(""))
             manifests[folder.name] = await read_and_remove_manifest(folder.disk)
             self._housekeeper.written_points[folder] = read_recovery_points(folder.disk)
-            facts = read_facts(folder.disk, folder.name)
+            facts = found[folder.name] = read_facts(folder.disk, folder.name)
             assert facts is not None, "the folder is claimed before it is opened"
             self._directories[folder] = facts.directory_id
             # Without a manifest a whole partition may have been lost in a power cut, with nothing left that shows it.
             self.was_clean = self.was_clean and manifests[folder.name].is_there
         await self._remove_unremoved(present)
         points = {folder.name: self._housekeeper.written_points[folder] for folder in self._folders}
-        await self._settle_moves(image, node_id, present)
+        for folder in self._folders:
+            folder.unused = dict.fromkeys((each for each in sorted(present[folder.name]) if each.endswith(STRAY)), 0)
+        await self._settle_moves(image, node_id, present, in_doubt=any_away(found))
         progress, topics = self.progress, list(image.topics.values())
         progress.partitions = sum(node_id in state.replicas for each in topics for state in each.partitions.values())
         for topic in topics:
@@ -127,6 +131,7 @@ class PartitionMaker:
                 partition = (self._partitions.topic_by_id(topic_id) or {}).get(index)
                 if partition is not None and partition.folder is folder:
                     partition.learn_high_watermark(high_watermark)
+        await agree({folder.name: folder.disk for folder in self._folders})
 
     async def _remove_unremoved(self, present: Mapping[str, set[str]]) -> None:
         """Remove what was to be removed while its disk was out of service."""
@@ -151,97 +156,153 @@ class PartitionMaker:
     async def _sort_out(self, image: Image, present: Mapping[str, set[str]]) -> None:
         """Look after the folders in which no partition of this broker was found."""
         for folder in self._folders:
-            nobodys, moved_aside = [], False
-            strays = [name for name in sorted(present[folder.name]) if name.endswith(STRAY)]
+            has_moved = False
             for name in sorted(present[folder.name]):
                 topic_partition = partition_of(name)
                 if topic_partition is None or self._partitions.get(topic_partition) is not None:
                     continue
                 try:
-                    topic_id = read_topic_id(folder.disk, name)
+                    tells = read_topic_id(folder.disk, name)
                 except DiskFault as fault:  # perhaps it is a file: it is none of this broker's partitions in any case
                     logger.warning("%s/%s is passed over: %s", folder.name, name, fault.strerror)
                     continue
-                if topic_id is None or topic_id not in image.topic_names:
-                    nobodys.append(name)
-                elif image.topic_names[topic_id] == topic_partition.topic:
-                    stray = _free_stray(stem_of(topic_id, topic_partition.partition), present[folder.name])
-                    logger.warning(
-                        "%s/%s is called %s from now on: other brokers hold %s",
-                        *(folder.name, name, stray, topic_partition),
-                    )
-                    await self._housekeeper.forget_point(folder, topic_partition)
-                    folder.disk.rename(name, stray)
-                    strays.append(stray)
-                    moved_aside = True
-            if moved_aside:  # durably: a partition that comes back into another folder must not be in two
+                is_known = (
+                    tells is not None
+                    and image.topic_names.get(tells) == topic_partition.topic
+                    and image.partition(topic_partition) is not None
+                )
+                if fate_of_named(tells, placed=None, is_known=is_known) is Fate.LEFT:
+                    folder.unused[name] = 0
+                    continue
+                await self._housekeeper.forget_point(folder, topic_partition)
+                stem = stem_of(tells or ZERO_TOPIC_ID, topic_partition.partition)
+                self._move_aside(folder, name, stem, f"other brokers hold {topic_partition}")
+                has_moved = True
+            if has_moved:  # durably: a partition that comes back into another folder must not be in two
                 await folder.disk.sync_dir("")
+            strays = [name for name in folder.unused if name.endswith(STRAY)]
             if strays:
                 logger.warning(
                     "%s has %d folders of partitions that were moved aside, such as %s: remove them when you are sure"
-                    " that the brokers which hold those partitions now have all that is in them",
+                    " that those partitions have all that is in them",
                     *(folder.name, len(strays), strays[0]),
                 )
+            nobodys = [name for name in folder.unused if not name.endswith(STRAY)]
             if nobodys:
                 logger.warning(
                     "%s has %d folders of topics that don't exist any more, such as %s: remove them while this broker"
-                    " is stopped, unless the metadata store has lost those topics",
+                    " is stopped, unless the metadata store has lost those topics, or partitions of them",
                     *(folder.name, len(nobodys), nobodys[0]),
                 )
 
-    async def _settle_moves(self, image: Image, node_id: int, present: dict[str, set[str]]) -> None:
-        """Finish the moves between folders that had passed the point of decision, and note those that had not."""
-        futures = self._named(present, FUTURE)
-        formers = self._named(present, FORMER)
-        if not futures and not formers:
+    def _fate_of(
+        self, folder: LogFolder, topic_partition: TopicPartition, placed: TopicId, known: CleanState | None = None
+    ) -> Fate:
+        """Of the folder with the partition's name, if the partition of topic `placed` is this broker's."""
+        name = folder_of(topic_partition)
+        tells = (None if known is None else known.topic_id) or read_topic_id(folder.disk, name)
+        was_flushed = known is not None or self._housekeeper.written_points[folder].get(topic_partition, 0) > 0
+        blank = tells is None and not was_flushed and is_blank(folder.disk, name)
+        return fate_of_named(tells, placed=placed, blank=blank)
+
+    def _free_name(self, folder: LogFolder, topic_partition: TopicPartition) -> None:
+        """The folder with the partition's name is not the partition's. It goes."""
+        name = folder_of(topic_partition)
+        if is_blank(folder.disk, name):
+            # It may be left from a deleted topic of that name. Nothing in it had been flushed, so nothing is lost that
+            # a power cut could not have taken.
+            logger.warning(
+                "%s/%s was made shortly before a power cut, and not flushed: whose it is can't be known, and it is"
+                " thrown away",
+                *(folder.name, name),
+            )
+            folder.disk.discard(name)
+        else:
+            stem = stem_of(told_by(folder.disk, name) or ZERO_TOPIC_ID, topic_partition.partition)
+            self._move_aside(folder, name, stem, f"it is not of the topic that is called {topic_partition.topic} now")
+
+    @staticmethod
+    def _move_aside(folder: LogFolder, name: str, stem: str, why: str) -> None:
+        """Keep the folder under a name that nothing else has. It is durable when the data folder is synced."""
+        stray = stray_name(folder.disk, stem)
+        logger.warning("%s/%s is called %s from now on: %s", folder.name, name, stray, why)
+        folder.disk.rename(name, stray)
+        folder.unused.pop(name, None)
+        folder.unused[stray] = 0
+
+    async def _settle_moves(self, image: Image, node_id: int, present: dict[str, set[str]], *, in_doubt: bool) -> None:
+        """Finish the moves between folders that had passed the point of decision, and note those that had not.
+        `in_doubt`: a copy may be newer than the partition's folder.
+        """
+        formers, futures = self._named(present, FORMER), self._named(present, FUTURE)
+        if not formers and not futures:
             return
-        ours = {
-            stem_of(topic.id, index): TopicPartition(topic.name, index)
-            for topic in image.topics.values()
-            for index, state in topic.partitions.items()
-            if node_id in state.replicas
-        }
-        resumable = {stem: targets[0] for stem, targets in futures.items() if len(targets) == 1}
-        for stem, origins in formers.items():
-            topic_partition = ours.get(stem)
-            if topic_partition is not None:
-                name, topic_id = folder_of(topic_partition), image.topics[topic_partition.topic].id
-                named = [folder for folder in self._folders if name in present[folder.name]]
-                home = next((folder for folder in named if read_topic_id(folder.disk, name) == topic_id), None)
-                # The process may have died before the decision was durable. It must be, before anything follows from
-                # it. Otherwise a power cut gives the former folder its name again, and two folders have it.
-                for origin in origins:
-                    await origin.disk.sync_dir("")
-                # If a folder has the partition's name already, the copy is that of a later move: it may lack something.
-                if home is None and (home := self._decided_on(topic_id, stem, futures.get(stem, []))) is not None:
-                    home.disk.rename(stem + FUTURE, name)
-                    present[home.name].add(name)
-                    futures[stem].remove(home)
-                    resumable.pop(stem, None)
-                if home is None:
-                    # The partition begins anew now. The next start would take this for what a finished move left.
-                    for origin in origins:
-                        stray = _free_stray(stem, present[origin.name])
-                        logger.critical(
-                            "%s/%s is called %s from now on: it is what %s was before it moved to a folder that is"
-                            " missing",
-                            *(origin.name, stem + FORMER, stray, topic_partition),
-                        )
-                        origin.disk.rename(stem + FORMER, stray)
-                        present[origin.name].add(stray)
-                        await origin.disk.sync_dir("")
-                    continue
-                await home.disk.sync_dir("")
-            for origin in origins:
-                origin.disk.discard(stem + FORMER)
-        for stem, targets in futures.items():
-            for target in targets:
-                target.disk.discard(stem + FUTURE)
+        to_sync: dict[LogFolder, None] = {}
+        for topic_id, index in dict.fromkeys((*formers, *futures)):
+            origins, targets = formers.get((topic_id, index), []), futures.get((topic_id, index), [])
             # Of several, all but one belong to moves that were called off, and nothing says which was not.
-            if stem in ours and stem in resumable:
-                self.unfinished[ours[stem]] = resumable[stem]
-        for folder in {target: None for targets in futures.values() for target in targets}:
-            await folder.disk.sync_dir("")  # beside the copy of a later move, one that comes back could be taken for it
+            resumable = targets[0] if len(targets) == 1 else None
+            stem, home = stem_of(topic_id, index), None
+            topic_partition = TopicPartition(image.topic_names.get(topic_id, ""), index)
+            state = image.partition(topic_partition)
+            is_placed = state is not None and node_id in state.replicas
+            if is_placed:
+                home = await self._home_of(topic_partition, topic_id, origins, targets, present)
+                if resumable is not None and resumable in targets:
+                    self.unfinished[topic_partition] = resumable
+            left = [(each, stem + FORMER) for each in origins] + [(each, stem + FUTURE) for each in targets]
+            for folder, name in left:
+                fate = fate_of_copy(
+                    blank=is_blank(folder.disk, name),
+                    is_known=state is not None,
+                    is_placed=is_placed,
+                    has_home=home is not None,
+                    in_doubt=in_doubt,
+                )
+                if fate is Fate.LEFT:
+                    folder.unused[name] = 0
+                elif fate is Fate.REMOVED:
+                    folder.disk.discard(name)
+                else:
+                    why = "it may hold what {} lacks" if is_placed else "other brokers hold {}"
+                    self._move_aside(folder, name, stem, why.format(topic_partition))
+                if fate is Fate.ASIDE or name.endswith(FUTURE):
+                    to_sync[folder] = None
+        # What was moved aside must be so before its partition begins anew: the start after that would remove it. And
+        # beside the copy of a later move, one that comes back could be taken for it.
+        for folder in to_sync:
+            await folder.disk.sync_dir("")
+
+    async def _home_of(
+        self,
+        topic_partition: TopicPartition,
+        topic_id: TopicId,
+        origins: Sequence[LogFolder],
+        targets: list[LogFolder],
+        present: Mapping[str, set[str]],
+    ) -> LogFolder | None:
+        """The folder where the partition is, under its name. If a move to one of `targets` was decided on, its copy
+        gets the name now, durably, and is none of them any more.
+        """
+        name, stem = folder_of(topic_partition), stem_of(topic_id, topic_partition.partition)
+        named = [folder for folder in self._folders if name in present[folder.name]]
+        home = next((each for each in named if self._fate_of(each, topic_partition, topic_id) is Fate.USED), None)
+        if not origins:
+            return home
+        # The process may have died before the decision was durable. It must be, before anything follows from it.
+        # Otherwise a power cut gives the former folder its name again, and two folders have it.
+        for origin in origins:
+            await origin.disk.sync_dir("")
+        # If a folder has the partition's name already, the copy is that of a later move: it may lack something.
+        if home is None and (home := self._decided_on(topic_id, stem, targets)) is not None:
+            if home in named:
+                self._free_name(home, topic_partition)
+            home.disk.rename(stem + FUTURE, name)
+            present[home.name].add(name)
+            targets.remove(home)
+        if home is not None:
+            await home.disk.sync_dir("")
+        return home
 
     @staticmethod
     def _decided_on(topic_id: TopicId, stem: str, targets: Sequence[LogFolder]) -> LogFolder | None:
@@ -256,27 +317,26 @@ class PartitionMaker:
             )
         return begun[0] if begun else None
 
-    def _named(self, present: Mapping[str, set[str]], suffix: str) -> dict[str, list[LogFolder]]:
-        """The folders that have such a name, by the name without the suffix. After a crash several may have one."""
-        found: dict[str, list[LogFolder]] = {}
+    def _named(self, present: Mapping[str, set[str]], suffix: str) -> dict[tuple[TopicId, int], list[LogFolder]]:
+        """The folders that have such a name, by what they are copies of. After a crash several may have one."""
+        found: dict[tuple[TopicId, int], list[LogFolder]] = {}
         for folder in self._folders:
             for name in sorted(present[folder.name]):
-                if name.endswith(suffix):
-                    found.setdefault(name.removesuffix(suffix), []).append(folder)
+                if name.endswith(suffix) and (whose := of_stem(name.removesuffix(suffix))) is not None:
+                    found.setdefault(whose, []).append(folder)
         return found
 
     def add_new(self, topic: Topic, index: int, config: LogConfig) -> Partition:
-        """Create a partition that never existed. If a disk has a folder of its name, a deleted topic left it before a
-        crash: it is removed.
-        """
-        name = folder_of(TopicPartition(topic.name, index))
+        """Create a partition that never existed. If a disk has a folder of its name, that is of another topic."""
+        topic_partition = TopicPartition(topic.name, index)
+        name = folder_of(topic_partition)
         for folder in self._folders:
             try:
                 if folder.failed is None and folder.disk.exists(name):
-                    folder.disk.discard(name)
+                    self._free_name(folder, topic_partition)
             except DiskFault as fault:
                 folder.fail(fault)
-        home = self.wanted.pop(TopicPartition(topic.name, index), None)
+        home = self.wanted.pop(topic_partition, None)
         if home is None or home.failed is not None:
             home = self.emptiest_folder()
         # What a failed disk still holds under this name is noted (`remove`), and the next start removes it.
@@ -297,11 +357,7 @@ class PartitionMaker:
         listed = {folder: manifests[folder.name].get(name) for folder in self._folders}
         homes = found = [folder for folder in self._folders if name in present[folder.name]]
         if len(homes) > 1 or any((known := listed[folder]) is None or known.topic_id != topic.id for folder in homes):
-            homes = [
-                folder
-                for folder in homes
-                if await self._is_of(topic, index, folder, listed[folder], points[folder.name])
-            ]
+            homes = [folder for folder in homes if await self._is_of(topic, index, folder, listed[folder])]
         if len(homes) > 1:
             raise StartError(
                 f"{name} is in {homes[0].name} and in {homes[1].name}: move that one away which is not to be used, most"
@@ -338,35 +394,15 @@ class PartitionMaker:
             await self._housekeeper.forget_points(topic_partition)
         self.add(topic, index, self.emptiest_folder(), config, None, 0)
 
-    async def _is_of(
-        self,
-        topic: Topic,
-        index: int,
-        folder: LogFolder,
-        known: CleanState | None,
-        points: Mapping[TopicPartition, int],
-    ) -> bool:
-        """Whether the folder of the partition's name belongs to this topic. If not, the folder is removed."""
+    async def _is_of(self, topic: Topic, index: int, folder: LogFolder, known: CleanState | None) -> bool:
+        """Whether the folder of the partition's name is used for it. If not, that name is free then."""
         topic_partition = TopicPartition(topic.name, index)
-        name = folder_of(topic_partition)
-        owner = known.topic_id if known is not None else None
-        owner = owner or read_topic_id(folder.disk, name)
-        if owner == topic.id:
+        if self._fate_of(folder, topic_partition, topic.id, known) is Fate.USED:
             return True
-        if owner is None:
-            if known is not None or points.get(topic_partition) or not was_never_flushed(folder.disk, name):
-                return True
-            # The folder may be left from a deleted topic of that name. Nothing in it had been flushed, so nothing is
-            # lost that a power cut could not have taken.
-            logger.warning(
-                "%s/%s was made shortly before a power cut, and not flushed: whose it is can't be known, and it is"
-                " thrown away",
-                *(folder.name, name),
-            )
-        # The topic of this folder was deleted while the broker was away, or a crash came before the folder was removed.
         # The recovery point is removed first, while the folder still says whose it was.
         await self._housekeeper.forget_point(folder, topic_partition)
-        folder.disk.discard(name)
+        self._free_name(folder, topic_partition)
+        await folder.disk.sync_dir("")
         return False
 
     async def _start_over(
@@ -417,6 +453,7 @@ class PartitionMaker:
         recovery_point: int,
     ) -> Partition:
         topic_partition = TopicPartition(topic.name, index)
+        folder.unused.pop(folder_of(topic_partition), None)
         stable = StableOffsets()
         producers = ProducerStates(
             stable.open_transactions, limit=self._config.producers_per_partition_max, room=self.producer_room
@@ -451,7 +488,8 @@ class PartitionMaker:
             if partition.folder.failed is None:
                 return False
         if partition.folder.failed is not None:
-            return await self.note_unremoved(partition.folder, folder_of(partition.topic_partition))
+            # A move may have ended on that disk before its copy got the partition's name.
+            return await self.note_unremoved(partition.folder, partition.log.folder)
         # On a full disk the point could not be removed before. Now the folder has made room.
         return await self._housekeeper.forget_points(partition.topic_partition)
 

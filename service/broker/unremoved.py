@@ -8,11 +8,14 @@ finds the folder alone makes the note void (`data_folder.claim`).
 """
 
 import asyncio
+import logging
 from collections.abc import Collection, Sequence
 from typing import Final
 
 from log.disk import Disk, DiskFault
 from service.broker.log_folder import LogFolder
+
+logger = logging.getLogger("oncelog.broker")
 
 UNREMOVED: Final = "unremoved-partitions"
 
@@ -25,6 +28,9 @@ def read_notes(disk: Disk) -> set[Note]:
     try:
         lines = disk.read(UNREMOVED).decode("utf-8", "replace").splitlines()
     except FileNotFoundError:
+        return set()
+    except DiskFault as fault:  # the other folders have the same notes
+        logger.warning("%s can't be read: %s", UNREMOVED, fault.strerror)
         return set()
     return {(directory, name) for directory, _, name in (line.partition(" ") for line in lines) if name}
 

@@ -139,7 +139,7 @@ async def _brokers(cluster: Cluster) -> list[Diagnosis]:
     return found or _well("brokers", f"{len(await cluster.nodes())} registered, and each answers at its address")
 
 
-FAILED, FULL = "failed", "full"
+FAILED, FULL, UNUSED = "failed", "full", "unused"
 """What a broker says of its data folders (service/broker/health.py)."""
 
 
@@ -149,7 +149,7 @@ async def _health(cluster: Cluster) -> list[Diagnosis]:
         Diagnosis("health", PROBLEM, f"broker {node}: {each.says}", CURES.get(each.kind, "see its log"))
         for node in await cluster.nodes()
         for each in await _troubles(cluster, node)
-        if each.kind not in (FAILED, FULL)  # the check of disks tells that
+        if each.kind not in (FAILED, FULL, UNUSED)  # the check of disks tells that
     ]
     return found or _well("health", "brokers reach each other, also by HTTP, their clocks agree, and replicas keep up")
 
@@ -262,7 +262,11 @@ async def _disks(cluster: Cluster) -> list[Diagnosis]:
     for node in await cluster.nodes():
         if node in cluster.silent:
             continue  # another check tells that it does not answer
-        full = {each.about for each in await _troubles(cluster, node) if each.kind == FULL}
+        troubles = await _troubles(cluster, node)
+        full = {each.about for each in troubles if each.kind == FULL}
+        cure = "see what is in them, then remove them (docs/operating.md, what a start moves aside)"
+        unused = [f"broker {node}: {each.says}" for each in troubles if each.kind == UNUSED]
+        found += [Diagnosis("disks", WARNING, each, cure) for each in unused]
         for folder in (await cluster.ask(DescribeLogDirsRequest(topics=[]), node=node)).results:
             where = f"{folder.log_dir} of broker {node}"
             if folder.error_code:

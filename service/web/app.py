@@ -56,7 +56,7 @@ from service.web.members import Members
 from service.web.pages import routes as pages
 from service.web.problems import MEDIA_TYPE, Problem, of_failure
 from service.web.producers import ProducerPool
-from service.web.routing import NDJSON, STREAMING, Route
+from service.web.routing import IDEMPOTENCY_KEY, NDJSON, STREAMING, Route
 from service.web.sending import Numbers
 from service.web.sharing import Sharing
 from service.web.transactions import OpenTransactions
@@ -180,6 +180,7 @@ class WebServer:
         reads = route.body is not None or bool(route.body_media)
         waits_for_body = reads and not route.body_streams
         ready, changes = gateway.ready, route.changes
+        refuses_key = route.refuses_key
         refuses_foreign = changes and not route.path.startswith("/ui")  # pages refuse their forms themselves
 
         async def answered(request: web.Request) -> web.StreamResponse:
@@ -191,6 +192,8 @@ class WebServer:
             session = self._session(request.transport)
             if not authorize(session, request.match_info):
                 raise Problem("denied", f"{':'.join(session.principal)} may not do this")
+            if refuses_key and IDEMPOTENCY_KEY in request.headers:
+                raise Problem("bad-key", "this operation takes no Idempotency-Key: it would be applied each time")
             ASKING.set(session)
             if reads:
                 encoding_of(request)  # a stream of lines has begun its answer when it finds that it can't be read

@@ -21,7 +21,7 @@ from aiohttp import web
 from log.ids import TopicPartition
 from service.client.cluster import MOVED
 from service.client.failures import ClientFailure, FailureKind
-from service.cluster.image import Delta
+from service.cluster.image import Delta, Topic
 from service.web.event_format import CURSOR
 from service.web.fetching import Lens, Piece, Shown, fetch, opened, refused
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
@@ -120,10 +120,12 @@ class SharedReading:
         """The metadata has changed. Who reads a topic with other partitions than before, or waits for what others find
         there, finds nothing now, and looks again.
         """
+        if not self._fetching:
+            return
         old, new = delta.old.topics, delta.new.topics
         for name in self._fetching.keys() & {*delta.topics, *(each.topic for each in delta.partitions)}:
             before, now = old.get(name), new.get(name)
-            if before and now and (before.id, before.partitions.keys()) == (now.id, now.partitions.keys()):
+            if before and now and has_same_partitions(before, now):
                 continue
             for task in self._fetching[name]:
                 task.cancel()
@@ -210,6 +212,10 @@ class SharedReading:
                 return
 
 
+def has_same_partitions(before: Topic, now: Topic) -> bool:
+    return (before.id, before.partitions.keys()) == (now.id, now.partitions.keys())
+
+
 def _ended(fetching: asyncio.Task[list[Piece]]) -> None:
     """If its reader is gone, nobody else asks."""
     if not fetching.cancelled():
@@ -242,6 +248,8 @@ class Stream:
         self._response = response
         self._transport = transport
         self._topic = topic
+        self._seen: Topic
+        """The topic as each step finds it."""
         self._chosen = chosen
         self._cursor = cursor
         self._lens = lens
@@ -291,8 +299,8 @@ class Stream:
 
     def _partitions(self) -> list[int]:
         """The partitions to read. A partition that was added to the topic later is read from its start."""
-        topic = self._gateway.topic(self._topic)
-        wanted = [index for index in topic.partitions if self._chosen is None or index in self._chosen]
+        self._seen = self._gateway.topic(self._topic)
+        wanted = [index for index in self._seen.partitions if self._chosen is None or index in self._chosen]
         for index in wanted:
             if index not in self._cursor.offsets:
                 self._cursor.moved(index, 0)
@@ -362,6 +370,8 @@ class Stream:
         return Place(self._gateway.topic(self._topic).id, node, tuple(positions.items()), self._form)
 
     async def _fetch(self, node: int, positions: dict[TopicPartition, int]) -> list[Piece]:
+        if not has_same_partitions(self._seen, self._gateway.topic(self._topic)):
+            return []  # while this waited for its turn to read; what is to be read is looked at again
         wait_ms = int(1000 * self._quiet_for_s)
         isolation = self._lens.isolation
         fetching = fetch(self._gateway, node, positions, isolation, max_bytes=STREAM_BYTES, wait_ms=wait_ms)

@@ -32,12 +32,11 @@ from service.web.answers import sha256_of
 from service.web.forwarding import FORWARDED, OF_EVENTS, RECORD_HEADER, forward, headers_of_records
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.problems import Problem
-from service.web.routing import JSON
+from service.web.routing import IDEMPOTENCY_KEY, JSON
 
 if TYPE_CHECKING:
     from service.web.producing import BatchOut, Seal
 
-HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"
 KEY_MAX = 255
 KEYS_MAX = 1_000_000
@@ -46,8 +45,17 @@ refused; no remembered key is forgotten early.
 """
 RECORDS_AT_ONCE = 1_000
 """How many keys are read in one turn of the loop: a few milliseconds."""
-_QUOTED = re.compile(r'"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"\Z')
-_BARE = re.compile(r"[A-Za-z0-9._~:/+*-]+\Z")
+_STRING = r'"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"'
+_BARE = r"([A-Za-z0-9._~:/+*-]+)"
+_BARE_ITEM = (
+    r"@?-?[0-9]{1,15}(?:\.[0-9]{1,3})?"  # a number, or a date
+    r"|[A-Za-z*][A-Za-z0-9!#$%&'*+.^_`|~:/-]*"  # a token
+    r'|%?"(?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])*"'  # a string, also with characters beyond ASCII
+    r"|:[A-Za-z0-9+/=]*:"  # bytes
+    r"|\?[01]"  # a truth value
+)
+_PARAMETERS = rf"(?:; *[a-z*][a-z0-9_.*-]*(?:=(?:{_BARE_ITEM}))?)*"
+_ITEM = re.compile(rf" *(?:{_STRING}|{_BARE}){_PARAMETERS} *")
 Digest = bytes
 
 
@@ -63,17 +71,16 @@ _encode = msgspec.json.Encoder().encode
 
 
 def key_of(request: web.Request) -> str:
-    """The key: a string of structured fields (RFC 8941), also accepted without quotes."""
-    given = request.headers.getall(HEADER)
+    """The key: a string of structured fields (RFC 9651), also accepted without quotes. Its parameters, none of which
+    means anything yet, are passed over.
+    """
+    given = request.headers.getall(IDEMPOTENCY_KEY)
     if len(given) != 1:
         raise Problem("bad-key", "one key is enough")
-    quoted = _QUOTED.match(given[0])
-    if quoted is not None:
-        key = re.sub(r"\\(.)", r"\1", quoted[1])
-    elif _BARE.match(given[0]):
-        key = given[0]
-    else:
+    item = _ITEM.fullmatch(given[0])
+    if item is None:
         raise Problem("bad-key", 'a key is a string in double quotes: "8e03978e-40d5-43e8-bc93-6894a57f9324"')
+    key = item[2] if item[1] is None else re.sub(r"\\(.)", r"\1", item[1])
     if not 0 < len(key) <= KEY_MAX:
         raise Problem("bad-key", f"a key has 1 to {KEY_MAX} characters")
     return key

@@ -341,7 +341,7 @@ class Instances(Members):
         while True:
             began_s = answer.instance.touched_s = loop.time()  # a client that waits is not silent
             try:
-                await self._fill_once(answer, wait_ms)
+                await self._fill_once(answer, request, wait_ms)
             except (Problem, ClientFailure) as failure:
                 if not passes(failure) or loop.time() >= deadline:
                     raise
@@ -353,13 +353,15 @@ class Instances(Members):
             else:
                 await self.idle(answer.instance, wait_ms)
 
-    async def _fill_once(self, answer: RecordsAnswer, wait_ms: int) -> None:
+    async def _fill_once(self, answer: RecordsAnswer, request: web.Request, wait_ms: int) -> None:
         instance = answer.instance
         if instance.is_gone:
             raise not_found()
         if self.is_due(instance):
             await self.beat(instance)
         async with instance.turn:
+            if request.transport is None:  # a leader that is silent holds up all that wait here, one by one
+                raise client_gone()
             await self._begin(instance)
             for partition in await answer.take(wait_ms):
                 left = instance.positions.get(partition)

@@ -24,6 +24,9 @@ An exactly-once transactional event store over HTTP. Every broker answers every 
 Every error is a problem (RFC 9457) that says its `outcome`: `none` (nothing was written), `applied` (it was), or
 `unknown` (it may have been; an Idempotency-Key makes it safe to ask again, a transaction tells by GET).
 
+Operations that list `Idempotency-Key` apply a request with a key once. Every other operation that changes something
+refuses a key (400); where nothing is changed, it means nothing.
+
 Integers may be larger than 2^53; where records are read, `int64=string` shows those as strings.
 """
 WHOLE_NUMBERS = frozenset({"partition", "number", "offset"})

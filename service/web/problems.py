@@ -30,7 +30,7 @@ class ProblemKind(msgspec.Struct, frozen=True):
 
 PROBLEMS: Mapping[str, ProblemKind] = {
     "malformed": ProblemKind(400, "The request can't be read"),
-    "bad-key": ProblemKind(400, "The Idempotency-Key is not a string as the draft wants it"),
+    "bad-key": ProblemKind(400, "The Idempotency-Key is missing, is none, or is not taken here"),
     "unauthenticated": ProblemKind(401, "The caller's identity is not known"),
     "denied": ProblemKind(403, "The caller may not do this"),
     "not-found": ProblemKind(404, "There is no such thing"),

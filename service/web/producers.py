@@ -3,6 +3,12 @@
 What always holds: a transactional id serves one request at a time. Nothing of a request is visible unless its
 transaction was committed, and its records become visible together. If a transaction did not end as planned, its id is
 taken over again before the next use, which aborts what was left open.
+
+What a former life of this broker left open may still be committed, by a request that is on its way to the coordinator.
+No call has to wait for it here. It concerns only who repeats a request of that life, and so has an Idempotency-Key.
+The key's record is committed on every in-sync replica before the commit is sent (`seal_all`); and who answers for the
+key waits until all that was open in the key's partition is decided (`idempotency.Memory`). So a call waits for those
+ids that have a record beside its own key's, wherever they are coordinated, and for no others.
 """
 
 from __future__ import annotations
@@ -19,12 +25,15 @@ from log.ids import TopicPartition
 from service.broker.internal_topics import GROUPS, TRANSACTIONS
 from service.client.cluster import MOVED
 from service.client.failures import ClientFailure
-from service.client.transactions import ONGOING, list_transactions
-from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
+from service.client.transactions import ONGOING
+from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway, first_error
 from service.web.problems import Problem, of_error
 from service.web.sending import OutgoingBatch, rounds, send_one_each
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTransaction,
     DescribeTransactionsRequest,
     EndTxnRequest,
     InitProducerIdRequest,
@@ -38,6 +47,8 @@ TXN_TIMEOUT_MS = 30_000
 PRODUCERS_MAX = 64
 """How many transactions that need the same brokers there are at a time. Those that need others have others."""
 SILENT_S = 10.0
+OWNED_WITHIN_S = 3.0
+OWN_TRIES = 5
 VISIBLE_WITHIN_S = 2.0
 AGAIN = MOVED | {ErrorCode.CONCURRENT_TRANSACTIONS}
 FENCED = (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
@@ -46,12 +57,23 @@ FENCED = (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode
 class Producer:
     """The owner of one transactional id."""
 
-    def __init__(self, gateway: Gateway, transactional_id: str, timeout_ms: int = TXN_TIMEOUT_MS) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        transactional_id: str,
+        timeout_ms: int = TXN_TIMEOUT_MS,
+        *,
+        ends_anywhere: bool = False,
+    ) -> None:
         self.transactional_id = transactional_id
         self.producer_id = self.epoch = -1
         self.timeout_ms = timeout_ms
         self.sequences: dict[TopicPartition, int] = {}
         self._gateway = gateway
+        self._ends_anywhere = ends_anywhere
+        """The transaction may be ended, or sealed, at any broker. What comes late must not get into it, and leaders
+        can't tell: so the coordinator is asked before each attempt to write.
+        """
 
     async def own(self) -> None:
         """Take the id over. What its last owner left open is aborted."""
@@ -86,10 +108,33 @@ class Producer:
         they have sequence numbers.
         """
         for together in rounds(batches):
-            await send_one_each(self._gateway, together, transactional_id=self.transactional_id, internal=internal)
+            await send_one_each(
+                self._gateway,
+                together,
+                transactional_id=self.transactional_id,
+                internal=internal,
+                refusal=self.refusal if self._ends_anywhere else None,
+            )
             for each in together:
                 if each.error:
                     raise each.problem()
+
+    async def refusal(self) -> int:
+        """Why the coordinator lets nothing more be written in the transaction; 0: it does. It is asked about a
+        partition that is in no transaction, because the question needs one.
+        """
+        topic, index = self._gateway.home(TRANSACTIONS, self.transactional_id)
+        topics = [AddPartitionsToTxnTopic(topic, [index])]
+        pair = self.producer_id, self.epoch
+        question = AddPartitionsToTxnTransaction(self.transactional_id, *pair, verify_only=True, topics=topics)
+        try:
+            answer = await self._gateway.ask_coordinator(
+                TRANSACTIONS, self.transactional_id, AddPartitionsToTxnRequest([question])
+            )
+        except (Problem, ClientFailure):
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        code = first_error(answer)
+        return ErrorCode.NONE if code == ErrorCode.TRANSACTION_ABORTABLE else code
 
     async def commit_offsets(
         self,
@@ -106,8 +151,10 @@ class Producer:
         )
         deadline = asyncio.get_running_loop().time() + TIMEOUT_S
         while True:
-            answer = await self._gateway.ask_coordinator(GROUPS, group, request)
-            codes = [each.error_code for topic in answer.topics for each in topic.partitions if each.error_code]
+            codes = [code] if self._ends_anywhere and (code := await self.refusal()) else []
+            if not codes:
+                answer = await self._gateway.ask_coordinator(GROUPS, group, request)
+                codes = [each.error_code for topic in answer.topics for each in topic.partitions if each.error_code]
             if not codes:
                 return
             if codes[0] not in AGAIN or asyncio.get_running_loop().time() > deadline:
@@ -158,9 +205,13 @@ class Producer:
             logger.debug("%s is not seen to be visible yet: %s", self.transactional_id, failure)
 
     async def state(self) -> str:
+        """The state of the id's transaction; empty if the coordinator does not know the id."""
         request = DescribeTransactionsRequest([self.transactional_id])
         answer = await self._gateway.ask_coordinator(TRANSACTIONS, self.transactional_id, request)
-        return answer.transaction_states[0].transaction_state
+        (told,) = answer.transaction_states
+        if told.error_code and told.error_code != ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+            raise of_error(told.error_code, f"transactional id {self.transactional_id!r}")
+        return told.transaction_state
 
 
 class ProducerPool:
@@ -174,47 +225,59 @@ class ProducerPool:
         self._silent: deque[Producer] = deque()
         """Those whose coordinator was asked in vain for long. While it hangs, others are taken."""
         self._made = 0
+        self._recovered: set[int] = set()
+        """The numbers that `recover` lends, when it has seen to their ids."""
         self._rooms: WeakValueDictionary[frozenset[int], asyncio.Semaphore] = WeakValueDictionary()
-        self._recovered = asyncio.Event()
 
-    @property
-    def _prefix(self) -> str:
-        return f"__http-{self._gateway.node_id}-"
+    def _id(self, number: int) -> str:
+        return f"__http-{self._gateway.node_id}-{number}"
 
     async def recover(self) -> None:
-        """Abort what a former life of this broker left open, so that readers need not wait until it times out."""
-        if TRANSACTIONS.name in self._gateway.image.topics:
-            pause_s = PAUSE_S
-            while True:
-                try:
-                    listed = await list_transactions(self._gateway.cluster, states=[ONGOING])
-                    left = [each.transaction.transactional_id for each in listed]
-                    for transactional_id in left:
-                        if transactional_id.startswith(self._prefix):
-                            await Producer(self._gateway, transactional_id).own()
-                    break
-                except (Problem, ClientFailure) as failure:
-                    logger.warning("transactions of a former life can't be ended yet: %s", failure)
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, 5.0)
-        self._recovered.set()
+        """Abort what a former life of this broker left open, so that readers and those who repeat a request need not
+        wait until it times out. Each id is asked for by its name: a coordinator that can't answer holds up none of the
+        others. That life numbered its ids as this one does, so there are hardly any behind many that nobody knows; and
+        what is missed here, its coordinator aborts when its time is over.
+        """
+        first = 0
+        while TRANSACTIONS.name in self._gateway.image.topics:
+            numbers = range(max(first, self._made), first + PRODUCERS_MAX)
+            self._recovered.update(numbers)
+            if numbers and not any(await asyncio.gather(*map(self._recover, numbers))):
+                break
+            first += PRODUCERS_MAX
+
+    async def _recover(self, number: int) -> bool:
+        """Whether a former life is known to have used the id. Nobody has it until it is known what was left open under
+        it: who took it over once more would fence its transaction.
+        """
+        producer, pause_s = Producer(self._gateway, self._id(number)), PAUSE_S
+        deadline = asyncio.get_running_loop().time() + TIMEOUT_S
+        was_used = False
+        while True:
+            try:
+                state = await producer.state()
+                was_used = bool(state)
+                if state == ONGOING:
+                    await producer.own()
+                self._idle.append(producer)
+                return was_used
+            except (Problem, ClientFailure) as failure:
+                if asyncio.get_running_loop().time() > deadline:
+                    logger.warning("what a former life left open can't be ended yet: %s", failure)
+                    self._silent.append(producer)
+                    return was_used
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, 5.0)
 
     @asynccontextmanager
     async def transaction(self, needs: frozenset[int]) -> AsyncIterator[Producer]:
         """A transaction that is committed at the end, and aborted on any problem. `needs` are the brokers without which
         it can't be written.
         """
-        try:
-            async with asyncio.timeout(TIMEOUT_S):
-                await self._recovered.wait()
-        except TimeoutError:
-            raise Problem("not-now", "what this broker left open in an earlier life can't be ended yet") from None
         loop = asyncio.get_running_loop()
         async with self._share_of(needs):
-            producer, began_s = self._take(), loop.time()
+            producer, began_s = await self._owned(), loop.time()
             try:
-                if producer.producer_id < 0:
-                    await producer.own()
                 try:
                     yield producer
                 except BaseException as failure:
@@ -263,10 +326,35 @@ class ProducerPool:
             return False
         return True
 
+    async def _owned(self) -> Producer:
+        """A producer that owns its id. If the coordinator of one id does not let it, another id is tried, whose
+        coordinator may be well.
+        """
+        why = Problem("not-now", "coordinators of transactions do not answer in time")
+        for _ in range(OWN_TRIES):
+            producer = self._take()
+            try:
+                if producer.producer_id < 0:
+                    async with asyncio.timeout(OWNED_WITHIN_S):
+                        await producer.own()
+                return producer
+            except Problem as problem:
+                why = problem
+            except ClientFailure as failure:
+                why = Problem("not-now", failure.message)
+            except TimeoutError:
+                logger.debug("the coordinator of %s does not answer in time", producer.transactional_id)
+            finally:
+                if producer.producer_id < 0:
+                    self._silent.append(producer)
+        raise why
+
     def _take(self) -> Producer:
         if self._idle:
             return self._idle.pop()
         if len(self._silent) >= PRODUCERS_MAX:
             return self._silent.popleft()
+        while self._made in self._recovered:
+            self._made += 1
         number, self._made = self._made, self._made + 1
-        return Producer(self._gateway, f"{self._prefix}{number}")
+        return Producer(self._gateway, self._id(number))

@@ -33,7 +33,7 @@ from service.web.problems import Outcome, Problem, of_error
 from service.web.producers import Producer
 from service.web.quick import read_lines
 from service.web.records import Partitioner, RecordIn, milliseconds, new_record
-from service.web.routing import NDJSON, STREAMING, Parameter, Route, header, integer, text
+from service.web.routing import IDEMPOTENCY_KEY, NDJSON, STREAMING, Parameter, Route, header, integer, text
 from service.web.sending import OutgoingBatch, send
 from service.web.unpacking import body_of, pieces_of
 from service.wire.error_codes import ErrorCode
@@ -48,6 +48,8 @@ BATCH_BYTES = 800_000
 """The most bytes of records, as JSON, in one batch: below the 1 MiB that topics accept by default."""
 RECORDS_AT_ONCE = 500
 """How many records are made into batches in one turn of the loop: 4 ms."""
+AROUND_BYTES = 40
+"""The most bytes that a record without headers has in a batch beside its key and its value."""
 RUN_RECORDS = 4 * RECORDS_AT_ONCE
 """The most records in one batch."""
 DECODED_AT_ONCE = 128 << 10
@@ -57,7 +59,6 @@ REST_BYTES_MAX = 1 << 20
 ZSTD = 4
 COMPRESSED_FROM_BYTES = 1000
 OCTETS = "application/octet-stream"
-IDEMPOTENCY_KEY = "Idempotency-Key"
 
 
 class OffsetIn(msgspec.Struct, forbid_unknown_fields=True):
@@ -255,7 +256,7 @@ def cut(records: Sequence[NewRecord], bytes_max: int = BATCH_BYTES) -> list[list
 def bytes_of(record: NewRecord) -> int:
     """At least as many bytes as the record takes in a batch."""
     key, value, headers, _ = record
-    size_bytes = 40 + len(key or b"") + len(value or b"")
+    size_bytes = AROUND_BYTES + len(key or b"") + len(value or b"")
     for name, content in headers:
         size_bytes += len(name) + len(content or b"") + 10
     return size_bytes
@@ -593,7 +594,7 @@ async def _write_plain_lines(
     are among them, and nothing was done.
     """
     topic = gateway.image.topics.get(topic_name)
-    if topic is None or sum(map(len, lines)) > batch_bytes(gateway, topic_name):
+    if topic is None or sum(map(len, lines)) + AROUND_BYTES * len(lines) > batch_bytes(gateway, topic_name):
         return None
     if (records := read_lines(lines)) is None:
         return None
@@ -701,7 +702,7 @@ _ABOUT = "Written together or not at all: as one batch, or in a transaction of t
 _STREAM = " NDJSON: a record a line, reported line by line while the body is still coming."
 _PROBLEMS = (400, 404, 409, 413, 415, 422, 503, 504)
 KEY_HEADER = header(
-    "Idempotency-Key",
+    IDEMPOTENCY_KEY,
     "Makes the request safe to repeat: the same key again is given the first answer, for 24 hours"
     " (`http.idempotency.retention.ms`), also after a restart.",
 )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Handler = Callable[["Gateway", web.Request], Awaitable[web.StreamResponse]]
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
+IDEMPOTENCY_KEY = "Idempotency-Key"
 STREAMING = web.RequestKey("streaming", bool)
 """A request has this once the head of its answer is sent: no other answer is possible then."""
 
@@ -71,6 +72,13 @@ class Route:
     @property
     def changes(self) -> bool:
         return self.method != "GET" and not self.only_asks
+
+    @property
+    def refuses_key(self) -> bool:
+        """Who sends an Idempotency-Key with a change relies on it, so it is never ignored there. An operation that
+        honours it has it among its parameters.
+        """
+        return self.changes and all(each.name != IDEMPOTENCY_KEY for each in self.parameters)
 
 
 def integer(name: str, about: str, *, least: int = 0, most: int = 2**63 - 1) -> Parameter:

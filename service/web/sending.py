@@ -9,7 +9,7 @@ which a leader recognises it. A batch without any gets some before it goes to an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from log.batch import set_producer
@@ -153,25 +153,31 @@ async def send_one_each(
     *,
     transactional_id: str | None = None,
     internal: bool = False,
+    refusal: Callable[[], Awaitable[int]] | None = None,
 ) -> None:
     """Write batches of which no two go to the same partition. What is internal is written by this broker or not at all:
-    it answers for what it writes there only while it leads.
+    it answers for what it writes there only while it leads. `refusal` is asked before each attempt for the error, if
+    there is one, that all batches are refused with now.
     """
     lent: Lent | None = None
     waiting = batches
     deadline = asyncio.get_running_loop().time() + TIMEOUT_S
     try:
         while True:
-            here, elsewhere = _by_leader(gateway, waiting)
-            if elsewhere and internal:
-                raise Problem("not-now", "another broker answers for it now")
-            if elsewhere and not waiting[0].numbered and (lent := await _number(gateway, waiting)) is not None:
-                here, elsewhere = _by_leader(gateway, waiting)
-            if elsewhere and waiting[0].numbered:
-                remote = [_send_there(gateway, way, each, transactional_id) for way, each in elsewhere.items()]
-                await asyncio.gather(_send_here(gateway, here, transactional_id, internal), *remote)
+            if refusal is not None and (error := await refusal()):
+                for each in waiting:
+                    each.refused(error)
             else:
-                await _send_here(gateway, here, transactional_id, internal)
+                here, elsewhere = _by_leader(gateway, waiting)
+                if elsewhere and internal:
+                    raise Problem("not-now", "another broker answers for it now")
+                if elsewhere and not waiting[0].numbered and (lent := await _number(gateway, waiting)) is not None:
+                    here, elsewhere = _by_leader(gateway, waiting)
+                if elsewhere and waiting[0].numbered:
+                    remote = [_send_there(gateway, way, each, transactional_id) for way, each in elsewhere.items()]
+                    await asyncio.gather(_send_here(gateway, here, transactional_id, internal), *remote)
+                else:
+                    await _send_here(gateway, here, transactional_id, internal)
             left_s = deadline - asyncio.get_running_loop().time()
             waiting = [each for each in waiting if _may_pass(each, left_s)]
             if not waiting:

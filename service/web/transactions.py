@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from contextlib import nullcontext
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 import msgspec
 from aiohttp import web
@@ -79,7 +79,9 @@ class Begun(msgspec.Struct):
     producer_id: int
     epoch: int
     expires_at: int
-    """Milliseconds since 1970. A transaction that is not committed by then is aborted."""
+    """Milliseconds since 1970: until then the first batch may come. From that one on, the transaction is aborted when
+    `timeout_ms` is over; a branch also `timeout_ms` after it was sealed.
+    """
     outcome: Outcome = "none"
 
 
@@ -220,15 +222,23 @@ class Open:
     """An open transaction: its producer, and the batches that it was given."""
 
     producer: Producer
-    until_s: float
+    until_s: float = 0.0
+    """For how long it is remembered."""
     batches: list[WrittenOnce] = field(default_factory=list)
     is_empty: bool = True
     in_part: InPart | None = None
     is_broken: bool = False
     """A part of a batch was written, and the rest can't be. The transaction can only be aborted."""
-    is_sealed: bool = False
-    """The transaction is a branch, and its commit has sealed it."""
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def started(self) -> None:
+        """Something is about to be written. The transaction's time begins with the first that is."""
+        if self.is_empty:
+            self.is_empty = False
+            self.extend()
+
+    def extend(self) -> None:
+        """The transaction's time begins now, or anew."""
+        self.until_s = asyncio.get_running_loop().time() + self.producer.timeout_ms / 1000 + SLACK_S
 
 
 class OpenTransactions:
@@ -236,6 +246,11 @@ class OpenTransactions:
 
     def __init__(self) -> None:
         self._open: dict[str, Open] = {}
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def turn(self, name: Name) -> asyncio.Lock:
+        """For what writes to a transaction or ends it, one request at a time; also if it was begun elsewhere."""
+        return self._turns.setdefault(str(name), asyncio.Lock())
 
     def add(self, name: Name, producer: Producer) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -243,7 +258,8 @@ class OpenTransactions:
             del self._open[each]
         if len(self._open) >= SESSIONS_MAX:
             raise Problem("throttled", f"{SESSIONS_MAX} transactions are open here")
-        self._open[str(name)] = Open(producer, now_s + producer.timeout_ms / 1000 + SLACK_S)
+        self._open[str(name)] = begun = Open(producer)
+        begun.extend()
 
     def find(self, name: Name) -> Open | None:
         return self._open.get(str(name))
@@ -274,7 +290,7 @@ async def begin(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         now = await find_transaction(gateway.cluster, wanted.transactional_id)
         if now is not None and now.is_open:
             raise Problem("concurrent-transactions", f"{wanted.transactional_id!r} has a transaction open")
-    producer = Producer(gateway, wanted.transactional_id, wanted.timeout_ms)
+    producer = Producer(gateway, wanted.transactional_id, wanted.timeout_ms, ends_anywhere=True)
     await producer.own()
     name = Name(wanted.transactional_id, producer.producer_id, producer.epoch)
     gateway.open_transactions.add(name, producer)
@@ -288,19 +304,16 @@ async def put_batch(gateway: Gateway, request: web.Request) -> web.StreamRespons
     body = await body_of(request)
     if (node := await _elsewhere(gateway, name.transactional_id)) is not None:
         return await forward(gateway, node, request, body)
-    open_one = gateway.open_transactions.find(name)
-    if open_one is None:
-        raise await _is_not_open(gateway, name)
     fingerprint = await sha256_of(gateway, body)
-    async with open_one.turn:
-        if gateway.open_transactions.find(name) is not open_one:
-            raise await _is_not_open(gateway, name)  # it was ended while this request waited
+    async with gateway.open_transactions.turn(name):
+        open_one = gateway.open_transactions.find(name)
+        if open_one is None:
+            raise await _is_not_open(gateway, name)
         if number < len(open_one.batches):
             written = open_one.batches[number]
             if written.fingerprint != fingerprint:
                 raise Problem("batch-changed", f"batch {number} was written with another body")
             return web.Response(body=written.answer, content_type=JSON, headers={"Batch-Replayed": "true"})
-        _unless_sealed(open_one)
         if open_one.is_broken:
             raise Problem("invalid-txn-state", "a batch was written in part: abort the transaction")
         if open_one.in_part is not None and open_one.in_part.fingerprint != fingerprint:
@@ -314,19 +327,19 @@ async def put_batch(gateway: Gateway, request: web.Request) -> web.StreamRespons
         return web.Response(body=encoded, content_type=JSON)
 
 
-def _unless_sealed(open_one: Open) -> None:
-    if open_one.is_sealed:
-        raise Problem("invalid-txn-state", "the branch is sealed: it waits for the decision")
-
-
 async def _is_not_open(gateway: Gateway, name: Name) -> Problem:
-    """What is wrong with a write to a transaction that this broker does not know."""
-    await _complain(gateway, name)
-    return Problem(
-        "invalid-txn-state",
-        "the transaction has another broker since, which does not know its batches: commit it as it is, saying how"
-        " many ?records= it must have, or abort it",
-    )
+    """What is wrong with a batch of a transaction that this broker does not know."""
+    if code := await _producer_of(gateway, name).refusal():
+        if code in FENCED:
+            await _complain(gateway, name)
+        return of_error(code, f"transactional id {name.transactional_id!r}")
+    return Problem("invalid-txn-state", f"{_NOT_KNOWN}: commit it as it is, {_WITH_RECORDS}, or abort it")
+
+
+_NOT_KNOWN = (
+    "this broker does not know the transaction's batches: it has begun elsewhere, or before a restart, or too long ago"
+)
+_WITH_RECORDS = "saying how many ?records= it must have"
 
 
 async def _write(gateway: Gateway, name: Name, open_one: Open, number: int, body: bytes, fingerprint: str) -> BatchOut:
@@ -348,7 +361,7 @@ async def _write(gateway: Gateway, name: Name, open_one: Open, number: int, body
         await asyncio.sleep(0)
     for index, (offset, time_ms) in part.written.items():
         batches[index].written(offset, time_ms)
-    open_one.is_empty = False
+    open_one.started()
     try:
         await producer.write([each for each in batches if each.base_offset < 0])
     except Problem as problem:
@@ -377,19 +390,12 @@ async def put_offsets(gateway: Gateway, request: web.Request) -> web.StreamRespo
     wanted = read_json(body, _offsets)
     if (node := await _elsewhere(gateway, name.transactional_id)) is not None:
         return await forward(gateway, node, request, body)
-    open_one = gateway.open_transactions.find(name)
-    if open_one is None:
-        await _complain(gateway, name)  # the group's offsets may be open there still, and would be taken
-    producer = open_one.producer if open_one is not None else _producer_of(gateway, name)
     given = msgspec.convert({"group": group, **msgspec.to_builtins(wanted)}, OffsetsIn)
-    async with open_one.turn if open_one is not None else nullcontext():
-        if gateway.open_transactions.find(name) is not open_one:
-            raise await _is_not_open(gateway, name)
-        if open_one is not None:
-            _unless_sealed(open_one)
-            open_one.is_empty = False
+    async with gateway.open_transactions.turn(name):
+        if (known := gateway.open_transactions.find(name)) is not None:
+            known.started()
         try:
-            await commit_offsets(producer, given)
+            await commit_offsets(_producer_of(gateway, name), given)
         except Problem as problem:
             if problem.error in FENCED:
                 await _complain(gateway, name)
@@ -398,7 +404,7 @@ async def put_offsets(gateway: Gateway, request: web.Request) -> web.StreamRespo
 
 
 def _producer_of(gateway: Gateway, name: Name) -> Producer:
-    producer = Producer(gateway, name.transactional_id)
+    producer = Producer(gateway, name.transactional_id, ends_anywhere=True)
     producer.producer_id, producer.epoch = name.producer_id, name.epoch
     return producer
 
@@ -423,8 +429,7 @@ async def _refuse_parts(gateway: Gateway, name: Name, known: Open | None, record
     if records < 0:
         raise Problem(
             "invalid-txn-state",
-            "the transaction has another broker since, which does not know whether its last batch is there as a whole:"
-            " say how many ?records= it must have, or abort it",
+            f"{_NOT_KNOWN}, and the last may be there in part: commit it {_WITH_RECORDS}, or abort it",
         )
     written = 0
     partitions = [each for each in found.partitions if each.topic not in INTERNAL_TOPICS]
@@ -440,10 +445,10 @@ async def _end(gateway: Gateway, request: web.Request, *, is_commit: bool, recor
     name = name_of(request.match_info["txn"])
     if (node := await _elsewhere(gateway, name.transactional_id)) is not None:
         return await forward(gateway, node, request, b"")
-    known = gateway.open_transactions.find(name)
     producer = _producer_of(gateway, name)
     meant: Outcome = "applied" if is_commit else "none"
-    async with known.turn if known is not None else nullcontext():
+    async with gateway.open_transactions.turn(name):
+        known = gateway.open_transactions.find(name)
         if is_commit:
             await _refuse_parts(gateway, name, known, records)
         try:
@@ -463,11 +468,11 @@ async def _end(gateway: Gateway, request: web.Request, *, is_commit: bool, recor
             raise
         if is_commit and (branch := branch_of(name.transactional_id)) is not None:
             if known is not None:
-                known.is_sealed = True
+                known.extend()
             sealed = TransactionStatus("Sealed", "none", name.transactional_id, name.producer_id, name.epoch)
             sealed.branch = BranchName(branch.name, producer.producer_id, producer.epoch)
             return as_json(sealed)
-    gateway.open_transactions.close(name)
+        gateway.open_transactions.close(name)
     await producer.until_visible()
     try:
         state = _shown(name, await find_transaction(gateway.cluster, name.transactional_id))
@@ -514,8 +519,12 @@ def _shown(name: Name, found: TransactionState | None) -> TransactionStatus:
 
 
 async def _complain(gateway: Gateway, name: Name) -> None:
+    """Raise the problem of a transaction whose coordinator, or a leader, lets nothing more be written in it."""
     found = await find_transaction(gateway.cluster, name.transactional_id)
-    _complain_of(name, _shown(name, found))
+    state = _shown(name, found)
+    _complain_of(name, state)
+    if branch_of(name.transactional_id) is not None:  # a seal keeps the pair that is shown
+        raise Problem("invalid-txn-state", "the branch is sealed: it waits for the decision", state=state.state)
 
 
 def _complain_of(name: Name, state: TransactionStatus) -> None:

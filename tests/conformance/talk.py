@@ -200,16 +200,17 @@ class Talk:
         self._topics += 1
         return f"{self.name.replace('.', '-').replace('_', '-')}-{self._topics}"
 
-    def topic_id(self, name: str) -> bytes:
-        """The id of a topic; a transcript shows it as `<id of NAME>`. Waits until the broker leads all its
-        partitions."""
+    def topic_id(self, name: str, *, partitions: int = 1) -> bytes:
+        """The id of a topic; a transcript shows it as `<id of NAME>`. Waits until the broker knows of so many
+        partitions and leads them all."""
 
         def look() -> bytes | None:
             described = self.quietly(
                 MetadataRequest(topics=[MetadataRequestTopic(name=name)], allow_auto_topic_creation=False)
             )
             (topic,) = described.topics
-            ready = topic.error_code == ErrorCode.NONE and all(p.leader_id >= 0 for p in topic.partitions)
+            led = [p for p in topic.partitions if p.leader_id >= 0]
+            ready = topic.error_code == ErrorCode.NONE and partitions <= len(led) == len(topic.partitions)
             return topic.topic_id if ready else None
 
         topic_id: bytes = self.wait_for(look)

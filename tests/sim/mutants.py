@@ -774,18 +774,20 @@ def a_decided_move_is_forgotten() -> contextlib.AbstractContextManager[None]:
     """The next start goes on with the partition as it was before the move."""
     original = PartitionMaker._settle_moves
 
-    async def settle(maker: PartitionMaker, image: Image, node_id: int, present: dict[str, set[str]]) -> None:
+    async def settle(
+        maker: PartitionMaker, image: Image, node_id: int, present: dict[str, set[str]], *, in_doubt: bool
+    ) -> None:
         formers = maker._named(present, FORMER)
         for topic in image.topics.values():
             for index in topic.partitions:
                 name, stem = folder_of(TopicPartition(topic.name, index)), stem_of(topic.id, index)
-                for origin in formers.get(stem, ()):
+                for origin in formers.get((topic.id, index), ()):
                     for folder in maker._folders:
                         folder.disk.discard(name)
                         present[folder.name] -= {name, stem + FORMER}
                     origin.disk.rename(stem + FORMER, name)
                     present[origin.name].add(name)
-        await original(maker, image, node_id, present)
+        await original(maker, image, node_id, present, in_doubt=in_doubt)
 
     return replaced(PartitionMaker, "_settle_moves", settle)
 
@@ -841,9 +843,11 @@ def a_start_does_not_make_a_decision_durable() -> contextlib.AbstractContextMana
         if not any(name.endswith(FORMER) for name in disk.listdir("")):
             await sync(disk, path)
 
-    async def settle(maker: PartitionMaker, image: Image, node_id: int, present: dict[str, set[str]]) -> None:
+    async def settle(
+        maker: PartitionMaker, image: Image, node_id: int, present: dict[str, set[str]], *, in_doubt: bool
+    ) -> None:
         with replaced(Mount, "sync_dir", sync_dir):
-            await original(maker, image, node_id, present)
+            await original(maker, image, node_id, present, in_doubt=in_doubt)
 
     return replaced(PartitionMaker, "_settle_moves", settle)
 

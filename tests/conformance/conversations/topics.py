@@ -67,8 +67,8 @@ def short(answer: dict[str, Plain]) -> Plain:
     return {**answer, "topics": rows}
 
 
-def described(talk: Talk, name: str) -> None:
-    talk.topic_id(name)
+def described(talk: Talk, name: str, *, partitions: int = 1) -> None:
+    talk.topic_id(name, partitions=partitions)  # Kafka answers CreatePartitions before its Metadata shows them
     talk.ask(MetadataRequest(topics=[MetadataRequestTopic(name=name)], allow_auto_topic_creation=False), 12)
 
 
@@ -90,7 +90,7 @@ def every_version(talk: Talk) -> None:
         row = CreatePartitionsTopic(name=topic, count=version + 2, assignments=None)
         talk.ask(CreatePartitionsRequest(topics=[row], timeout_ms=10_000), version)
         talk.ask(CreatePartitionsRequest(topics=[row], timeout_ms=10_000), version, why="again")
-    described(talk, topic)
+    described(talk, topic, partitions=row.count)
 
 
 def names(talk: Talk) -> None:
@@ -222,7 +222,7 @@ def growing(talk: Talk) -> None:
     two = [CreatePartitionsTopic(name=topic, count=count, assignments=None) for count in (6, 7)]
     talk.ask(CreatePartitionsRequest(topics=two, timeout_ms=10_000), why="one name twice")
     talk.ask(CreatePartitionsRequest(topics=[], timeout_ms=10_000), why="none")
-    described(talk, topic)
+    described(talk, topic, partitions=5)
 
 
 CONVERSATIONS = (every_version, names, numbers, assignments, settings, several_at_once, deleting, growing)

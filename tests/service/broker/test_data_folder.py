@@ -7,7 +7,7 @@ import pytest
 
 from log.disk import DiskFault
 from log.manifest import read_and_remove_manifest, write_manifest
-from service.broker.data_folder import META_FILE, FolderFacts, StartError, claim, read_all
+from service.broker.data_folder import META_FILE, FolderFacts, StartError, agree, claim, read_all
 from tests.log.memory_disk import MemoryDisk
 
 _ids = map("id{}".format, itertools.count(1))
@@ -16,6 +16,7 @@ _ids = map("id{}".format, itertools.count(1))
 def start(disks: dict[str, MemoryDisk], cluster_id: str = "c", node_id: int = 1) -> None:
     read_all(disks)
     asyncio.run(claim(disks, cluster_id=cluster_id, node_id=node_id, fresh_id=lambda: next(_ids)))
+    asyncio.run(agree(disks))  # at the end
 
 
 def known(disks: dict[str, MemoryDisk]) -> list[FolderFacts]:

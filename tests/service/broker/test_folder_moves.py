@@ -19,7 +19,7 @@ from log.relocation import FORMER, FUTURE, stem_of
 from log.removal import raise_start_offset, remove_oldest
 from service.broker.data_folder import StartError
 from service.broker.folder_moves import RATE, FolderMove, FolderMoves
-from service.broker.opening import STRAY
+from service.broker.found_folders import STRAY
 from service.broker.partition import Appended, Partition
 from service.broker.unremoved import UNREMOVED
 from service.ports import RealClock
@@ -42,6 +42,7 @@ from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.broker.cluster_stage import until
 
 BROKER, SET = 4, 0
+FIRST_LOG = f"{0:020}.log"
 PRODUCER = 7
 SETTINGS = {"log.durability": "fsync"}
 
@@ -393,18 +394,25 @@ def test_the_copy_that_was_decided_on_is_taken_among_several(tmp_path: Path) -> 
 
 
 def test_what_a_partition_was_before_it_moved_to_a_missing_disk_is_kept(tmp_path: Path) -> None:
-    """The partition begins anew, and the start after that took the former folder for what a finished move left."""
+    """The partition begins anew. The start after that took the former folder for what a finished move left, and the
+    start with that disk took the copy on it, which alone had what was written after the move, for one not finished.
+    """
     folders = Folders(tmp_path)
     stem, here = folders.die_with_partition()
     shutil.copytree(here, tmp_path / "missing")
     here.rename(folders.one / (stem + FORMER))
+    away = folders.all.pop(1)
+    away.rename(tmp_path / "away")
     folders.live(lambda stage: stage.served("moved"))
-    shutil.copytree(tmp_path / "missing", folders.two / (stem + FUTURE))
+    folders.forget_how_it_stopped()
+    (tmp_path / "away").rename(away)
+    folders.all.insert(1, away)
+    shutil.copytree(tmp_path / "missing", away / (stem + FUTURE))
     for _ in range(2):
         folders.live(lambda stage: stage.served("moved"))
-        kept = folders.one / f"{stem}.1{STRAY}"
-        logs = [(each / f"{0:020}.log").read_bytes() for each in (kept, tmp_path / "missing")]
-        assert logs[0] == logs[1] != b""
+        logs = [(folder / f"{stem}.1{STRAY}" / FIRST_LOG).read_bytes() for folder in (folders.one, away)]
+        assert logs == [(tmp_path / "missing" / FIRST_LOG).read_bytes()] * 2
+        assert logs[0] != b""
 
 
 def test_of_two_copies_that_were_begun_none_is_guessed_to_be_the_one_that_was_decided_on(tmp_path: Path) -> None:
@@ -496,6 +504,40 @@ def test_a_copy_on_a_disk_that_failed_is_removed_by_the_next_start(tmp_path: Pat
     folders.live(stays)
     assert [folders.kept(each) for each in folders.all] == [{"moved-0"}, set(), set()]
     assert not (folders.one / UNREMOVED).exists()
+
+
+def test_a_copy_that_took_over_on_a_disk_that_failed_then_is_removed_by_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had not got the partition's name yet. That name was noted, and the next start found a move to go on with."""
+    folders = Folders(tmp_path)
+    stem, rename = "", RealDisk.rename
+
+    def broken(disk: RealDisk, source: str, target: str) -> None:
+        if source.endswith(FUTURE):
+            disk.fault = DiskFault(errno.EIO, "broken", source)
+            raise disk.fault
+        rename(disk, source, target)
+
+    async def scene(stage: Stage) -> None:
+        nonlocal stem
+        stem = stem_of(await stage.create("moved"), 0)  # type: ignore[arg-type]
+        partition = await stage.served("moved")
+        await write(partition, 20)
+        monkeypatch.setattr(RealDisk, "rename", broken)
+        assert await move(stage, folders.two) == ErrorCode.NONE
+        await until(lambda: partition.folder.failed is not None)
+        await stage.ask(DeleteTopicsRequest(topic_names=["moved"]), 5)
+        await until((folders.one / UNREMOVED).exists)
+        assert (folders.two / (stem + FUTURE)).exists()
+
+    async def nothing(stage: Stage) -> None:
+        assert not stage.broker.folders[1].unused
+
+    folders.live(scene)
+    monkeypatch.undo()
+    folders.live(nothing)
+    assert folders.kept(folders.two) == set()
 
 
 def test_what_a_folder_lists_of_a_partition_that_moved_away_does_not_outlive_it(tmp_path: Path) -> None:

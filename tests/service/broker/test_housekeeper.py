@@ -1,6 +1,7 @@
 """What the housekeeper writes down, while logs are being cut."""
 
 import errno
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -11,8 +12,11 @@ import service.broker.housekeeper
 from log.disk import DiskFault
 from log.manifest import RECOVERY_POINTS, read_recovery_points
 from service.broker.partition import Partition
+from service.ports import RealClock
+from service.stores.memory import MemoryServer
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.api.test_long_lists import turns_of_others
+from tests.service.broker.cluster_stage import until
 from tests.service.broker.topic_stage import write
 
 
@@ -40,6 +44,32 @@ def test_of_two_cuts_of_one_log_that_overlap_each_is_kept_in_mind_until_it_is_do
         assert await point() == 10
 
     on_stage(tmp_path, scene, {"log.durability": "os"})
+
+
+def test_what_is_in_folders_that_nobody_uses_is_known(tmp_path: Path) -> None:
+    """They were left by a start, and take up room until an operator removes them."""
+    strays = [tmp_path / f"{'A' * 22}-0.{number}.stray" for number in (1, 2)]
+
+    async def nothing(stage: Stage) -> None:
+        pass
+
+    async def scene(stage: Stage) -> None:
+        keeper, (folder,) = stage.broker.housekeeper, stage.broker.folders
+        await until(lambda: set(folder.unused.values()) == {3000})
+        assert list(folder.unused) == [each.name for each in (*strays, tmp_path / "orders-0")]
+        shutil.rmtree(strays[0])
+        await keeper.look_at_unused()
+        assert list(folder.unused) == [strays[1].name, "orders-0"]
+        await stage.create("orders")
+        assert list(folder.unused) == [strays[1].name, strays[0].name], "that name was free again"
+
+    metadata = MemoryServer(RealClock())
+    on_stage(tmp_path, nothing, metadata=metadata)
+    for each in (*strays, tmp_path / "orders-0"):
+        each.mkdir()
+        for name, size_bytes in (("0.log", 2000), ("0.index", 1000)):
+            (each / name).write_bytes(bytes(size_bytes))
+    on_stage(tmp_path, scene, metadata=metadata)
 
 
 def test_nothing_is_cut_while_a_recovery_point_can_not_be_lowered(

@@ -18,6 +18,7 @@ from log.identity import PARTITION_METADATA
 from log.ids import TopicPartition, format_topic_id
 from log.manifest import MANIFEST, RECOVERY_POINTS
 from service.broker.data_folder import StartError
+from service.broker.found_folders import STRAY
 from service.broker.unremoved import UNREMOVED
 from service.ports import RealClock
 from service.stores.memory import MemoryServer
@@ -32,6 +33,8 @@ from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.broker.cluster_stage import SECOND, ClusterStage, on_cluster_stage, until
 from tests.service.broker.topic_stage import FSYNC, delete, values, write
 
+FIRST_LOG = f"{0:020}.log"
+
 
 def test_what_a_deleted_topic_left_before_a_crash_is_not_taken_for_the_new_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -40,11 +43,12 @@ def test_what_a_deleted_topic_left_before_a_crash_is_not_taken_for_the_new_ones(
     it may die again at any moment of the start that finds this.
     """
     metadata = MemoryServer(RealClock())
-    discard = RealDisk.discard
+    rename = RealDisk.rename
 
-    def when_its_point_is_forgotten(disk: RealDisk, path: str) -> None:
+    def when_its_point_is_forgotten(disk: RealDisk, path: str, target: str) -> None:
+        assert path == "orders-0"
         assert (tmp_path / RECOVERY_POINTS).read_text() == "0\n0\n"
-        discard(disk, path)
+        rename(disk, path, target)
 
     async def first(stage: Stage) -> None:
         await stage.create("orders")
@@ -59,7 +63,7 @@ def test_what_a_deleted_topic_left_before_a_crash_is_not_taken_for_the_new_ones(
     on_stage(tmp_path, first, FSYNC, metadata=metadata)
     assert "orders 0 2" in (tmp_path / RECOVERY_POINTS).read_text()
     (tmp_path / MANIFEST).unlink()
-    monkeypatch.setattr(RealDisk, "discard", when_its_point_is_forgotten)
+    monkeypatch.setattr(RealDisk, "rename", when_its_point_is_forgotten)
     identity = tmp_path / "orders-0" / PARTITION_METADATA
     assert identity.read_text().splitlines()[0] == "version: 0"
     identity.write_text(f"version: 0\ntopic_id: {format_topic_id(bytes(15) + b'1')}\n")
@@ -92,9 +96,12 @@ def test_what_a_topic_left_that_was_deleted_while_its_broker_was_away_is_not_tak
         assert (partition.log.start_offset, partition.log.end_offset) == (0, 0)
         assert (here / RECOVERY_POINTS).read_text() == "0\n0\n"
         await write(partition, b"new")
+        # The metadata may be that of before, brought back: then the folder is that of the topic that was made later.
+        (stray,) = here.glob(f"*-0.1{STRAY}")
+        assert (stray / FIRST_LOG).read_bytes() == before
 
     on_stage(here, first, FSYNC, metadata=metadata)
-    manifest = (here / MANIFEST).read_bytes()
+    manifest, before = (here / MANIFEST).read_bytes(), (here / "orders-0" / FIRST_LOG).read_bytes()
     on_stage(elsewhere, meanwhile, FSYNC, metadata=metadata)
     if not says_whose:
         (here / MANIFEST).write_bytes(without_ids(manifest))
@@ -133,9 +140,6 @@ def test_a_point_in_a_folder_that_the_predecessor_had_moved_out_of_does_not_judg
     fill(two / "orders-0", {PARTITION_METADATA: predecessor})
     (one / RECOVERY_POINTS).write_text("0\n1\norders 0 9\n")
     on_stage(one, second, FSYNC, metadata=metadata, more_folders=[two])
-
-
-FIRST_LOG = f"{0:020}.log"
 
 
 NEVER_FLUSHED = {
@@ -222,6 +226,8 @@ def test_a_folder_found_where_a_new_topic_wants_to_be_is_set_aside(tmp_path: Pat
         assert values(await stage.served("orders")) == 0
 
     on_stage(tmp_path, scene)
+    (stray,) = tmp_path.glob(f"*-0.1{STRAY}")
+    assert (stray / FIRST_LOG).read_bytes()
 
 
 def test_a_new_topic_is_not_measured_by_how_far_its_predecessor_had_come(tmp_path: Path) -> None:
@@ -403,6 +409,19 @@ def test_a_copy_that_was_used_again_is_not_removed(tmp_path: Path) -> None:
     on_cluster_stage(tmp_path, scene, 1, 2)
     assert (tmp_path / "2" / "orders-0").exists()
     assert (second / "orders-0").exists()
+
+
+def test_notes_that_cannot_be_read_are_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The other folders have the same ones. The start was refused."""
+    metadata = MemoryServer(RealClock())
+
+    async def nothing(stage: Stage) -> None:
+        pass
+
+    on_stage(tmp_path, nothing, metadata=metadata)
+    (tmp_path / UNREMOVED).mkdir()
+    on_stage(tmp_path, nothing, metadata=metadata)
+    assert f"{UNREMOVED} can't be read: Is a directory" in caplog.text
 
 
 def test_points_of_topics_that_are_gone_do_not_outlive_a_start(tmp_path: Path) -> None:

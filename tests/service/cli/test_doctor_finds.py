@@ -261,6 +261,23 @@ def test_another_broker_at_an_address_is_not_the_one_that_is_looked_for(tmp_path
         served.stop()
 
 
+def test_folders_that_no_partition_uses(tmp_path: Path) -> None:
+    async def scene(stage: ClusterStage, ask: Doctor) -> None:
+        (folder,) = stage.broker(1).folders
+        assert (await ask.finds("disks"))[0][0] == "ok"
+        folder.unused = {"AAAAAAAAAAAAAAAAAAAAAA-0.1.stray": 3 << 20, "orders-0": 0}
+        ((state, finding, cure),) = await ask.finds("disks")
+        assert (state, ask.status) == ("warning", 0)
+        assert finding == (
+            f"broker 1: {folder.name} has 2 folders that no partition uses, such as AAAAAAAAAAAAAAAAAAAAAA-0.1.stray,"
+            " with 3 MiB in all"
+        )
+        assert "docs/operating.md" in cure
+        assert (await ask.finds("health"))[0][0] == "ok"
+
+    examine(tmp_path, scene, 1)
+
+
 def test_disks_that_failed_are_full_or_nearly_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: ClusterStage, ask: Doctor) -> None:
         (folder,) = stage.broker(1).folders

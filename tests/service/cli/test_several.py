@@ -155,6 +155,14 @@ def test_the_demo_keeps_what_was_committed_while_brokers_die_and_are_emptied(met
         assert demo.ended().status == 0
 
 
+def test_a_demo_that_can_t_start_says_why() -> None:
+    port = _free_ports(2)
+    with socket.create_server(("127.0.0.1", port + 1)):
+        told = oncelog("demo", "--brokers", "2", "--port", str(port))
+    assert told.status == 1
+    assert f"broker 2 did not start (status 1): can't listen on 127.0.0.1:{port + 1}" in told.err
+
+
 def _partitions(bootstrap: str) -> dict[int, bool]:
     """Whether each broker's folder holds any."""
     listed = json.loads(oncelog("broker", "list", "-o", "json", bootstrap=bootstrap).out)

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 from msgspec import Raw
 
+from log.batch import HEADER_BYTES
 from log.ids import TopicPartition
 from service.web import producing
 from service.web.gateway import Gateway
@@ -91,6 +92,16 @@ def test_records_that_fit_are_written_though_they_are_too_much_for_one_batch(
     assert [each.get("problem") for each in reports] == [None] * 10
     seen = read_all(served.bootstrap, topic)
     assert [(each.value or b"")[1:3] for each in seen] == [b"%02d" % number for number in range(20)]
+
+
+def test_long_lines_that_fit_are_written_though_their_records_are_longer(http: Http, topic: str) -> None:
+    """They went into one batch because their text had room in it; but a record has more around a long value than its
+    line has, and the batch was refused.
+    """
+    line = json.dumps({"value": "x" * 9000}, separators=(",", ":")).encode()
+    most = str(2 * len(line) + HEADER_BYTES)
+    http.post("/v1/topics", {"name": topic, "partitions": 1, "configs": {"max.message.bytes": most}})
+    assert [each.get("offset") for each in told(http, topic, 2 * (line + b"\n"))] == [0, 1]
 
 
 def told(http: Http, topic: str, lines: bytes) -> list[dict[str, Any]]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock, Mock
 
 import pytest
 from confluent_kafka import Consumer
 
+from log.ids import TopicPartition
+from service.web.instances import Instance, Instances, RecordsAnswer
+from service.web.members import Join
+from service.web.problems import Problem
 from tests.service.web.kit import PATIENCE_S, Answer, Http, Served, ask_and_go
 
 MEDIA = "application/vnd.kafka.v2+json"
@@ -479,3 +485,30 @@ def test_bodies_may_be_left_out_and_fields_written_as_curl_does(http: Http, topi
     answer = http.post(f"/consumers/{topic}", {"id": "plain", "format": "JSON"})
     assert answer.json["instance_id"] == "plain"
     assert http.delete(f"/consumers/{topic}/instances/plain").status == 204
+
+
+def test_reads_of_clients_that_are_gone_do_not_wait_for_a_leader_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them asked, and was waited for in its turn, while its instance was read by nobody else."""
+    asked, answers = 0, asyncio.Event()
+
+    async def silent(*_: Any) -> list[TopicPartition]:
+        nonlocal asked
+        asked += 1
+        await answers.wait()
+        return []
+
+    async def play() -> None:
+        monkeypatch.setattr(RecordsAnswer, "take", silent)
+        instance = Instance("g", "i", Join([]), 0.0, is_assigned=True)
+        instance.positions[TopicPartition("t", 0)] = 0
+        instances = Instances(MagicMock())
+        requests: list[Any] = [Mock(transport=object()) for _ in range(5)]
+        reads = [asyncio.ensure_future(instances.read(instance, each, 1, 0)) for each in requests]
+        await asyncio.sleep(0)
+        requests[0].transport = requests[1].transport = requests[2].transport = None
+        answers.set()
+        told = await asyncio.gather(*reads, return_exceptions=True)
+        assert [isinstance(each, Problem) for each in told] == [True, True, True, False, False], told
+
+    asyncio.run(play())
+    assert asked == 3

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from log.ids import TopicPartition
+from log.ids import TopicId, TopicPartition
+from service.cluster.image import Delta, Image, PartitionState, Topic
 from service.web import following
-from service.web.following import Place, Portion, SharedReading
+from service.web.fetching import Lens
+from service.web.following import Cursor, Place, Portion, SharedReading, Stream
 
 PLACE = Place(b"topic", 1, ((TopicPartition("orders", 0), 7),), ())
 NEXT = PLACE._replace(positions=((TopicPartition("orders", 0), 8),))
@@ -102,4 +106,42 @@ def test_what_was_found_is_kept_for_a_moment_and_in_part(monkeypatch: pytest.Mon
         assert reading.known(PLACE._replace(node=9)) is None, "a log may have lost it since"
 
     monkeypatch.setattr(following, "KEPT_BYTES", 350)
+    played(scene)
+
+
+def topic_with(partitions: int) -> Topic:
+    state = PartitionState((1,), (1,), leader=1, leader_epoch=0)
+    return Topic("t", TopicId(b"t" * 16), 1, {}, dict.fromkeys(range(partitions), state))
+
+
+def test_a_change_of_partitions_is_heard_between_the_turn_to_read_and_the_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The stream read on without the new partitions, for as long as there was nothing new in the old ones."""
+    topics = {"t": topic_with(1)}
+
+    async def scene(reading: SharedReading) -> None:
+        gateway: Any = SimpleNamespace(reading=reading, topic=lambda name: topics[name], leader=lambda partition: 1)
+        lens, asked = Lens(), asyncio.Event()
+
+        async def fetch(*_: object, **__: object) -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(following, "fetch", fetch)
+        response: Any = None
+        more: Any = {"is_sse": True, "most": following.ALL_THE_TIME, "until": None}
+        stream = Stream(gateway, response, None, "t", None, Cursor({0: 7}), lens, **more)
+        place = stream._place(1, {TopicPartition("t", 0): 7})
+        assert await reading.join(place, 60) is None
+        step = asyncio.ensure_future(stream._step())
+        await asyncio.sleep(0)
+        reading.leave(place, [])  # it is the stream's turn now
+        before = Image(topics=dict(topics))
+        topics["t"] = topic_with(2)
+        reading.heard(Delta(before, Image(topics=dict(topics)), topics=("t",)))
+        await asyncio.wait([step], timeout=1)
+        assert (step.done(), asked.is_set()) == (True, False)
+        assert stream._partitions() == [0, 1]
+
     played(scene)

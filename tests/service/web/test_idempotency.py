@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import threading
 import uuid
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 from log.ids import TopicPartition
 from service.broker.internal_topics import HTTP_KEYS
 from service.web.idempotency import Keys, Memory
-from tests.service.web.kit import Answer, Http, Served, read_all
+from tests.service.web.kit import ROOT, Answer, Http, Served, read_all
 
 BODY = {"records": [{"value": 1}, {"value": 2}]}
 
@@ -62,7 +64,92 @@ def test_a_key_belongs_to_one_request(served: Served, http: Http, topic: str) ->
     assert len(read_all(served.bootstrap, topic)) == 2
 
 
-@pytest.mark.parametrize("key", ['"', '""', "two words", '"' + "x" * 300 + '"', '"\xe4"'])
+@pytest.mark.parametrize(
+    "parameters",
+    [";p", ";p=1", ";a=1.5; b=tok/en;c=?0", ';*x-1="a;\\"b"', ";p=:AAE=:", ";p=@1659578233", ';p=%"f%c3"', "  "],
+)
+@pytest.mark.parametrize("quote", ['"', ""])
+def test_parameters_are_no_part_of_a_key(http: Http, topic: str, quote: str, parameters: str) -> None:
+    """A valid item of structured fields was refused."""
+    key = quote + uuid.uuid4().hex + quote
+    first, again, other = (post(http, topic, each) for each in (key, key + parameters, key + parameters))
+    assert first.json == again.json == other.json, again
+    assert again.headers["Idempotency-Replayed"] == "true"
+
+
+PRODUCED_V2, PRODUCED_V3 = {"records": [{"value": 1}]}, {"value": {"type": "JSON", "data": 1}}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "media"),
+    [
+        ("POST", "/topics/{topic}", PRODUCED_V2, "application/vnd.kafka.json.v2+json"),
+        ("POST", "/topics/{topic}/partitions/0", PRODUCED_V2, "application/vnd.kafka.json.v2+json"),
+        ("POST", "/v3/clusters/{cluster}/topics/{topic}/records", PRODUCED_V3, "application/json"),
+        ("POST", "/v3/clusters/{cluster}/topics/{topic}/records:batch", {"entries": [{"id": "1"}]}, "application/json"),
+        ("POST", "/v1/topics/{topic}/records", {"value": 1}, "application/x-ndjson"),
+        ("POST", "/v1/transactions", {"transactional_id": "{topic}"}, "application/json"),
+        ("PATCH", "/v1/topics/{topic}/configs", {"configs": {"retention.ms": "1"}}, "application/json"),
+        ("DELETE", "/v1/topics/{topic}", None, "application/json"),
+        ("POST", "/v1/topics", {"name": "{topic}-more"}, "application/json"),
+    ],
+)
+def test_a_key_that_is_not_honoured_is_refused_and_nothing_is_done(
+    served: Served, http: Http, topic: str, method: str, path: str, body: Any, media: str
+) -> None:
+    """It was ignored: what was sent twice was written twice."""
+    assert http.post("/v1/topics", {"name": topic}).status == 201
+    before = http.get(f"/v1/topics/{topic}/configs").json
+    cluster = http.get("/v3/clusters").json["data"][0]["cluster_id"]
+    content = None if body is None else json.dumps(body).replace("{topic}", topic)
+    headers = {"Content-Type": media, "Idempotency-Key": fresh()}
+    answer = http.ask(method, path.format(topic=topic, cluster=cluster), content, headers=headers)
+    assert answer.status == 400, answer
+    assert "Idempotency-Key" in str(answer.json)
+    assert read_all(served.bootstrap, topic) == []
+    assert http.get(f"/v1/topics/{topic}/configs").json == before
+    assert f"{topic}-more" not in str(http.get("/v1/topics").json)
+    assert topic not in str(http.get("/v1/transactions").json)
+
+
+def test_where_nothing_changes_a_key_means_nothing(http: Http, topic: str) -> None:
+    assert post(http, topic, fresh()).status == 200
+    for method in ("GET", "HEAD"):
+        path = f"/v1/topics/{topic}/partitions/0/records"
+        assert http.ask(method, path, headers={"Idempotency-Key": fresh()}).status == 200
+    assert http.ask("OPTIONS", f"/v1/topics/{topic}/events", headers={"Idempotency-Key": fresh()}).status == 200
+
+
+def test_every_operation_that_changes_something_lists_the_key_or_refuses_it(http: Http) -> None:
+    """Those that list it are all in the document of the API, and in docs/http.md."""
+    document = http.get("/openapi.json").json
+    listing = {
+        (method.upper(), path)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+        if any(each["name"] == "Idempotency-Key" for each in operation["parameters"])
+    }
+    assert listing == {
+        ("POST", "/v1/records"),
+        ("POST", "/v1/topics/{topic}/records"),
+        ("PUT", "/v1/topics/{topic}/records"),
+        ("POST", "/v1/topics/{topic}/events"),
+    }
+    for method, path in sorted(listing):
+        assert f"`{path}`" in (ROOT / "docs" / "http.md").read_text(), (method, path)
+    for path, methods in document["paths"].items():
+        for method in methods.keys() - {"get", "options"}:
+            if (method.upper(), path) in listing or path.endswith(":find-hanging"):
+                continue
+            filled = re.sub(r"\{\w+\}", "1", path)
+            answer = http.ask(method.upper(), filled, b"{}", headers={"Idempotency-Key": '"x"'})
+            assert (answer.status, "Idempotency-Key" in str(answer.json)) == (400, True), (method, filled, answer)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ['"', '""', "two words", '"' + "x" * 300 + '"', '"\xe4"', '"a";', '"a";P=1', '"a" ;p=1', '"a", "b"', '"a";p='],
+)
 def test_a_key_that_is_none_is_refused(http: Http, topic: str, key: str) -> None:
     answer = post(http, topic, key.encode("latin-1"))  # type: ignore[arg-type]
     assert (answer.status, answer.json["type"]) == (400, "/problems/bad-key")

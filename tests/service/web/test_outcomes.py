@@ -20,10 +20,11 @@ from aiohttp import ClientSession, web
 from isolation.read_view import Isolation
 from log.batch import build_batch
 from log.ids import TopicPartition
+from service.api.listener import Listener
+from service.broker.internal_topics import InternalTopic
 from service.client.failures import ClientFailure, FailureKind
 from service.settings.broker import Endpoint
-from service.web import fetching, gateway, transactions
-from service.web import producers as producers_module
+from service.web import fetching, gateway
 from service.web.app import WebServer
 from service.web.fetching import Lens, Piece, fetch, opened
 from service.web.forwarding import forward
@@ -34,7 +35,7 @@ from service.web.problems import Problem, of_error
 from service.web.producers import Producer, ProducerPool
 from service.web.producing import RUN_RECORDS, BatchOut, Seal
 from service.web.sending import OutgoingBatch
-from service.web.transactions import Name, Open, OpenTransactions, commit, put_batch
+from service.web.transactions import Name, Open, OpenTransactions, commit, name_of, put_batch
 from service.wire.base import Struct
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -48,8 +49,9 @@ from service.wire.messages import (
     OffsetCommitResponse,
     OffsetCommitResponsePartition,
     OffsetCommitResponseTopic,
+    TxnOffsetCommitRequest,
 )
-from tests.service.api.admin_stage import Stage, on_stage
+from tests.service.api.admin_stage import HERE, Stage, on_stage
 from tests.service.web.kit import PATIENCE_S
 
 GONE = ClientFailure("it is gone", FailureKind.UNREACHABLE)
@@ -93,7 +95,6 @@ class Coordinated:
 def test_what_is_committed_is_applied_though_its_coordinator_is_gone_afterwards() -> None:
     async def scenario() -> None:
         producers = ProducerPool(cast(Gateway, Coordinated(EndTxnResponse(producer_id=1, producer_epoch=1))))
-        await producers.recover()
         async with producers.transaction(frozenset()):
             pass
 
@@ -196,45 +197,122 @@ def test_a_reader_for_whom_there_is_no_room_at_another_broker_asks_now_and_then(
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("how", ["waits", "comes late", "is sealed"])
-@pytest.mark.parametrize("what", ["batches/0", "offsets/g"])
-def test_what_waited_behind_the_end_of_its_transaction_is_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, how: str
+@asynccontextmanager
+async def serving(stage: Stage) -> AsyncIterator[tuple[WebServer, ClientSession]]:
+    web = WebServer(stage.broker, 10, Listener(HERE.listener))
+    await web.start([Endpoint("HTTP", "127.0.0.1", 0, "HTTP")])
+    stage.broker.ready.set()
+    try:
+        async with ClientSession(f"http://127.0.0.1:{web.endpoints[0].port}/v1/") as client:
+            async with asyncio.timeout(PATIENCE_S):
+                yield web, client
+    finally:
+        await web.stop()
+
+
+def batch_of(value: int) -> dict[str, object]:
+    return {"records": [{"topic": "t", "partition": 0, "value": value}]}
+
+
+def offsets_of(offset: int) -> dict[str, object]:
+    return {"offsets": [{"topic": "t", "partition": 0, "offset": offset}]}
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("is_under_way", [True, False])
+@pytest.mark.parametrize("what", ["batches/1", "offsets/g"])
+def test_what_comes_after_a_branch_was_sealed_elsewhere_is_not_written(
+    tmp_path: Path, what: str, is_under_way: bool, is_known: bool
 ) -> None:
-    """It could be written before the marker came: into a transaction whose end had been told already."""
-
-    async def gone(*_: object) -> None:
-        return None
-
-    monkeypatch.setattr(transactions, "find_transaction", gone)
-    bodies: dict[str, object] = {
-        "batches/0": {"records": [{"topic": "t", "partition": 0, "value": 1}]},
-        "offsets/g": {"offsets": [{"topic": "t", "partition": 0, "offset": 7}]},
-    }
+    """It was, and stood after the decision: the partition is in the transaction, and its leader knows of no seal. The
+    broker may have forgotten the transaction, or know it from before another one sealed it.
+    """
 
     async def scene(stage: Stage) -> None:
         await stage.create("t", 1)
-        web = WebServer(stage.broker, connections_max=10)
-        await web.start([Endpoint("HTTP", "127.0.0.1", 0, "HTTP")])
-        stage.broker.ready.set()
-        known = web.gateway.open_transactions
-        async with ClientSession(f"http://127.0.0.1:{web.endpoints[0].port}/v1/") as client:
-            begun = await (await client.post("transactions", json={"transactional_id": "x"})).json()
-            ((name, open_one),) = known._open.items()
-            async with open_one.turn:  # as the request that ends it
-                if how == "comes late":
-                    del known._open[name]
-                writing = asyncio.ensure_future(client.put(f"transactions/{begun['txn']}/{what}", json=bodies[what]))
-                while not open_one.turn._waiters and not writing.done():  # noqa: ASYNC110
+        async with serving(stage) as (web, client):
+            begun = await (await client.post("transactions", json={"transactional_id": "r::1/a"})).json()
+            path, pair = f"transactions/{begun['txn']}", (begun["producer_id"], begun["epoch"])
+            for each, body in ("batches/0", batch_of(0)), ("offsets/g", offsets_of(20)):
+                assert (await client.put(f"{path}/{each}", json=body)).status == 200
+            known = web.gateway.open_transactions
+            if not is_known:
+                known._open.clear()
+            late = batch_of(1) if what == "batches/1" else offsets_of(25)
+            turn = known.turn(name_of(begun["txn"]))
+            async with turn:
+                writing = asyncio.ensure_future(client.put(f"{path}/{what}", json=late))
+                while is_under_way and not turn._waiters:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-                open_one.is_sealed = how == "is sealed"
-                if how == "waits":
-                    del known._open[name]
+                sealed = await stage.ask(EndTxnRequest("r::1/a", *pair, committed=True))
+            assert sealed.error_code == 0
             refused = await writing
             problem = await refused.json()
-        await web.stop()
-        kind = "invalid-txn-state" if how == "is sealed" else "producer-fenced"
-        assert (refused.status, problem["type"]) == (409, f"/problems/{kind}")
+            assert (refused.status, problem["type"], problem["outcome"]) == (409, "/problems/invalid-txn-state", "none")
+            assert "is sealed" in problem["detail"]
+            decided = await client.put("branches/r/decisions/1", json={"commit": True, "branches": [{"name": "a"}]})
+            assert (await decided.json())["outcome"] == "applied"
+            page = await (await client.get("topics/t/partitions/0/records?offset=0")).json()
+            assert [each["value"] for each in page["records"]] == [0]
+            read = await (await client.get("groups/g/offsets")).json()
+            assert [each["offset"] for each in read["offsets"]] == [20]
+
+    on_stage(tmp_path, scene)
+
+
+@pytest.mark.parametrize("end", ["commit", "abort"])
+@pytest.mark.parametrize("what", ["batches/0", "offsets/g"])
+def test_what_waited_behind_the_end_of_its_transaction_is_not_written(tmp_path: Path, what: str, end: str) -> None:
+    """It could be written before the marker came: into a transaction whose end had been told already."""
+    told = {"commit": (409, "invalid-txn-state", "applied"), "abort": (410, "transaction-expired", "none")}[end]
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("t", 1)
+        async with serving(stage) as (web, client):
+            begun = await (await client.post("transactions", json={"transactional_id": "x"})).json()
+            path, pair = f"transactions/{begun['txn']}", (begun["producer_id"], begun["epoch"])
+            assert (await client.put(f"{path}/offsets/h", json=offsets_of(1))).status == 200
+            turn = web.gateway.open_transactions.turn(name_of(begun["txn"]))
+            async with turn:  # as the request that ends it
+                late = batch_of(0) if what == "batches/0" else offsets_of(7)
+                writing = asyncio.ensure_future(client.put(f"{path}/{what}", json=late))
+                while not turn._waiters:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                assert (await stage.ask(EndTxnRequest("x", *pair, committed=end == "commit"))).error_code == 0
+            refused = await writing
+            problem = await refused.json()
+            assert (refused.status, problem["type"], problem["outcome"]) == (told[0], f"/problems/{told[1]}", told[2])
+
+    on_stage(tmp_path, scene)
+
+
+def test_an_end_waits_for_offsets_that_are_being_written_though_the_transaction_was_begun_elsewhere(
+    tmp_path: Path,
+) -> None:
+    """They waited for the group's coordinator, and could be written after the end."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("t", 1)
+        async with serving(stage) as (web, client):
+            begun = await (await client.post("transactions", json={"transactional_id": "x"})).json()
+            path = f"transactions/{begun['txn']}"
+            assert (await client.put(f"{path}/offsets/g", json=offsets_of(20))).status == 200
+            web.gateway.open_transactions._open.clear()
+            ask, reached, may_go_on = web.gateway.ask_coordinator, asyncio.Event(), asyncio.Event()
+
+            async def moving(topic: InternalTopic, key: str, request: Any) -> Any:
+                if isinstance(request, TxnOffsetCommitRequest):
+                    reached.set()
+                    await may_go_on.wait()
+                return await ask(topic, key, request)
+
+            cast(Any, web.gateway).ask_coordinator = moving
+            writing = asyncio.ensure_future(client.put(f"{path}/offsets/g", json=offsets_of(25)))
+            await reached.wait()
+            ending = asyncio.ensure_future(client.post(f"{path}:commit?records=0"))
+            done, _ = await asyncio.wait([ending], timeout=0.3)
+            may_go_on.set()
+            assert (not done, (await writing).status, (await ending).status) == (True, 200, 200)
 
     on_stage(tmp_path, scene)
 
@@ -375,26 +453,11 @@ def test_an_id_of_the_brokers_own_that_its_coordinator_has_ended_is_no_other_pro
     async def scenario() -> None:
         ended = EndTxnResponse(error_code=end, producer_id=1, producer_epoch=1)
         producers = ProducerPool(cast(Gateway, Coordinated(ended)))
-        await producers.recover()
         with pytest.raises(Problem) as told:
             async with producers.transaction(frozenset()):
                 raise of_error(ErrorCode.INVALID_PRODUCER_ID_MAPPING, "t partition 0")
         assert (told.value.slug, told.value.outcome) == ("not-now", "none")
 
-    asyncio.run(scenario())
-
-
-def test_what_an_earlier_life_left_open_keeps_no_request_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that hangs may be needed to end it."""
-
-    async def scenario() -> None:
-        producers = ProducerPool(cast(Gateway, Coordinated()))
-        with pytest.raises(Problem, match="earlier life") as told:
-            async with asyncio.timeout(5), producers.transaction(frozenset()):
-                pytest.fail("nobody has recovered")
-        assert (told.value.slug, told.value.outcome) == ("not-now", "none")
-
-    monkeypatch.setattr(producers_module, "TIMEOUT_S", 0.01)
     asyncio.run(scenario())
 
 
@@ -435,7 +498,6 @@ def test_a_transaction_that_lost_its_way_before_the_commit_wrote_nothing(
 
     async def scenario() -> None:
         producers = ProducerPool(cast(Gateway, Coordinated(EndTxnResponse(producer_id=1, producer_epoch=1))))
-        await producers.recover()
         with pytest.raises(Problem) as told:
             async with producers.transaction(frozenset()):
                 raise LOST
@@ -694,6 +756,38 @@ def test_a_batch_in_part_goes_on_behind_what_is_written_and_to_the_same_partitio
         assert producer.sent == [(TopicPartition("t", 0), RUN_RECORDS)] * 5, "the third twice"
         assert open_one.in_part is None
         assert len(json.loads(open_one.batches[0].answer)["results"]) == 4 * RUN_RECORDS
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_sealed", [True, False])
+def test_a_transaction_is_remembered_for_as_long_as_it_may_be_open(
+    monkeypatch: pytest.MonkeyPatch, is_sealed: bool
+) -> None:
+    """Its time begins with its first batch, and that of a branch anew when it is sealed; it was counted from the
+    beginning, and what came later was told that another broker has the transaction.
+    """
+    now_s = 1000.0
+
+    async def scenario() -> None:
+        nonlocal now_s
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s)
+        known, (one, another) = OpenTransactions(), (Name("r::1/a", 1, 0), Name("b", 2, 0))
+        known.add(one, cast(Any, Partly()))
+        now_s += 50
+        open_one = known.find(one)
+        assert open_one is not None
+        open_one.started()
+        now_s += 50
+        open_one.started()
+        if is_sealed:
+            open_one.extend()
+            now_s += 50
+        known.add(another, cast(Any, Partly()))
+        assert known.find(one) is open_one
+        now_s += 60
+        known.add(another, cast(Any, Partly()))
+        assert known.find(one) is None
 
     asyncio.run(scenario())
 

@@ -150,6 +150,21 @@ def test_what_a_broker_answers_for_by_its_leadership_is_not_sent_to_the_next_lea
     assert (refused.value.slug, refused.value.outcome, gateway.log[0]) == ("not-now", "none", [])
 
 
+@pytest.mark.parametrize("first", [ErrorCode.NOT_LEADER_OR_FOLLOWER, SILENT])
+def test_a_batch_is_not_sent_again_once_its_transaction_takes_nothing_more(first: int | Exception) -> None:
+    """A partition moved for as long as it took to seal the branch elsewhere, and the batch got into it afterwards."""
+    gateway, one = Elsewhere(first), batch()
+    one.numbered = True
+    answers = iter([ErrorCode.NONE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.PRODUCER_FENCED])
+
+    async def refusal() -> int:
+        return next(answers)
+
+    asyncio.run(send_one_each(cast(Gateway, gateway), [one], transactional_id="one", refusal=refusal))
+    assert (one.error, len(gateway.log[0])) == (ErrorCode.PRODUCER_FENCED, 1)
+    assert one.problem().outcome == "unknown", "the first attempt may be there"
+
+
 def test_a_partition_that_is_led_here_and_is_not_here_is_no_unknown_one() -> None:
     """It comes or goes in a moment: the client was told once and for all that there is no such topic."""
     gateway, asked = Elsewhere(), list[str]()

@@ -300,7 +300,6 @@ def test_a_pool_of_transactions_has_room_for_others_while_a_broker_hangs() -> No
     async def scene() -> None:
         async with asyncio.timeout(PATIENCE_S):
             pool = ProducerPool(cast(Gateway, SimpleNamespace(node_id=1)))
-            pool._recovered.set()
             forever = asyncio.Event()
 
             async def hang() -> None:
