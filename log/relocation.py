@@ -52,10 +52,13 @@ def stem_of(topic_id: TopicId, index: int) -> str:
 def of_stem(stem: str) -> tuple[TopicId, int] | None:
     """The inverse of `stem_of`; None for any other text."""
     place = partition_of(stem)
+    if place is None:
+        return None
     try:
-        return None if place is None else (parse_topic_id(place.topic), place.partition)
+        topic_id = parse_topic_id(place.topic)
     except ValueError:
         return None
+    return (topic_id, place.partition) if format_topic_id(topic_id) == place.topic else None
 
 
 class Relocation:

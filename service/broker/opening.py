@@ -171,11 +171,11 @@ class PartitionMaker:
                     and image.topic_names.get(tells) == topic_partition.topic
                     and image.partition(topic_partition) is not None
                 )
-                if fate_of_named(tells, placed=None, is_known=is_known) is Fate.LEFT:
+                if tells is None or fate_of_named(tells, placed=None, is_known=is_known) is Fate.LEFT:
                     folder.unused[name] = 0
                     continue
                 await self._housekeeper.forget_point(folder, topic_partition)
-                stem = stem_of(tells or ZERO_TOPIC_ID, topic_partition.partition)
+                stem = stem_of(tells, topic_partition.partition)
                 self._move_aside(folder, name, stem, f"other brokers hold {topic_partition}")
                 has_moved = True
             if has_moved:  # durably: a partition that comes back into another folder must not be in two
@@ -219,7 +219,7 @@ class PartitionMaker:
             folder.disk.discard(name)
         else:
             stem = stem_of(told_by(folder.disk, name) or ZERO_TOPIC_ID, topic_partition.partition)
-            self._move_aside(folder, name, stem, f"it is not of the topic that is called {topic_partition.topic} now")
+            self._move_aside(folder, name, stem, f"it belongs to another {topic_partition}")
 
     @staticmethod
     def _move_aside(folder: LogFolder, name: str, stem: str, why: str) -> None:

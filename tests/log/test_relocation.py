@@ -10,13 +10,28 @@ from log.control import ControlType
 from log.cutting import restart_at, truncate_to
 from log.disk import DiskFault
 from log.ids import TopicId
-from log.relocation import FORMER, Relocation
+from log.relocation import FORMER, Relocation, of_stem, stem_of
 from log.removal import remove_oldest
 from tests.log.compacting import NOW_MS, RETENTION_MS, Bench, committed_records, no_breath, table
 from tests.log.memory_disk import MemoryDisk
 from tests.log.plain_cleaning import once
 
 TOPIC_ID = TopicId(bytes(range(16)))
+
+
+@pytest.mark.parametrize("topic_id", [TOPIC_ID, TopicId(bytes(16)), TopicId(b"\xff" * 16), TopicId(b"\xfb\xef" * 8)])
+def test_what_a_copy_is_of_is_read_from_its_name(topic_id: TopicId) -> None:
+    assert of_stem(stem_of(topic_id, 12)) == (topic_id, 12)
+
+
+ZEROS = "A" * 22
+
+
+@pytest.mark.parametrize(
+    "name", ["", "orders-0", ZEROS, f"{ZEROS}-x", f"{ZEROS}-01", f"{ZEROS[1:]}B-0", "AAAA-1", "€-1"]
+)
+def test_a_name_of_something_else_is_that_of_no_copy(name: str) -> None:
+    assert of_stem(name) is None
 
 
 class Moving(Bench):
