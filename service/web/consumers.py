@@ -32,6 +32,8 @@ NAME_MAX = 249
 BODY_BYTES_MAX = 256 << 10
 TIMEOUT_MS = 1000
 MIN_BYTES_MAX = 10_000_000
+READ, READ_CHARACTERS = "X-Oncelog-Read", 32
+"""A request header that names a read which another broker forwards, and how many characters a name has."""
 CODES = {"unknown-topic": 40401, "denied": 40301, "unauthenticated": 40101, "not-now": 50003, "outcome-unknown": 50003}
 
 
@@ -138,8 +140,8 @@ def _named(partitions: Iterable[PartitionV2]) -> list[TopicPartition]:
     return [TopicPartition(each.topic, each.partition) for each in partitions]
 
 
-def _instance(gateway: Gateway, request: web.Request) -> Instance:
-    return gateway.instances.find(request.match_info["group"], request.match_info["instance"])
+def _instance(gateway: Gateway, request: web.Request, read: str = "") -> Instance:
+    return gateway.instances.find(request.match_info["group"], request.match_info["instance"], read)
 
 
 def _done() -> web.Response:
@@ -275,17 +277,31 @@ async def records(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     form = _accepted(request)
     timeout_ms = query_int(request, "timeout", -1, least=-(2**63))
     max_bytes = query_int(request, "max_bytes", -1, least=-(2**63))
-    if (elsewhere := await home(gateway, request, b"")) is not None:
+    if (elsewhere := await _records_elsewhere(gateway, request)) is not None:
         return elsewhere
-    instance = _instance(gateway, request)
+    read = request.headers.get(READ, "")[:READ_CHARACTERS]
+    instance = _instance(gateway, request, read)
     if form is not instance.wishes.form:
         raise not_in_form(
             "The requested embedded data format does not match the deserializer for this consumer instance"
         )
     longest_ms = min(instance.wishes.timeout_ms, WAIT_MS_MAX)
     wait_ms = longest_ms if timeout_ms <= 0 else min(timeout_ms, longest_ms)
-    found = await gateway.instances.read(instance, request, max_bytes if max_bytes > 0 else PAGE_BYTES, wait_ms)
+    found = await gateway.instances.read(instance, request, read, max_bytes if max_bytes > 0 else PAGE_BYTES, wait_ms)
     return _answer(found, MEDIA_OF[form])
+
+
+async def _records_elsewhere(gateway: Gateway, request: web.Request) -> web.StreamResponse | None:
+    """The answer of the broker where the instance lives. If it was lost on the way here, it is asked for once more:
+    the client would go on behind it.
+    """
+    named = {READ: gateway.env.unique().hex()}
+    try:
+        return await home(gateway, request, b"", named)
+    except Problem as lost:
+        if lost.outcome != "unknown":
+            raise
+    return await home(gateway, request, b"", named)
 
 
 def _accepted(request: web.Request) -> Form | None:

@@ -9,7 +9,8 @@ read what nobody got.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
+from types import MappingProxyType
 from urllib.parse import quote, unquote
 
 from aiohttp import ClientConnectorError, ClientError, web
@@ -45,8 +46,10 @@ def url_of(gateway: Gateway, node: int, path: str) -> URL:
     return URL(endpoint.url + path, encoded=True)
 
 
-async def forward(gateway: Gateway, node: int, request: web.Request, body: bytes) -> web.StreamResponse:
-    """The other broker's answer. The body is forwarded unpacked, as it was read here."""
+async def forward(
+    gateway: Gateway, node: int, request: web.Request, body: bytes, more: Mapping[str, str] = MappingProxyType({})
+) -> web.StreamResponse:
+    """The other broker's answer. The body is forwarded unpacked, as it was read here. `more` are further headers."""
     if request.headers.get(FORWARDED) is not None:
         raise Problem("not-now", f"broker {node} shall answer, and passed it on")
     # The path must stay the same to the letter: idempotency keys are known by it.
@@ -57,6 +60,7 @@ async def forward(gateway: Gateway, node: int, request: web.Request, body: bytes
         for name, value in _for_the_next(request.headers)
     )
     headers[FORWARDED] = str(gateway.node_id)
+    headers.update(more)
     method = "GET" if request.method == "HEAD" else request.method  # the answer says how long it would be
 
     async def ask() -> web.Response:

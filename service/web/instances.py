@@ -2,10 +2,10 @@
 assigned partitions by hand, and are read by their name.
 
 What always holds: an instance lives at the broker that coordinates its group. Its position moves only with an answer
-that shows the records before that position. It reads nothing that its group has given to another member. It commits on
-its own only what it has shown to a client that has sent another request since, and only if the partition has been its
-own ever since. An instance that is lost with its broker is made again under its name; it takes its place in the group
-at once, and goes on where the group is.
+that shows the records before that position; it moves back if the answer was lost between two brokers. It reads nothing
+that its group has given to another member. It commits on its own only what it has shown to a client that has sent
+another request since, and only if the partition has been its own ever since. An instance that is lost with its broker
+is made again under its name; it takes its place in the group at once, and goes on where the group is.
 """
 
 from __future__ import annotations
@@ -114,6 +114,12 @@ class Instance(HttpMember):
     """The positions after the last answer. It is not known whether the client got that answer."""
     uncommitted: dict[TopicPartition, int] = field(default_factory=dict)
     """The positions that the client is known to have read to since the last commit."""
+    read: str = ""
+    """The read that the last answer was for, as the broker has named it that forwarded it; empty, if the client has
+    sent another request since.
+    """
+    before: dict[TopicPartition, int] = field(default_factory=dict)
+    """The positions before the last answer."""
     committed_s: float = 0.0
     kept_bytes: int = 0
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -141,6 +147,12 @@ class Instance(HttpMember):
         for each, offset in offsets.items():
             if self.uncommitted.get(each) == offset:
                 del self.uncommitted[each]
+
+    def take_back(self) -> None:
+        """Nobody got the last answer."""
+        for partition, offset in self.before.items():
+            if partition in self.shown and self.positions.get(partition) == self.shown.pop(partition):
+                self.positions[partition] = offset
 
     def move(self, positions: Mapping[TopicPartition, int]) -> None:
         for partition, offset in positions.items():
@@ -173,13 +185,16 @@ class Instances(Members):
         gateway.env.tasks.spawn(f"consumer instance {known}", self._live(instance))
         return instance
 
-    def find(self, group: str, member_id: str) -> Instance:
+    def find(self, group: str, member_id: str, read: str = "") -> Instance:
+        """The instance, for a request of its client. `read`: the name of a read that was forwarded."""
         instance = self._members.get((group, member_id))
         if instance is None or instance.is_gone:
             raise not_found()
         instance.touched_s = asyncio.get_running_loop().time()
-        instance.uncommitted.update(instance.shown)
-        instance.shown.clear()
+        if not read or read != instance.read:  # else the client still waits for the last answer
+            instance.uncommitted.update(instance.shown)
+            instance.shown.clear()
+            instance.read = ""
         return instance
 
     def forget(self, member: HttpMember) -> None:
@@ -315,13 +330,17 @@ class Instances(Members):
 
     # -- reading
 
-    async def read(self, instance: Instance, request: web.Request, max_bytes: int, wait_ms: int) -> list[RecordV2]:
+    async def read(
+        self, instance: Instance, request: web.Request, read: str, max_bytes: int, wait_ms: int
+    ) -> list[RecordV2]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
         if not instance.is_subscribed and not instance.is_assigned:
             raise conflict("Consumer is not subscribed to any topics or assigned any partitions")
         with self._gateway.waiting():
             async with instance.reading:
+                if read and read == instance.read:
+                    instance.take_back()
                 if loop.time() - instance.committed_s >= COMMIT_EVERY_S:
                     await self._commit_itself(instance)
                 answer = RecordsAnswer(self._gateway, instance, max_bytes)
@@ -333,6 +352,7 @@ class Instances(Members):
                 if request.transport is None:
                     raise client_gone()
                 instance.touched_s = loop.time()
+                instance.read = read
                 return answer.given()
 
     async def _fill(self, answer: RecordsAnswer, request: web.Request, deadline: float) -> None:
@@ -443,6 +463,7 @@ class RecordsAnswer:
         """
         held = self.instance.positions
         kept = {each: end for each, end in self._ends.items() if held.get(each) == self._begins[each]}
+        self.instance.before = {each: self._begins[each] for each in kept}
         self.instance.move(kept)
         return [each for each in self.records if (each.topic, each.partition) in kept]
 

@@ -15,6 +15,7 @@ import binascii
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal
 from urllib.parse import quote
 from uuid import UUID
@@ -495,10 +496,12 @@ async def commit_by(
 # -- requests
 
 
-async def home(gateway: Gateway, request: web.Request, body: bytes) -> web.StreamResponse | None:
+async def home(
+    gateway: Gateway, request: web.Request, body: bytes, more: Mapping[str, str] = MappingProxyType({})
+) -> web.StreamResponse | None:
     """The answer of the broker that coordinates the group; None if this broker does."""
     node = await gateway.coordinator(GROUPS, request.match_info["group"])
-    return None if node == gateway.node_id else await forward(gateway, node, request, body)
+    return None if node == gateway.node_id else await forward(gateway, node, request, body, more)
 
 
 async def join(gateway: Gateway, request: web.Request) -> web.StreamResponse:

@@ -282,6 +282,30 @@ def test_an_instance_commits_by_itself_what_its_client_has_been_shown(http: Http
     reader.do("DELETE", "")
 
 
+def test_an_answer_that_was_lost_between_brokers_is_given_again_and_was_seen_by_nobody(http: Http, topic: str) -> None:
+    """The broker that forwarded the read names it. The client does not know that the answer was lost."""
+    make(http, topic)
+    write(http, topic, 1, 2)
+    reader = Reader(http, topic, format="json")
+    reader.do("POST", "/assignments", {"partitions": [{"topic": topic, "partition": 0}]})
+    path = f"/consumers/{topic}/instances/{reader.name}/records"
+
+    def forwarded(name: str) -> list[int]:
+        answer = http.ask("GET", path, headers={"Accept": JSON, "X-Oncelog-Read": name})
+        return [each["value"] for each in answer.json]
+
+    assert (forwarded("a"), forwarded("a")) == ([1, 2], [1, 2])
+    write(http, topic, 3)
+    assert (forwarded("a"), forwarded("b"), forwarded("c")) == ([1, 2, 3], [], [])
+    assert reader.committed(topic) is None
+    write(http, topic, 4)
+    assert forwarded("d") == [4]
+    reader.do("POST", "/positions/beginning", {"partitions": [{"topic": topic, "partition": 0}]})
+    write(http, topic, 5)
+    assert forwarded("d") == [1, 2, 3, 4, 5], "where its client has sent it"
+    reader.do("DELETE", "")
+
+
 def test_where_nothing_is_committed_an_instance_begins_as_it_wishes(http: Http, topic: str) -> None:
     make(http, topic)
     write(http, topic, 1)
@@ -434,7 +458,10 @@ def test_an_instance_whose_client_is_silent_goes_and_does_not_commit_what_it_may
             assert time.monotonic() < deadline
             time.sleep(0.2)
         for gone in (reader, assigned):
-            assert code(gone.call("GET", "/assignments")) == (404, 40403)
+            while (answer := gone.call("GET", "/assignments")).status == 200:  # which was a sign of life
+                assert time.monotonic() < deadline
+                time.sleep(1.5)
+            assert code(answer) == (404, 40403)
         again = Reader(http, topic, name="silent", format="json")
         again.do("POST", "/subscription", {"topics": [topic]})
         assert len(again.read(5)) == 5
@@ -503,7 +530,7 @@ def test_reads_of_clients_that_are_gone_do_not_wait_for_a_leader_one_by_one(monk
         instance.positions[TopicPartition("t", 0)] = 0
         instances = Instances(MagicMock())
         requests: list[Any] = [Mock(transport=object()) for _ in range(5)]
-        reads = [asyncio.ensure_future(instances.read(instance, each, 1, 0)) for each in requests]
+        reads = [asyncio.ensure_future(instances.read(instance, each, "", 1, 0)) for each in requests]
         await asyncio.sleep(0)
         requests[0].transport = requests[1].transport = requests[2].transport = None
         answers.set()

@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import MagicMock
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 from aiohttp import ClientSession, web
@@ -24,7 +24,7 @@ from service.api.listener import Listener
 from service.broker.internal_topics import InternalTopic
 from service.client.failures import ClientFailure, FailureKind
 from service.settings.broker import Endpoint
-from service.web import fetching, gateway
+from service.web import consumers, fetching, gateway
 from service.web.app import WebServer
 from service.web.fetching import Lens, Piece, fetch, opened
 from service.web.forwarding import forward
@@ -155,6 +155,35 @@ def test_a_request_is_forwarded_once_though_its_connection_breaks() -> None:
         await gateway.http().close()
         server.close()
         assert (asked, raised.value.slug, raised.value.outcome) == (1, "not-now", "unknown")
+
+    asyncio.run(scenario())
+
+
+def test_records_for_an_instance_that_were_lost_on_their_way_are_asked_for_by_the_same_name() -> None:
+    """Its client was told of an error, and went on behind them."""
+    asked: list[bytes] = []
+
+    async def break_and_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        asked.append(next(line for line in head.split(b"\r\n") if line.startswith(b"X-Oncelog-Read: ")))
+        if len(asked) == 2:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]")
+        writer.close()
+
+    async def scenario() -> None:
+        server = await asyncio.start_server(break_and_answer, "127.0.0.1", 0)
+        here = Endpoint("HTTP", "127.0.0.1", server.sockets[0].getsockname()[1], "HTTP")
+        image = SimpleNamespace(brokers={2: SimpleNamespace(endpoint=lambda _: here)})
+        env = SimpleNamespace(unique=lambda: b"%016d" % len(asked))
+        gateway: Any = SimpleNamespace(node_id=1, image=image, outgoing=Outgoing(), _http=None, env=env)
+        gateway.http, gateway.coordinator = lambda: Gateway.http(gateway), AsyncMock(return_value=2)
+        path = "/consumers/g/instances/i/records"
+        request: Any = SimpleNamespace(headers={}, method="GET", path_qs=path, transport=True, query={})
+        request.match_info = {"group": "g", "instance": "i"}
+        answer = await consumers.records(gateway, request)
+        await gateway.http().close()
+        server.close()
+        assert (answer.status, len(asked), len(set(asked))) == (200, 2, 1)
 
     asyncio.run(scenario())
 
