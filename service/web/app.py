@@ -13,7 +13,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 
-from aiohttp import ClientConnectionError, web
+from aiohttp import EMPTY_PAYLOAD, ClientConnectionError, web
 from aiohttp.typedefs import Middleware
 
 from log.tally import Histogram
@@ -89,8 +89,9 @@ TABLES: tuple[Sequence[Route], ...] = (
 LISTENER = Listener("HTTP")
 STOP_S = 3.0
 HEAD_S, BODY_S = 30.0, 60.0
-"""A new connection must send the head of its first request within the first time. A body that is read as a whole must
-come within the second.
+"""A new connection must begin its first request within the first time, and the head of each request must have come so
+long after its first byte. A body that is read as a whole must come within the second; `unpacking.py` has the time for
+those that are not.
 """
 REQUEST_ID = "X-Request-Id"
 PROBLEM = web.RequestKey("problem", str)
@@ -111,9 +112,53 @@ class Unwanted(asyncio.Protocol):
 
 
 class Connection(web.RequestHandler):
-    """aiohttp's connection. What it can't read is refused with a problem, too."""
+    """aiohttp's connection. What it can't read is refused with a problem, too, and a head that does not end ends it."""
 
-    __slots__ = ()
+    __slots__ = ("_late",)
+
+    def __init__(self, server: web.Server, logger: logging.Logger) -> None:
+        super().__init__(
+            server,
+            loop=asyncio.get_running_loop(),
+            access_log=None,  # type: ignore[arg-type]
+            logger=logger,
+            auto_decompress=False,
+        )
+        self._late: asyncio.TimerHandle | None = None
+        """Ends the connection unless the head that is coming has ended before."""
+
+    def data_received(self, data: bytes) -> None:
+        heads = self._request_count
+        super().data_received(data)
+        if self._request_count > heads:
+            self._head_ended()
+            # Nothing belongs to a request without a body, so more is the next head. Behind a body the next head is
+            # noticed when more of it comes; until then the connection is idle.
+            is_coming = self._messages[-1][1] is EMPTY_PAYLOAD and data[-1:] not in (b"", b"\n")
+        else:
+            is_coming = bool(data) and self._awaits_head
+        if is_coming and self._late is None:
+            self._late = self._loop.call_later(HEAD_S, self._end_late)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._head_ended()
+        super().connection_lost(exc)
+
+    @property
+    def _awaits_head(self) -> bool:
+        return self._waiter is not None and not self._waiter.done()
+
+    def _head_ended(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _end_late(self) -> None:
+        self._late = None
+        if not self._awaits_head:  # what came before it is still being answered
+            self._late = self._loop.call_later(HEAD_S, self._end_late)
+        elif self.transport is not None:
+            self.transport.abort()
 
     def handle_error(
         self,
@@ -141,8 +186,6 @@ class WebServer:
         self._connections_max = connections_max
         self._listener = listener
         self._servers: list[asyncio.Server] = []
-        self._silent: dict[object, asyncio.TimerHandle] = {}
-        """Connections that have not sent the whole head of a request yet, and the timers that will close them."""
         scraper = metrics.scraper_of(
             broker,
             lambda wanted: metrics.offsets_elsewhere(self.gateway, wanted),
@@ -179,6 +222,7 @@ class WebServer:
         gateway, handle, authorize, waits = self.gateway, route.handle, route.authorize, route.tag != "health"
         reads = route.body is not None or bool(route.body_media)
         waits_for_body = reads and not route.body_streams
+        takes_lines = NDJSON in route.body_media
         ready, changes = gateway.ready, route.changes
         refuses_key = route.refuses_key
         refuses_foreign = changes and not route.path.startswith("/ui")  # pages refuse their forms themselves
@@ -197,7 +241,7 @@ class WebServer:
             ASKING.set(session)
             if reads:
                 encoding_of(request)  # a stream of lines has begun its answer when it finds that it can't be read
-            if waits_for_body and request.content_type != NDJSON:
+            if waits_for_body and not (takes_lines and request.content_type == NDJSON):
                 try:
                     async with asyncio.timeout(BODY_S):
                         await body_of(request)
@@ -266,23 +310,7 @@ class WebServer:
         server = self._runner.server
         if server is None or len(server.connections) >= self._connections_max:
             return Unwanted()
-        loop = asyncio.get_running_loop()
-        slow = Connection(
-            server,
-            loop=loop,
-            access_log=None,  # type: ignore[arg-type]
-            logger=self._logger,
-            auto_decompress=False,
-        )
-        return Lane(self._lanes, slow, self._left_the_lane, HEAD_S)
-
-    def _left_the_lane(self, connection: web.RequestHandler) -> None:
-        self._silent[connection] = asyncio.get_running_loop().call_later(HEAD_S, self._end_silent, connection)
-
-    def _end_silent(self, connection: web.RequestHandler) -> None:
-        del self._silent[connection]
-        if connection.transport is not None:
-            connection.transport.abort()
+        return Lane(self._lanes, Connection(server, self._logger), HEAD_S)
 
     def begin(self) -> None:
         """The broker is registered: serve requests from now on."""
@@ -291,8 +319,6 @@ class WebServer:
     async def stop(self) -> None:
         for server in self._servers:
             server.close()
-        for timer in self._silent.values():
-            timer.cancel()
         self._lanes.are_closed = True
         self.gateway.end_waiting()
         if self._lanes.writing:
@@ -304,8 +330,6 @@ class WebServer:
     async def _around(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        if (timer := self._silent.pop(request.protocol, None)) is not None:
-            timer.cancel()
         if request.method == "OPTIONS" and ASKED_METHOD in request.headers:
             return _preflight(request)
         response = await _answered(request, handler)

@@ -39,7 +39,7 @@ from service.web.producing import (
 from service.web.records import Partitioner, encoded, from_base64, milliseconds
 from service.web.routing import JSON, STREAMING, Route
 from service.web.sending import OutgoingBatch, send
-from service.web.unpacking import body_of, pieces_of
+from service.web.unpacking import Pace, body_of, pieces_of
 
 V2_FORMS = ("json", "binary", "text")
 V2_MEDIA = "application/vnd.kafka.v2+json"
@@ -313,12 +313,13 @@ def _time(moment_ms: int) -> str | None:
 
 
 async def _values(request: web.Request, most_bytes: int) -> AsyncIterator[Any]:
-    objects = _Objects()
+    objects, pace = _Objects(), Pace()
     utf8 = codecs.getincrementaldecoder("utf-8")()
     try:
-        async for chunk in pieces_of(request):
+        async for chunk in pieces_of(request, pace):
             for value in objects.feed(utf8.decode(chunk)):
                 yield value
+                pace.moved()
             if objects.waiting > most_bytes:
                 raise Problem("record-too-large", f"a record is longer than {most_bytes} bytes")
         for value in objects.feed(utf8.decode(b"", final=True)):

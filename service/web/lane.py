@@ -151,15 +151,12 @@ class Lanes:
 
 
 class Lane(asyncio.Protocol):
-    """One connection. `leave` is told when aiohttp takes it over."""
+    """One connection."""
 
-    def __init__(
-        self, lanes: Lanes, slow: web.RequestHandler, leave: Callable[[web.RequestHandler], None], head_s: float
-    ) -> None:
+    def __init__(self, lanes: Lanes, slow: web.RequestHandler, head_s: float) -> None:
         self._lanes = lanes
         self._gateway = lanes.gateway
         self._slow = slow
-        self._on_leave = leave
         self._is_slow = False
         self._transport: asyncio.Transport
         self._rest = bytearray()
@@ -297,7 +294,6 @@ class Lane(asyncio.Protocol):
             return
         self._is_slow = True
         self._timer.cancel()
-        self._on_leave(self._slow)
         self._slow.data_received(data)
 
     def _serve(self, asked: QuickRequest, body: bytes) -> bool:
@@ -373,13 +369,18 @@ class Lane(asyncio.Protocol):
         self._timer = self._loop.call_later(patience_s, self._look)
 
     def _look(self) -> None:
-        """End a connection that is silent or takes no answer. If a body does not end, aiohttp gets the connection and
-        tells the client.
-        """
+        """End a connection that is silent, takes no answer, or does not end a body, which is told to the client."""
         left_s = self._seen_s + self._patience_s - self._loop.time()
         if left_s > 0 or self._task is not None:
             self._timer = self._loop.call_later(max(left_s, 1.0), self._look)
-        elif self._rest and not self._is_paused:
-            self._leave(self._take_rest())
+        elif self._lacks_bytes > 0 and not self._is_paused:
+            self._refuse_slow()
         else:
             self._transport.abort()
+
+    def _refuse_slow(self) -> None:
+        asked = read_head(self._take_rest().partition(b"\r\n\r\n")[0])
+        assert asked is not None
+        problem = Problem("too-slow", f"the body did not come within {BODY_S:g} s", headers={"Connection": "close"})
+        self._answer_problem(asked, problem, self._seen_s)
+        self._transport.close()

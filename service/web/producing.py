@@ -35,7 +35,7 @@ from service.web.quick import read_lines
 from service.web.records import Partitioner, RecordIn, milliseconds, new_record
 from service.web.routing import IDEMPOTENCY_KEY, NDJSON, STREAMING, Parameter, Route, header, integer, text
 from service.web.sending import OutgoingBatch, send
-from service.web.unpacking import body_of, pieces_of
+from service.web.unpacking import Pace, body_of, pieces_of
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     MetadataRequest,
@@ -576,13 +576,14 @@ async def write_stream(gateway: Gateway, request: web.Request, topic_name: str |
 
 async def _lines(request: web.Request, line_bytes_max: int) -> AsyncIterator[list[bytes]]:
     """Whole lines, as many as have come."""
-    rest = b""
-    async for chunk in pieces_of(request):
+    rest, pace = b"", Pace()
+    async for chunk in pieces_of(request, pace):
         *lines, rest = (rest + chunk).split(b"\n") if rest else chunk.split(b"\n")
         if len(rest) > line_bytes_max:
             raise Problem("record-too-large", f"a line is longer than {line_bytes_max} bytes")
         if lines:
             yield lines
+            pace.moved()
     if rest:
         yield [rest]
 

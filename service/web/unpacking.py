@@ -31,6 +31,8 @@ PACKED_AT_ONCE = 16 << 10
 """How much is given to the unpacking at a time. It copies what it leaves."""
 WINDOW: Mapping[int, int] = {zstd.DecompressionParameter.window_log_max: 23}
 """What is kept of an unpacked body as long as the next piece of it may come: 8 MiB, as RFC 9659 says."""
+ITEM_S = 300.0
+"""How long a body that is read as it comes may go without a whole line or record."""
 ENCODINGS = ("gzip", "deflate", "zstd", "identity")
 BODY = web.RequestKey("body", bytes)
 GZIP = 31
@@ -125,17 +127,38 @@ async def _unpacked(unpacker: Unpacker, packed: bytes, most_bytes: int) -> bytes
     return b"".join(pieces)
 
 
-async def pieces_of(request: web.Request) -> AsyncIterator[bytes]:
-    """The body as it comes, unpacked."""
+class Pace:
+    """How slowly a body may come that is read as it comes. `moved` is called when a whole line or record has come
+    and was dealt with; single bytes that drip in are no progress.
+    """
+
+    def __init__(self) -> None:
+        self.moved()
+
+    def moved(self) -> None:
+        self.due_s = asyncio.get_running_loop().time() + ITEM_S
+
+
+async def pieces_of(request: web.Request, pace: Pace) -> AsyncIterator[bytes]:
+    """The body as it comes, unpacked. Raises a problem if it comes too slowly."""
     encoding = encoding_of(request)
-    if encoding == "identity":
-        async for piece in request.content.iter_any():
-            yield piece
-        return
-    unpacker = Unpacker(encoding)
-    async for packed in request.content.iter_any():
-        for piece in unpacker.feed(packed):
+    unpacker = None if encoding == "identity" else Unpacker(encoding)
+    while came := await _next_of(request, pace):
+        if unpacker is None:
+            yield came
+            continue
+        for piece in unpacker.feed(came):
             if piece:
                 yield piece
             await asyncio.sleep(0)
-    unpacker.end()
+    if unpacker is not None:
+        unpacker.end()
+
+
+async def _next_of(request: web.Request, pace: Pace) -> bytes:
+    """What has come, or comes next; nothing at the body's end."""
+    try:
+        async with asyncio.timeout_at(pace.due_s):
+            return await request.content.readany()
+    except TimeoutError:
+        raise Problem("too-slow", f"no whole line or record came for {ITEM_S:g} s") from None

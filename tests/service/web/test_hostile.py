@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import socket
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,7 +18,7 @@ import psutil
 import pytest
 
 from service.settings.broker import Endpoint
-from service.web import app, lane
+from service.web import app, lane, unpacking
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.web.kit import PATIENCE_S, Http, Served, read_all
 
@@ -204,6 +205,172 @@ def test_who_says_nothing_or_never_ends_a_body_is_ended(tmp_path: Path, monkeypa
                     writer.close()
         finally:
             await server.stop()
+
+    on_stage(tmp_path, scene)
+
+
+GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+LINES = HEAD.replace(b"application/json", b"application/x-ndjson") + b"Transfer-Encoding: chunked\r\n\r\n"
+SLOW_S = 0.6
+POST = HEAD.replace(b"hostile", b"slow")
+ONE = b'Content-Length: 26\r\n\r\n{"records":[{"value": 1}]}'
+SLOW_GET = b"GET /v1/topics/slow/partitions/0/records?offset=latest&wait_ms=%d HTTP/1.1\r\nHost: x\r\n\r\n" % (
+    2000 * SLOW_S
+)
+DRIPPED = [b"x"] * 1000
+V3 = LINES.replace(b"/v1/topics/hostile", b"/v3/clusters/CLUSTER/topics/slow").replace(b"x-ndjson", b"json")
+PACKED_LINES = LINES.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n")
+NO_LINES = LINES.replace(b"topics/hostile/records", b"transactions")
+
+
+@contextlib.asynccontextmanager
+async def impatient(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, int]]:
+    """A server whose times are short, in this process."""
+    for module, name in ((app, "HEAD_S"), (app, "BODY_S"), (lane, "BODY_S"), (unpacking, "ITEM_S")):
+        monkeypatch.setattr(module, name, SLOW_S)
+    server = app.WebServer(stage.broker, connections_max=10)
+    await server.start([Endpoint("HTTP", "127.0.0.1", 0, "HTTP")])
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            yield "127.0.0.1", server.endpoints[0].port
+    finally:
+        await server.stop()
+
+
+async def told_to(
+    where: tuple[str, int], first: bytes, then: Iterable[bytes] = (), until: bytes | None = None
+) -> tuple[bytes, float]:
+    """What a client is told that sends this, then the rest in pieces: all of it, or until it is told that. And how long
+    it takes.
+    """
+    loop = asyncio.get_running_loop()
+    from_server, to_server = await asyncio.open_connection(*where)
+    began_s = loop.time()
+
+    async def drip() -> None:
+        with contextlib.suppress(ConnectionError):
+            for piece in then:
+                await asyncio.sleep(SLOW_S / 10)
+                to_server.write(piece)
+
+    to_server.write(first)
+    dripping, found = asyncio.ensure_future(drip()), b""
+    with contextlib.suppress(ConnectionResetError):
+        while until is None or until not in found:
+            some = await from_server.read(65536)
+            if not some:
+                break
+            found += some
+    dripping.cancel()
+    to_server.close()
+    return found, loop.time() - began_s
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (GET, [b"GET /li"]),
+        (GET, [b"GET /livez HTTP/1.1\r\nHost: x\r\n"]),
+        (GET, [b"GET /livez HTTP/1.1\r\nX: ", *DRIPPED]),
+        (GET + b"GET /li", ()),
+        (GET + b"GET /livez HTTP/1.1\r\nX: ", DRIPPED),
+        (GET, [GET, GET, b"\r\n"]),
+        (b"POST /v1/topics/slow/records HTTP/1.1\r\nHost: x\r\nX-A: 1\r\nContent-Length: 2\r\n\r\n{}PO", [b"S"]),
+    ],
+    ids=["silent", "silent after a line", "dripping", "together", "dripping together", "a blank line", "after a body"],
+)
+def test_a_later_head_that_does_not_end_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bytes, then: Sequence[bytes]
+) -> None:
+    """Only the first head of a connection had to come in time."""
+
+    async def scene(stage: Stage) -> None:
+        async with impatient(stage, monkeypatch) as where:
+            found, took_s = await told_to(where, first, then)
+            assert found.count(b"HTTP/1.1 ") == max((first + b"".join(then)).count(b"\r\n\r\n"), 1)
+            assert took_s < 10 * SLOW_S
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_connection_that_waits_between_requests_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while an answer takes longer than a head may, and after a request that came in pieces."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("slow")
+        async with impatient(stage, monkeypatch) as where:
+            await asyncio.gather(
+                *(several(where, each) for each in (GET, SLOW_GET, POST + b"X-A: 1\r\n" + ONE, POST + ONE))
+            )
+
+    async def several(where: tuple[str, int], request: bytes) -> None:
+        from_server, to_server = await asyncio.open_connection(*where)
+        for _ in range(2):
+            for piece in (request[:20], request[20:-1], request[-1:]):
+                to_server.write(piece)
+                await asyncio.sleep(SLOW_S / 10)
+            head = await from_server.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200"), head
+            await from_server.readexactly(int(re.findall(rb"(?i)content-length: (\d+)", head)[0]))
+            await asyncio.sleep(1.5 * SLOW_S)
+        to_server.close()
+
+    on_stage(tmp_path, scene)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "told"),
+    [
+        (LINES + b'd\r\n{"value": 1}\n\r\n', (), b'"line":1,"problem"'),
+        (LINES + b'c\r\n{"value": 1}\r\n', (), b'"line":0,"problem"'),
+        (LINES, [b"1\r\nx\r\n"] * 1000, b'"line":0,"problem"'),
+        (PACKED_LINES, [b"1\r\n\x1f\r\n"], b'"line":0,"problem"'),
+        (V3, [b"1\r\n{\r\n", *[b"1\r\n \r\n"] * 1000], b"HTTP/1.1 408 "),
+        (POST + b"X-A: 1\r\nContent-Length: 100\r\n\r\n{", [b" "] * 98, b"HTTP/1.1 408 "),
+        (NO_LINES, (), b"HTTP/1.1 408 "),
+    ],
+    ids=["no more lines", "no end of a line", "dripping", "packed", "version 3", "as a whole", "no lines are taken"],
+)
+def test_a_body_that_does_not_come_on_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bytes, then: Sequence[bytes], told: bytes
+) -> None:
+    """A body that is read as it comes could stay away for ever."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("slow")
+        async with impatient(stage, monkeypatch) as where:
+            request = first.replace(b"CLUSTER", stage.broker.metadata.image.cluster_id.encode())
+            _, took_s = await told_to(where, request, then, told)
+            assert took_s > SLOW_S / 2
+
+    on_stage(tmp_path, scene)
+
+
+@pytest.mark.parametrize("then", [(), [b" "] * 98], ids=["silent", "dripping"])
+def test_a_body_on_the_short_way_is_ended_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: Sequence[bytes]
+) -> None:
+    """It had its time twice: once there, and once more on the general way."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("slow")
+        async with impatient(stage, monkeypatch) as where:
+            monkeypatch.setattr(app, "BODY_S", 2 * PATIENCE_S)
+            for before in (b"", POST + ONE):
+                found, _ = await told_to(where, before + POST + b"Content-Length: 100\r\n\r\n{", then)
+                assert found.startswith(b"HTTP/1.1 200" if before else b"HTTP/1.1 408")
+                assert b"/problems/too-slow" in found
+
+    on_stage(tmp_path, scene)
+
+
+def test_lines_that_come_now_and_then_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: Stage) -> None:
+        async with impatient(stage, monkeypatch) as where:
+            lines = [b'd\r\n{"value": 1}\n\r\n', b"1\r\n\n\r\n", b'6\r\n{"valu\r\n', b'7\r\ne": 1}\n\r\n'] * 8
+            found, took_s = await told_to(where, LINES, [*lines, b"0\r\n\r\n"], b"0\r\n\r\n")
+            assert (found.count(b'"offset"'), found.count(b"problem")) == (16, 0)
+            assert took_s > 3 * SLOW_S
 
     on_stage(tmp_path, scene)
 

@@ -212,7 +212,7 @@ def test_many_requests_that_come_at_once_are_served_in_turns() -> None:
         gateway = Mock()
         gateway.config.http_max_body_bytes = 100
         gateway.routes = producing.ROUTES
-        lane = Lane(Lanes(gateway, HttpTally(), Mock()), Mock(), Mock(), 1.0)
+        lane = Lane(Lanes(gateway, HttpTally(), Mock()), Mock(), 1.0)
         lane.connection_made(transport)
         lane.data_received(request("t", b"{}") * count)
         while len(steps) < count:
@@ -237,7 +237,7 @@ def test_a_connection_that_ends_as_a_request_comes_leaves_no_error() -> None:
         transport = Mock(is_closing=lambda: False)
         gateway = Mock()
         gateway.routes = producing.ROUTES
-        lane = Lane(Lanes(gateway, HttpTally(), Mock()), Server(AsyncMock())(), Mock(), 1.0)
+        lane = Lane(Lanes(gateway, HttpTally(), Mock()), Server(AsyncMock())(), 1.0)
         lane.connection_made(transport)
         await asyncio.sleep(0)
         lane.data_received(b"GET /v1/brokers HTTP/1.1\r\nHost: x\r\n\r\n")

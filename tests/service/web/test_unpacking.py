@@ -7,7 +7,7 @@ import gzip
 import json
 import random
 import zlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import AsyncMock, MagicMock
@@ -20,7 +20,7 @@ from multidict import CIMultiDict
 from service.web import producing
 from service.web.problems import Problem
 from service.web.producing import write_stream
-from service.web.unpacking import PIECE_BYTES, PIECES_AT_ONCE, Unpacker, body_of, pieces_of
+from service.web.unpacking import PIECE_BYTES, PIECES_AT_ONCE, Pace, Unpacker, body_of, pieces_of
 from tests.service.web.kit import ROOT, Http, Served, read_all
 
 CONTENT = random.Random(14).randbytes(300) * 3_000
@@ -86,9 +86,11 @@ class Coming(dict[Any, Any]):
     def __init__(self, body: bytes, encoding: str = "identity") -> None:
         super().__init__()
         self.headers, self.content, self.body = CIMultiDict({"Content-Encoding": encoding}), self, body
+        self.rest = body
 
-    async def iter_any(self) -> AsyncIterator[bytes]:
-        yield self.body
+    async def readany(self) -> bytes:
+        rest, self.rest = self.rest, b""
+        return rest
 
     async def read(self) -> bytes:
         return self.body
@@ -113,7 +115,7 @@ def test_a_small_stream_with_much_in_it_holds_up_nobody(encoding: str, pack: Cal
     """211 bytes with 6 MiB of empty lines stopped everything for two seconds."""
 
     async def read() -> None:
-        async for _ in pieces_of(cast(web.Request, Coming(pack(b"\n" * (6 << 20)), encoding))):
+        async for _ in pieces_of(cast(web.Request, Coming(pack(b"\n" * (6 << 20)), encoding)), Pace()):
             pass
 
     assert turns_of(read()) >= (6 << 20) // PIECE_BYTES
@@ -127,7 +129,7 @@ def test_a_body_of_many_empty_parts_holds_up_nobody(empty: bytes) -> None:
     request = Coming(empty * 5000, "gzip" if empty[0] == 0x1F else "zstd")
 
     async def read() -> None:
-        async for _ in pieces_of(cast(web.Request, request)):
+        async for _ in pieces_of(cast(web.Request, request), Pace()):
             pass
 
     assert turns_of(read()) >= 5000
