@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from log.ids import TopicPartition
-from tests.sim.history import NEVER, CommitSeen, FinalLog, Held, History, Listed, Outcome, Read, Record, Write
+from tests.sim.history import NEVER, Commit, CommitSeen, FinalLog, Held, History, Listed, Outcome, Read, Record, Write
 
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
 MAX_PER_PROMISE = 5  # more violations of one promise say nothing new
@@ -138,7 +138,7 @@ class NothingIsInvented:
                 seen[record.key, record.value] = record.offset
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Seen:
     """A client was told that a value is at an offset."""
 
@@ -383,15 +383,14 @@ class LogStartIsJustified:
                 and partition not in history.rotten
             ):
                 yield f"{partition} begins at {log.start_offset}, asked for at most {asked.get(partition, 0)}"
+        reads: dict[TopicPartition, list[Read]] = {}
+        for read in history.reads:
+            reads.setdefault(read.partition, []).append(read)
         for deletion in history.deletions:
             if deletion.outcome is not Outcome.OK:
                 continue
-            for read in history.reads:
-                again = (
-                    read.partition == deletion.partition
-                    and read.invoked > deletion.completed
-                    and read.from_offset < deletion.before_offset
-                )
+            for read in reads.get(deletion.partition, ()):
+                again = read.invoked > deletion.completed and read.from_offset < deletion.before_offset
                 if again and read.records and not history.excused(deletion.held, deletion.invoked, read.completed):
                     yield (
                         f"{read.partition}: {read.reader} read offset {read.records[0].offset}"
@@ -403,12 +402,15 @@ class CommittedOffsetsNeverGoBack:
     """A group is told an offset that was committed, and none older than the newest acknowledged one."""
 
     def check(self, history: History) -> Iterator[str]:
+        all_commits: dict[tuple[str, TopicPartition], list[Commit]] = {}
+        for commit in history.commits:
+            if commit.outcome is not Outcome.FAILED:
+                all_commits.setdefault((commit.group, commit.partition), []).append(commit)
         for seen in history.commits_seen:
             commits = [
-                commit for commit in history.commits if (commit.group, commit.partition) == (seen.group, seen.partition)
-            ]
-            commits = [
-                commit for commit in commits if commit.invoked < seen.completed and commit.outcome is not Outcome.FAILED
+                commit
+                for commit in all_commits.get((seen.group, seen.partition), ())
+                if commit.invoked < seen.completed
             ]
             if seen.offset != -1 and seen.offset not in [commit.offset for commit in commits]:
                 yield f"{self._name(seen)} was told {seen.offset} at {seen.completed:.6f}, which nobody had committed"

@@ -509,6 +509,7 @@ class ClusterSimulation:
             self.synced_after,
             world.trace,
         )
+        del history  # what goes by itself now isn't looked through when the rest is collected
         vars(self).clear()
         world.close()
         return report

@@ -23,12 +23,12 @@ which ends the process in the middle of one of its disk calls.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
 import random
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 PASSES_WHEN = {"append", "create", "truncate", "mkdir"}
 """What may be tried again when it found no room."""
+ODDS = {"append": "append_error", "pread": "read_error", "fsync": "fsync_error"}
+"""Where `DiskFaults` has the odds of calls that have odds of their own."""
 SECTOR_BYTES = 512  # written whole or not at all
 HANG_SECONDS = 6.0
 LUCK = (0.0, 0.5, 0.9, 1.0)  # how much of what was not synced survives a power cut
@@ -161,12 +163,6 @@ class NameChange:
             else:
                 entries_of(folder)[name] = node
 
-    def touches(self, folders: set[Folder]) -> bool:
-        for folder, _, _ in self.parts:  # noqa: SIM110 - one or two: a generator costs more
-            if folder in folders:
-                return True
-        return False
-
 
 class SimDisk:
     """The device. It outlives processes and power cuts."""
@@ -239,11 +235,12 @@ class SimDisk:
             inode.platter[position] ^= 1 << bit
 
     def find(self, path: str, root: Folder | None = None) -> Inode | Folder:
-        node: Inode | Folder = root or self.root
+        node: Inode | Folder | None = root or self.root
         for part in parts_of(path):
-            if not isinstance(node, Folder) or part not in node.entries:
+            node = node.entries.get(part) if isinstance(node, Folder) else None
+            if node is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-            node = node.entries[part]
+        assert node is not None
         return node
 
     def files(self) -> list[tuple[str, int, int]]:
@@ -308,7 +305,8 @@ class SimDisk:
 
     def begin(self, life: int, operation: str, path: str) -> None:
         """Every call passes here before it does anything: the dead are stopped, planted and drawn faults are raised."""
-        self.alive(life)
+        if life != self.life:
+            raise process_died()
         self.operations += 1
         if self.owner is not None:
             self.owner.world.mix(f"{operation} {path}".encode())
@@ -321,8 +319,7 @@ class SimDisk:
                 if planted.times <= 0:
                     self._planted.remove(planted)
                 self.fail(planted.error, path)
-        odds = {"append": self.faults.append_error, "pread": self.faults.read_error, "fsync": self.faults.fsync_error}
-        if (odd := odds.get(operation, self.faults.name_error)) and self.chance.random() < odd:
+        if (odd := getattr(self.faults, ODDS.get(operation, "name_error"))) and self.chance.random() < odd:
             self.fail(self.chance.choice((errno.EIO, errno.ENOSPC)) if operation == "append" else errno.EIO, path)
 
     def take_descriptor(self, path: str) -> None:
@@ -366,9 +363,11 @@ class SimDisk:
         """
         folders, hardened = {folder}, set[int]()
         for change in reversed(changes):
-            if change.touches(folders):
-                hardened.add(id(change))
-                folders.update(other for other, _, _ in change.parts)
+            for touched, _, _ in change.parts:
+                if touched in folders:
+                    hardened.add(id(change))
+                    folders.update([other for other, _, _ in change.parts])
+                    break
         kept = []
         for change in self.name_changes:
             if id(change) in hardened:
@@ -384,8 +383,9 @@ def process_died() -> BaseException:
     return ProcessDied("a dead process touched its disk")
 
 
-def parts_of(path: str) -> list[str]:
-    return [part for part in path.split("/") if part not in ("", ".")]
+@lru_cache(maxsize=1 << 14)
+def parts_of(path: str) -> tuple[str, ...]:
+    return tuple([part for part in path.split("/") if part not in ("", ".")])
 
 
 class Mount:
@@ -406,7 +406,7 @@ class Mount:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         self.device.take_descriptor(path)
         if existing is None:
-            with self._changing("create", path):
+            with Change(self, "create", path):
                 self._find_room(path)
                 folder, name = self._place(path)
                 existing = Inode(self.device.number())
@@ -438,7 +438,7 @@ class Mount:
     # -- names
 
     def mkdir(self, path: str) -> None:
-        with self._changing("mkdir", path):
+        with Change(self, "mkdir", path):
             self._find_room(path)
             folder = self.root
             for part in parts_of(path):
@@ -450,7 +450,7 @@ class Mount:
                 folder = node
 
     def rename(self, source: str, target: str) -> None:
-        with self._changing("rename", source):
+        with Change(self, "rename", source):
             folder, name = self._place(source)
             node = self._found(folder, name, source)
             to_folder, to_name = self._place(target)
@@ -459,14 +459,14 @@ class Mount:
                 self.device.change_names((folder, name, None), (to_folder, to_name, node))
 
     def unlink(self, path: str) -> None:
-        with self._changing("unlink", path):
+        with Change(self, "unlink", path):
             folder, name = self._place(path)
             if name in folder.entries:
                 self._forget_bytes(folder.entries[name])
                 self.device.change_names((folder, name, None))
 
     def discard(self, path: str) -> None:
-        with self._changing("discard", path):
+        with Change(self, "discard", path):
             folder, name = self._place(path)
             if name not in folder.entries:
                 return
@@ -509,7 +509,7 @@ class Mount:
         changes = list(self.device.name_changes)
         await self.device.delay(self.life, self.root)
         try:
-            with self._changing("sync_all", ""):
+            with Change(self, "sync_all", ""):
                 for inode, up_to in dirty:
                     inode.harden(up_to)
                 for change in changes:
@@ -553,7 +553,7 @@ class Mount:
     async def _sync_names(self, path: str) -> None:
         changes = list(self.device.name_changes)
         await self.device.delay(self.life, self.root)
-        with self._changing("sync_dir", path):
+        with Change(self, "sync_dir", path):
             node = self.device.find(path, self.root)
             assert isinstance(node, Folder), f"{path} is a file"
             self.device.harden_names(node, changes)
@@ -592,26 +592,6 @@ class Mount:
         if self.fault is not None:
             raise self.fault
 
-    @contextlib.contextmanager
-    def _changing(self, operation: str, path: str) -> Iterator[None]:
-        """A change: refused after a failure, final when it fails itself, and the process may die before or after it."""
-        self.check()
-        if self.device.tripped(path):
-            raise process_died()
-        try:
-            self.device.begin(self.life, operation, path)
-            yield
-        except FileNotFoundError as error:
-            self.fault = self.fault or DiskFault(error.errno, error.strerror, path)
-            raise self.fault from error
-        except DiskFault as fault:
-            if fault.passing and operation in PASSES_WHEN:
-                raise
-            self.fault = self.fault or DiskFault(fault.errno if not fault.passing else errno.EIO, str(fault), path)
-            raise self.fault from None
-        if self.device.tripped(path):
-            raise process_died()
-
     # -- paths
 
     def _lookup(self, operation: str, path: str) -> Inode | Folder | None:
@@ -623,7 +603,8 @@ class Mount:
 
     def _place(self, path: str) -> tuple[Folder, str]:
         """The folder that holds `path`, and the name in it."""
-        folder, _, name = "/".join(parts_of(path)).rpartition("/")
+        *folders, name = parts_of(path)
+        folder = "/".join(folders)
         try:
             node = self.device.find(folder, self.root)
         except FileNotFoundError as error:
@@ -636,6 +617,41 @@ class Mount:
         if name not in folder.entries:
             raise DiskFault(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return folder.entries[name]
+
+
+class Change:
+    """A change: refused after a failure, final when it fails itself, and the process may die before or after it."""
+
+    __slots__ = ("_mount", "_operation", "_path")
+
+    def __init__(self, mount: Mount, operation: str, path: str) -> None:
+        self._mount, self._operation, self._path = mount, operation, path
+
+    def __enter__(self) -> None:
+        mount = self._mount
+        mount.check()
+        if mount.device.trip is not None and mount.device.tripped(self._path):
+            raise process_died()
+        try:
+            mount.device.begin(mount.life, self._operation, self._path)
+        except DiskFault as fault:
+            self._failed(fault)
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, FileNotFoundError | DiskFault):
+            self._failed(error)
+        elif error is None and self._mount.device.trip is not None and self._mount.device.tripped(self._path):
+            raise process_died()
+
+    def _failed(self, error: FileNotFoundError | DiskFault) -> None:
+        mount = self._mount
+        if not isinstance(error, DiskFault):
+            mount.fault = mount.fault or DiskFault(error.errno, error.strerror, self._path)
+            raise mount.fault from error
+        if error.passing and self._operation in PASSES_WHEN:
+            raise error
+        mount.fault = mount.fault or DiskFault(error.errno if not error.passing else errno.EIO, str(error), self._path)
+        raise mount.fault from None
 
 
 class SimFile:
@@ -655,7 +671,7 @@ class SimFile:
         device = self._device
         data = b"".join(buffers)
         position = self.size
-        with self._mount._changing("append", self.path):
+        with Change(self._mount, "append", self.path):
             if data and device.used_bytes + len(data) > device.capacity_bytes:
                 self._tear(data, position)
                 device.fail(errno.ENOSPC, self.path)
@@ -678,7 +694,7 @@ class SimFile:
 
     def truncate(self, size: int) -> None:
         self._touch()
-        with self._mount._changing("truncate", self.path):
+        with Change(self._mount, "truncate", self.path):
             self._device.used_bytes += size - len(self._inode.cache)
             self._change(Dirty(self._device.number(), size, None))
             self.size = size
@@ -697,7 +713,7 @@ class SimFile:
         up_to = inode.dirty[-1].number if inode.dirty else 0
         await self._device.delay(self._mount.life, self._mount.root, self.path)
         try:
-            with self._mount._changing("fsync", self.path):
+            with Change(self._mount, "fsync", self.path):
                 inode.harden(up_to)
         except DiskFault:
             inode.dirty = [change for change in inode.dirty if change.number > up_to]  # the kernel calls them clean

@@ -306,12 +306,15 @@ class History:
     stuck: list[str] = field(default_factory=list)  # actors that did not get through although everything had healed
 
     def power_cut_between(self, since: float, until: float = NEVER) -> bool:
-        return any(crash.power and since <= crash.at <= until for crash in self.crashes)
+        for crash in self.crashes:  # noqa: SIM110 - asked for each read record: a generator costs more
+            if crash.power and since <= crash.at <= until:
+                return True
+        return False
 
     def life(self, since: float, until: float) -> int | None:
         """The life of the broker in which this interval lies, counted from 1; None if it spans several."""
-        before = sum(crash.at < since for crash in self.crashes)
-        return before + 1 if before == sum(crash.at <= until for crash in self.crashes) else None
+        before = sum([crash.at < since for crash in self.crashes])
+        return before + 1 if before == sum([crash.at <= until for crash in self.crashes]) else None
 
     def excused(self, held: Held, since: float, until: float = NEVER) -> bool:
         """Whether what survives only such crashes may be lost by `until`, if it was held since then."""

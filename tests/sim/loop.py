@@ -15,11 +15,11 @@ asyncio itself.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import socket
 from collections import deque
 from collections.abc import Callable, Coroutine
-from contextvars import Context
+from contextvars import Context, copy_context
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 from tests.sim.network import SimServer, SimTransport
@@ -28,37 +28,65 @@ if TYPE_CHECKING:
     from tests.sim.world import Host, World
 
 
+class SimHandle:
+    """As asyncio's handles, without what only the debug mode needs: a run makes one for each of its callbacks."""
+
+    __slots__ = ("_when", "arguments", "callback", "context", "was_cancelled")
+
+    def __init__(
+        self, callback: Callable[..., object], arguments: tuple[Any, ...], context: Context | None, when: float = 0.0
+    ) -> None:
+        self.callback = callback
+        self.arguments = arguments
+        self.context = copy_context() if context is None else context
+        self.was_cancelled = False
+        self._when = when
+
+    def cancel(self) -> None:
+        """A cancelled timer is dropped when its turn comes."""
+        self.was_cancelled = True
+        self.callback, self.arguments = _nothing, ()
+
+    def cancelled(self) -> bool:
+        return self.was_cancelled
+
+    def when(self) -> float:
+        return self._when
+
+
+def _nothing() -> None:
+    return
+
+
 class SimTask(asyncio.Task[Any]):
     """A task whose hash is a number of the run, so that sets of tasks are walked alike in every replay."""
 
     def __init__(
         self, coroutine: Coroutine[Any, Any, Any], *, loop: SimLoop, name: str | None, context: Context | None
     ) -> None:
-        self._identity = loop.world.identity()
-        super().__init__(coroutine, loop=loop, name=name or f"{loop.host.name}#{self._identity}", context=context)
+        identity = self._identity = loop.world.identity()
+        super().__init__(coroutine, loop=loop, name=name or f"{loop.host.name}#{identity}", context=context)
 
     def __hash__(self) -> int:
         return self._identity
 
 
 class SimFuture(asyncio.Future[Any]):
-    def __init__(self, *, loop: SimLoop) -> None:
-        self._identity = loop.world.identity()
-        super().__init__(loop=loop)
+    identity: int
 
     def __hash__(self) -> int:
-        return self._identity
+        return self.identity
 
 
 class SimLoop(asyncio.AbstractEventLoop):
     def __init__(self, world: World, host: Host) -> None:
         self.world = world
         self.host = host
-        self.ready: deque[asyncio.Handle] = deque()
+        self.ready: deque[SimHandle] = deque()
         self.dead = False
         self.paused = False
         self.steps = 0  # callbacks run so far
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers: list[tuple[float, int, SimHandle]] = []
         self._timer_sequence = 0
         self._alarm = float("inf")  # the earliest moment the world will wake this loop for its timers
         self._lateness = world.stream(f"timers/{host.name}/{host.life}").random
@@ -69,44 +97,47 @@ class SimLoop(asyncio.AbstractEventLoop):
     def time(self) -> float:
         return self.world.now - self.host.started_at
 
-    def call_soon(
-        self, callback: Callable[..., object], *arguments: Any, context: Context | None = None
-    ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, arguments, self, context)
+    def call_soon(self, callback: Callable[..., object], *arguments: Any, context: Context | None = None) -> SimHandle:
+        handle = SimHandle(callback, arguments, context)
         if not self.dead:
             self._enqueue(handle)
         return handle
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
-    def _enqueue(self, handle: asyncio.Handle) -> None:
-        if not self.ready and not self.paused:
+    def _enqueue(self, handle: SimHandle) -> None:
+        ready = self.ready
+        if not ready and not self.paused:
             self.world.runnable.append(self)
-        self.ready.append(handle)
+        ready.append(handle)
 
     def call_later(
         self, delay: float, callback: Callable[..., object], *arguments: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
+    ) -> SimHandle:
         return self.call_at(self.time() + delay, callback, *arguments, context=context)
 
     def call_at(
         self, when: float, callback: Callable[..., object], *arguments: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, arguments, self, context)
+    ) -> SimHandle:
+        handle = SimHandle(callback, arguments, context, when)
         if not self.dead:
-            self._timer_sequence += 1
-            heapq.heappush(self._timers, (when, self._timer_sequence, handle))
+            sequence = self._timer_sequence = self._timer_sequence + 1
+            heappush(self._timers, (when, sequence, handle))
             self._set_alarm(when)
         return handle
 
     def _set_alarm(self, when: float) -> None:
-        timing = self.world.timing
-        luck = self._lateness()
+        world, lateness = self.world, self._lateness
+        timing, now = world.timing, world.now
+        luck = lateness()
         late = timing.timer_very_late if luck < timing.very_late_chance else timing.timer_late
-        moment = max(when + self.host.started_at, self.world.now) + self._lateness() * late
+        moment = when + self.host.started_at
+        if moment < now:
+            moment = now
+        moment += lateness() * late
         if moment < self._alarm:
             self._alarm = moment
-            self.world.at(moment, self._ring)
+            world.at(moment, self._ring)
 
     def _ring(self) -> None:
         """Queue every timer that is due, earliest deadline first."""
@@ -115,21 +146,20 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._alarm = float("inf")
         timers, now = self._timers, self.time()
         while timers and timers[0][0] <= now:
-            _, _, handle = heapq.heappop(timers)
-            if not handle.cancelled():
+            _, _, handle = heappop(timers)
+            if not handle.was_cancelled:
                 self._enqueue(handle)
-        while timers and timers[0][2].cancelled():
-            heapq.heappop(timers)
+        while timers and timers[0][2].was_cancelled:
+            heappop(timers)
         if timers:
             self._set_alarm(timers[0][0])
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Asked for by TimerHandle.cancel. A cancelled timer is dropped when its turn comes."""
 
     # -- tasks and futures
 
     def create_future(self) -> asyncio.Future[Any]:
-        return SimFuture(loop=self)
+        future, world = SimFuture(loop=self), self.world
+        future.identity = world._identities = world._identities + 1  # as world.identity() does, but at each wait
+        return future
 
     def create_task(self, coro: Any, *, name: str | None = None, context: Context | None = None) -> asyncio.Task[Any]:
         return SimTask(coro, loop=self, name=name, context=context)

@@ -246,7 +246,8 @@ class SimTransport(transports.Transport):
         self._in_flight -= size
         if self.gone:
             return
-        self._pump()
+        if self._out or self._end_wanted:
+            self._pump()
         self._check_writing()
 
     def lose(self, error: Exception | None) -> None:
@@ -397,11 +398,12 @@ class Network:
         return self.chance.random() < self.world.timing.join_chance
 
     def _delay(self, source: str, target: str) -> float:
-        timing, chance = self.world.timing, self.chance
-        delay = timing.latency_least + chance.random() * timing.latency_spread
-        if chance.random() < timing.spike_chance:
-            delay += chance.random() * timing.latency_spike
-        return delay + self.slowness.get(source, 0.0) + self.slowness.get(target, 0.0)
+        timing, chance = self.world.timing, self.chance.random
+        delay = timing.latency_least + chance() * timing.latency_spread
+        if chance() < timing.spike_chance:
+            delay += chance() * timing.latency_spike
+        slowness = self.slowness
+        return delay + slowness.get(source, 0.0) + slowness.get(target, 0.0) if slowness else delay
 
     def _carry(
         self,
@@ -413,8 +415,7 @@ class Network:
         *arguments: Any,
     ) -> None:
         """Let `action` happen at the target at `when`; while the pair is blocked it is held back."""
-        held = self._blocked.get((source, target))
-        if held is not None:
+        if self._blocked and (held := self._blocked.get((source, target))) is not None:
             held.append((sender, action, arguments))
         else:
             self.world.at(when, action, *arguments)
@@ -463,18 +464,18 @@ class Network:
 
     def transmit(self, sender: SimTransport, segment: Segment) -> None:
         """Put bytes, the end or a reset on the way to the sender's peer."""
-        receiver = sender.peer
+        receiver, world = sender.peer, self.world
         source, target = sender.host.name, receiver.host.name
         self.segments_sent += 1
-        when = max(sender.last_arrival, self.world.now + self._delay(source, target))
+        when = max(sender.last_arrival, world.now + self._delay(source, target))
         if isinstance(segment, bytes):
             self.bytes_sent += len(segment)
-            self.world.mix(segment)
-            if len(segment) > 1 and self.chance.random() < self.world.timing.split_chance:
+            world.mix(segment)
+            if len(segment) > 1 and self.chance.random() < world.timing.split_chance:
                 cut = 1 + int(self.chance.random() * (len(segment) - 1))
                 self._carry(source, target, when, sender, self._reach, receiver, segment[:cut])
                 segment = segment[cut:]
-                when += self.chance.random() * self.world.timing.latency_spread
+                when += self.chance.random() * world.timing.latency_spread
         sender.last_arrival = when
         self._carry(source, target, when, sender, self._reach, receiver, segment)
 

@@ -372,6 +372,7 @@ class Simulation:
             sum(len(read.records) for read in history.reads),
             world.trace,
         )
+        del history, host  # what goes by itself now isn't looked through when the rest is collected
         vars(self).clear()  # suspended parts of the broker and its clients end in `close`, and nothing hears them
         world.close()
         return report
@@ -389,8 +390,15 @@ def fresh_seed() -> int:
 
 
 def processes(jobs: int) -> ProcessPoolExecutor:
-    """For many runs side by side. What is loaded already isn't looked through when a run's leavings are collected."""
-    return ProcessPoolExecutor(jobs, initializer=gc.freeze)
+    """For many runs side by side. Each collects its leavings as it closes its world, and only then; what is loaded
+    already isn't looked through.
+    """
+    return ProcessPoolExecutor(jobs, initializer=_leave_collecting_to_worlds)
+
+
+def _leave_collecting_to_worlds() -> None:
+    gc.disable()
+    gc.freeze()
 
 
 async def read_all(clients: Clients, reader: Reader, into: dict[TopicPartition, FinalLog]) -> None:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import heapq
 import logging
 import math
 import random
@@ -33,6 +32,7 @@ from asyncio import AbstractEventLoop, Task, all_tasks, get_running_loop, sleep
 from asyncio.events import _get_running_loop, _set_running_loop
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from types import FrameType
 from typing import Any
 
@@ -126,8 +126,9 @@ class World:
 
     def at(self, when: float, action: Action, *arguments: Any) -> None:
         """Let the world itself (a kernel, a wire, fate) do `action` at `when`; never in the past."""
-        self._sequence += 1
-        heapq.heappush(self._events, (max(when, self.now), self._sequence, action, arguments))
+        sequence = self._sequence = self._sequence + 1
+        now = self.now
+        heappush(self._events, (when if when > now else now, sequence, action, arguments))
 
     def after(self, seconds: float, action: Action, *arguments: Any) -> None:
         self.at(self.now + seconds, action, *arguments)
@@ -165,7 +166,7 @@ class World:
             if events and events[0][0] <= now:
                 self._enter(None)
                 while events and events[0][0] <= now:
-                    _, _, action, arguments = heapq.heappop(events)
+                    _, _, action, arguments = heappop(events)
                     action(*arguments)
             if not runnable:
                 if stop():
@@ -179,8 +180,7 @@ class World:
                     return
                 self.now = max(now, events[0][0])
                 continue
-            index = int(chance() * len(runnable)) if len(runnable) > 1 else 0
-            self._step(runnable[index])
+            self._step(runnable[int(chance() * len(runnable))] if len(runnable) > 1 else runnable[0])
             if self.callbacks % FINGERPRINT_EVERY == 0:
                 self.mix(b"%d %.9f %d" % (self.callbacks, self.now, self._identities))
                 if stop() or self.now > until:
@@ -201,17 +201,23 @@ class World:
 
     def _step(self, loop: SimLoop) -> None:
         """One callback of one process."""
-        handle = loop.ready.popleft()
-        if not loop.ready:
+        ready = loop.ready
+        handle = ready.popleft()
+        if not ready:
             self.runnable.remove(loop)
-        if handle.cancelled():
+        if handle.was_cancelled:
             return
         self.callbacks += 1
         loop.steps += 1
         self.now += CALLBACK_SECONDS
         if self.current is not loop:
             self._enter(loop)
-        handle._run()
+        try:
+            handle.context.run(handle.callback, *handle.arguments)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001 - as asyncio's handles do
+            loop.call_exception_handler({"message": f"Exception in callback {handle.callback}", "exception": error})
         host = loop.host
         if host.fuse is not None and not loop.dead:
             host.fuse -= 1
