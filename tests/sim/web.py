@@ -30,7 +30,17 @@ from tests.sim.plan import add_transactions
 from tests.sim.run import replaced
 from tests.sim.transactions import CommittedReader
 from tests.sim.web_branches import BranchDriver
-from tests.sim.web_clients import WEB_PORT, Contender, KeyedWriter, Member, Mover, PageReader, Told, WebActor
+from tests.sim.web_clients import (
+    WEB_PORT,
+    Contender,
+    KeyedWriter,
+    Member,
+    Mover,
+    PageReader,
+    PlainWriter,
+    Told,
+    WebActor,
+)
 from tests.sim.web_others import EventWriter, InstanceReader
 from tests.sim.web_streams import Follower, LineWriter
 from tests.sim.workload import Actor, Clients, Creator, forever
@@ -39,6 +49,7 @@ INSTANCES_EXPIRE_MS = 5000
 KINDS: dict[str, type[WebActor]] = {
     "keyed writer1": KeyedWriter,
     "keyed writer2": KeyedWriter,
+    "plain writer": PlainWriter,
     "mover1": Mover,
     "mover2": Mover,
     "contender1": Contender,

@@ -3,6 +3,7 @@ one decision over them.
 
 Two drivers share a root. Of one token only one attempt may count, whatever was repeated blindly, and each is told what
 became of its own branches. They leave branches open, unnamed or unsealed, and come back with tokens that are decided.
+What comes to a branch after its seal, at any broker, is not taken.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.sim.history import Outcome, TokenTold, Transaction, Write
+from tests.sim.plan import INPUT
 from tests.sim.web_clients import Answer, WebActor, record_of
 from tests.sim.workload import SETTLE_WITHIN, Unanswered
 
-ROOT = "webstreams"
+ROOT, GROUP = "webstreams", "branches"
 
 
 @dataclass(slots=True)
@@ -79,6 +81,8 @@ class BranchDriver(WebActor):
         for branch in branches:
             for number in range(chance.randrange(1, 3)):
                 await self._write(branch, number, txn)
+            if chance.random() < 0.3:
+                await self._done("PUT", f"{branch.path}/offsets/{GROUP}", 200, read_up_to(token))
         if chance.random() < 0.3:
             left = await self._open(token)
             await self._write(left, 0, stray)
@@ -88,6 +92,8 @@ class BranchDriver(WebActor):
             return False  # the driver died
         for branch in branches:
             await self._seal(branch)
+            if chance.random() < 0.3:
+                await self._come_late(branch, token)
         await self._decide(txn, token, branches, commit=is_last or chance.random() < 0.9)
         return txn.outcome is Outcome.OK
 
@@ -113,6 +119,20 @@ class BranchDriver(WebActor):
     async def _seal(self, branch: Branch) -> None:
         answer = await self._done("POST", f"{branch.path}:commit", 200)
         branch.named = answer.json["branch"]
+
+    async def _come_late(self, branch: Branch, token: int) -> None:
+        """With what was not written before the seal; nothing of it may ever show."""
+        late = self._begun(token)
+        late.outcome = Outcome.FAILED
+        values = self.some_records(f"b{late.number}")
+        self.note(late, values)
+        batch = json.dumps({"records": [record_of(*each) for each in values]}).encode()
+        for what, body in (f"batches/{len(branch.written)}", batch), (f"offsets/{GROUP}", read_up_to(token + 1)):
+            self.web.drop()
+            with contextlib.suppress(Unanswered):
+                answer = await self.insist("PUT", f"{branch.path}/{what}", body)
+                if answer.status == 200:
+                    self.wrong(f"{what} of {branch.path} was written after the seal: {answer.body!r}")
 
     async def _decide(self, txn: Transaction, token: int, branches: list[Branch], *, commit: bool) -> None:
         mine = str(txn.number)
@@ -140,3 +160,7 @@ class BranchDriver(WebActor):
                     self.take(txn, writes, given.json["results"])
         elif told["outcome"] == "none":
             txn.outcome = Outcome.FAILED
+
+
+def read_up_to(offset: int) -> bytes:
+    return json.dumps({"offsets": [{"topic": INPUT, "partition": 0, "offset": offset}]}).encode()

@@ -1,9 +1,9 @@
 """The clients of the simulation that know nothing but HTTP, and repeat blindly what was not answered.
 
 Writers with an Idempotency-Key, some of whom send the same request twice at once, or again much later, or another one
-under the same key; two that consume, transform and produce as the same group; two contenders for a transactional id,
-whose transactions are resources; a reader of pages; two members of a group, who lose answers and go on behind the last
-that they got.
+under the same key; one that writes plainly, and believes what it is told; two that consume, transform and produce as
+the same group; two contenders for a transactional id, whose transactions are resources; a reader of pages; two members
+of a group, who lose answers and go on behind the last that they got.
 
 What always holds: a request is in the history before it leaves. A transaction is `OK` only if an answer said that it is
 applied, `FAILED` only if one said, for good, that it is not; everything else is unknown.
@@ -357,6 +357,36 @@ class KeyedWriter(WebActor):
         answer = await self.insist("POST", "/v1/records", other.body, key=other.key)
         if answer.status != 422:
             self.wrong(f"{post.key} with another body was answered with {answer.status} {answer.body!r:.300}")
+
+
+class PlainWriter(WebActor):
+    """Writes to several partitions at several brokers at once, without a key. Each batch is sent once, and the answer
+    believed: so there is always one that a leader was writing when it was replaced.
+    """
+
+    def __init__(self, clients: Clients, name: str, brokers: Sequence[str], told: Told) -> None:
+        super().__init__(clients, name, brokers, told)
+        self._lines = [WebLine(self, [broker]) for broker in brokers]
+
+    async def turn(self) -> None:
+        await asyncio.gather(*(self._write(line) for line in self._lines))
+
+    async def settle(self) -> None:
+        """It promises no more than what it was told."""
+
+    async def _write(self, line: WebLine) -> None:
+        txn = self.open_transaction(self.name)
+        (first, *_) = self.some_records(f"{self.name}p{txn.number}")
+        writes = self.note(txn, [first])
+        txn.committed_asked, txn.end_invoked, txn.outcome = True, self.clients.now, Outcome.UNKNOWN
+        try:
+            answer = await line.ask("POST", "/v1/records", json.dumps({"records": [record_of(*first)]}).encode())
+        except Unanswered:
+            return
+        if answer.status == 200:
+            self.take(txn, writes, answer.json["results"])
+        elif answer.json["outcome"] == "none":
+            txn.outcome = Outcome.FAILED
 
 
 class Mover(WebActor):

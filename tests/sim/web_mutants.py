@@ -27,6 +27,7 @@ from service.web.members import HttpMember
 from service.web.problems import Problem
 from service.web.producers import Producer
 from service.web.sending import OutgoingBatch, send, send_one_each
+from service.wire.error_codes import ErrorCode
 from tests.sim.run import fresh_seed, replaced
 from tests.sim.web import run
 
@@ -253,6 +254,15 @@ def a_decision_of_another_is_told_as_ones_own() -> Planting:
     return replaced(service.web.branches, "_outcome", outcome)
 
 
+def nobody_asks_whether_a_transaction_takes_more() -> Planting:
+    """What comes to a branch after its seal is written where it was written before."""
+
+    async def refusal(producer: Producer) -> int:
+        return ErrorCode.NONE
+
+    return replaced(Producer, "refusal", refusal)
+
+
 MUTANTS: dict[str, Callable[[], Planting]] = {
     plant.__name__: plant
     for plant in (
@@ -273,6 +283,7 @@ MUTANTS: dict[str, Callable[[], Planting]] = {
         a_stream_that_comes_back_begins_where_the_topic_ends,
         an_instance_commits_an_answer_that_may_be_lost,
         a_decision_of_another_is_told_as_ones_own,
+        nobody_asks_whether_a_transaction_takes_more,
     )
 }
 
