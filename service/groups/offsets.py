@@ -16,7 +16,7 @@ class CommittedOffset(NamedTuple):
     commit_timestamp_ms: int
     expire_timestamp_ms: int | None
     topic_id: bytes
-    order: int = -1
+    order: int = -1  # the last: `facts` leaves it out
 
 
 PartitionName = tuple[str, int]
@@ -95,7 +95,7 @@ class Offsets:
         """All offsets, in a form that can be compared. `order` is left out, because compaction changes it."""
         committed = {
             group_id: {
-                (topic, partition): offset._replace(order=-1)
+                (topic, partition): offset[:-1]
                 for topic, partitions in topics.items()
                 for partition, offset in partitions.items()
             }
@@ -103,7 +103,7 @@ class Offsets:
         }
         pending = {
             producer_id: {
-                group_id: {name: offset._replace(order=-1) for name, offset in offsets.items()}
+                group_id: {name: offset[:-1] for name, offset in offsets.items()}
                 for group_id, offsets in groups.items()
             }
             for producer_id, groups in self._pending.items()

@@ -7,11 +7,13 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import time
 import traceback
 from collections import Counter
 from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
 
 from service.groups import consumer_decisions, migration, resuming
 from service.groups.states import ConsumerState
@@ -189,13 +191,14 @@ def main() -> int:
         print(f"{len(world.log)} batches, {world.deaths} deaths of the coordinator, {world.board.values} values")
         return 0
     first = fresh_seed() if arguments.first is None else arguments.first
-    last = first + arguments.runs - 1
-    print(f"seeds {first} to {last}; the same again: make sim-groups N={arguments.runs} FROM={first}", flush=True)
+    seeds = range(first, first + arguments.runs)
+    print(f"seeds {first} to {seeds[-1]}; the same again: make sim-groups N={arguments.runs} FROM={first}", flush=True)
     begun, wrong = time.monotonic(), Counter[str]()
-    for seed in range(first, first + arguments.runs):
-        if broken := run(seed):
-            wrong[broken.partition(":")[0]] += 1
-            print(f"seed {seed}: {broken}", flush=True)
+    with ProcessPoolExecutor(initializer=gc.freeze) as pool:
+        for seed, broken in zip(seeds, pool.map(run, seeds, chunksize=10), strict=True):
+            if broken:
+                wrong[broken.partition(":")[0]] += 1
+                print(f"seed {seed}: {broken}", flush=True)
     print(f"{arguments.runs} runs in {time.monotonic() - begun:.0f} s, wrong: {dict(wrong)}")
     return 1 if wrong else 0
 
