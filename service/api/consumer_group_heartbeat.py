@@ -8,8 +8,9 @@ from collections.abc import Awaitable
 
 from service.api.group_answers import Groups, answer_with, error_code, fresh_member_id, host_of
 from service.broker.session import Session
-from service.groups.commands import ConsumerHeartbeat, ConsumerHeartbeatReply
+from service.groups.commands import ConsumerHeartbeat, ConsumerHeartbeatReply, PartitionsByTopic
 from service.ports import Env
+from service.turns import NAMED_A_TURN, Steps, Turn, now_or_in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -46,25 +47,29 @@ def handle(
     return answer_with(_answer, groups, request.group_id, command, ConsumerHeartbeatReply)
 
 
-def _answer(reply: ConsumerHeartbeatReply | ErrorCode) -> ConsumerGroupHeartbeatResponse:
+def _answer(
+    reply: ConsumerHeartbeatReply | ErrorCode,
+) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse]:
     if isinstance(reply, ErrorCode):
         return ConsumerGroupHeartbeatResponse(error_code=reply)
-    return ConsumerGroupHeartbeatResponse(
+    answer = ConsumerGroupHeartbeatResponse(
         error_code=error_code(reply.fault),
         error_message=reply.message,
         member_id=reply.member_id,
         member_epoch=reply.member_epoch,
         heartbeat_interval_ms=reply.heartbeat_interval_ms,
-        assignment=_assignment(reply),
     )
+    return answer if reply.assignment is None else now_or_in_turns(_with_assignment(answer, reply.assignment))
 
 
-def _assignment(reply: ConsumerHeartbeatReply) -> ConsumerGroupHeartbeatResponseAssignment | None:
-    if reply.assignment is None:
-        return None
-    return ConsumerGroupHeartbeatResponseAssignment(
-        [
-            ConsumerGroupHeartbeatResponseTopicPartitions(topic_id, list(partitions))
-            for topic_id, partitions in reply.assignment.items()
-        ]
-    )
+def _with_assignment(
+    answer: ConsumerGroupHeartbeatResponse, assignment: PartitionsByTopic
+) -> Steps[ConsumerGroupHeartbeatResponse]:
+    turn = Turn(NAMED_A_TURN)
+    topics: list[ConsumerGroupHeartbeatResponseTopicPartitions] = []
+    for topic_id, partitions in assignment.items():
+        topics.append(ConsumerGroupHeartbeatResponseTopicPartitions(topic_id, list(partitions)))
+        if turn.is_over():
+            yield
+    answer.assignment = ConsumerGroupHeartbeatResponseAssignment(topics)
+    return answer

@@ -401,7 +401,7 @@ class ConsumerGroup:
     def put(self, member: ConsumerMember) -> None:
         old = self.members.get(member.member_id)
         if old is not None:
-            self._release(old)
+            self._release(old, but=member.assigned)
         if old is not None and member.says_the_same_as(old):  # most steps of a member change only what it holds
             self.tallies.count_state(old, -1)
             self.tallies.count_state(member, 1)
@@ -449,12 +449,15 @@ class ConsumerGroup:
         else:
             self.unresolved.pop(regex, None)
 
-    def _release(self, member: ConsumerMember) -> None:
+    def _release(self, member: ConsumerMember, *, but: EpochsByTopic = NOTHING) -> None:
         """Take the member out of `holders`. Not for a partition that another member holds at a newer epoch: the records
-        of one decision may move a partition in either order.
+        of one decision may move a partition in either order. And not for the topics that are the same in `but`: they
+        are held still, and are most of what a member has.
         """
         for held in (member.assigned, member.revoking):
             for topic_id, partitions in held.items():
+                if but.get(topic_id) is partitions:
+                    continue
                 for partition in partitions:
                     if self.holders.get((topic_id, partition)) == member.member_epoch:
                         del self.holders[topic_id, partition]

@@ -12,6 +12,7 @@ from service.broker.shard import CoordinatorLoading, NotCoordinator
 from service.groups.classic_group import ClassicGroup
 from service.groups.describe import DescribedMembers
 from service.groups.verdicts import Fault
+from service.turns import NAMED_A_TURN
 from service.wire.base import Struct
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -383,6 +384,27 @@ def test_a_member_joins_stays_and_leaves_by_heartbeats(stage: Stage) -> None:
     assert (fenced.error_code, fenced.member_id) == (ErrorCode.FENCED_MEMBER_EPOCH, None)
     assert fenced.error_message
     assert stage.ask(ConsumerGroupHeartbeatRequest("k", "m", -1), 1).member_epoch == -1
+
+
+def test_a_member_is_told_of_thousands_of_topics_in_turns(stage: Stage) -> None:
+    names = [f"t{number}" for number in range(6 * NAMED_A_TURN)]
+    for name in names:
+        stage.driver.topics.put(name, 1)
+    epoch = stage.ask(first_heartbeat(subscribed_topic_names=names), 1).member_epoch
+    stage.driver.wait(0)
+
+    async def told() -> tuple[Any, int]:
+        answer, turns = asyncio.ensure_future(stage.answer(ConsumerGroupHeartbeatRequest("k", "m", epoch), 1)), 0
+        while not answer.done():
+            await asyncio.sleep(0)
+            turns += 1
+        return answer.result(), turns
+
+    answer, turns = asyncio.run(told())
+    assert {topic.topic_id for topic in answer.assignment.topic_partitions} == {
+        stage.driver.topics.id_of(name) for name in names
+    }
+    assert turns > len(names) // NAMED_A_TURN
 
 
 @pytest.mark.parametrize(("version", "code"), [(0, ErrorCode.NONE), (1, ErrorCode.INVALID_REQUEST)])
