@@ -72,7 +72,8 @@ class Producer:
         self._gateway = gateway
         self._ends_anywhere = ends_anywhere
         """The transaction may be ended, or sealed, at any broker. What comes late must not get into it, and leaders
-        can't tell: so the coordinator is asked before each attempt to write.
+        can't tell: so the coordinator is asked before each attempt to write. What is on its way to a leader at that
+        moment may still get in, as from a Kafka client that ends its transaction without waiting for its answers.
         """
 
     async def own(self) -> None:
@@ -120,17 +121,18 @@ class Producer:
                     raise each.problem()
 
     async def refusal(self) -> int:
-        """Why the coordinator lets nothing more be written in the transaction; 0: it does. It is asked about a
-        partition that is in no transaction, because the question needs one.
+        """Why the coordinator lets nothing more be written in the transaction; 0: it does. This broker asks, as leaders
+        do, about a partition that is in no transaction, because the question needs one.
         """
-        topic, index = self._gateway.home(TRANSACTIONS, self.transactional_id)
-        topics = [AddPartitionsToTxnTopic(topic, [index])]
+        gateway = self._gateway
+        home = gateway.home(TRANSACTIONS, self.transactional_id)
+        topics = [AddPartitionsToTxnTopic(home.topic, [home.partition])]
         pair = self.producer_id, self.epoch
         question = AddPartitionsToTxnTransaction(self.transactional_id, *pair, verify_only=True, topics=topics)
+        request = AddPartitionsToTxnRequest([question])
         try:
-            answer = await self._gateway.ask_coordinator(
-                TRANSACTIONS, self.transactional_id, AddPartitionsToTxnRequest([question])
-            )
+            node = await gateway.coordinator(TRANSACTIONS, self.transactional_id)
+            answer = await gateway.ask(node, request, session=gateway.own_session, needs=gateway.needed_by([home]))
         except (Problem, ClientFailure):
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         code = first_error(answer)

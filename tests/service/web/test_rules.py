@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from aiohttp import ClientSession
 
 from service.api.listener import Listener
 from service.broker.session import Principal, Session
@@ -18,7 +19,7 @@ from service.web import app, producing
 from service.web.gateway import ASKING
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import WritableTxnMarker, WritableTxnMarkerTopic, WriteTxnMarkersRequest
-from tests.service.api.admin_stage import Stage, on_stage
+from tests.service.api.admin_stage import HERE, Stage, on_stage
 from tests.service.web.kit import PATIENCE_S
 
 ALICE = Principal("User", "alice")
@@ -82,5 +83,29 @@ def test_what_is_asked_of_a_broker_is_judged_as_the_clients_question(tmp_path: P
         ASKING.set(Session("10.0.0.9", 1234, principal=ALICE))
         for node in (stage.broker.metadata.broker_id, 77):
             assert await code(node) == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_proven_client_writes_its_transactions(tmp_path: Path) -> None:
+    """Whether a transaction takes more is a question of brokers, which no client may ask."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("t")
+        server = app.WebServer(stage.broker, 3, PROVEN._replace(name=HERE.listener))
+        await server.start([Endpoint("HTTP", "127.0.0.1", 0, "HTTP")])
+        stage.broker.ready.set()
+        try:
+            async with (
+                ClientSession(f"http://127.0.0.1:{server.endpoints[0].port}/v1/") as client,
+                asyncio.timeout(PATIENCE_S),
+            ):
+                begun = await (await client.post("transactions", json={"transactional_id": "x"})).json()
+                written = await client.put(
+                    f"transactions/{begun['txn']}/batches/0", json={"records": [{"topic": "t", "value": 1}]}
+                )
+                assert written.status == 200, await written.text()
+        finally:
+            await server.stop()
 
     on_stage(tmp_path, scene)
