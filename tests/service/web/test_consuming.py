@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import requests
 
 from tests.service.web.kit import PATIENCE_S, Http, Served
@@ -53,6 +54,48 @@ def test_a_page_shows_what_was_written_as_it_was_written(http: Http, topic: str)
     assert [each["value_string"] for each in page(http, topic, "values=string&max_records=1")["records"]] == [
         '{"n": 1}'
     ]
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ({"key": "order-1"}, [0]),
+        ({"key": "order"}, []),
+        ({"key_prefix": "order-"}, [0, 1, 5]),
+        ({"key_prefix": "ö"}, [3]),
+        ({"key_prefix": "order-2x"}, []),
+        ({"header": "shop"}, [0, 2, 5]),
+        ({"header": "shop:3"}, [0, 5]),
+        ({"header": "shop:"}, [2]),
+        ({"header": "zone:a:b"}, [5]),
+        ({"header": "SHOP"}, []),
+        ({"key_prefix": "order-", "header": "shop:3"}, [0, 5]),
+        ({"key_prefix": "cust", "header": "shop:3"}, []),
+    ],
+    ids=str,
+)
+def test_filters_show_what_they_name_on_pages_and_streams(
+    http: Http, topic: str, query: dict[str, str], found: list[int]
+) -> None:
+    write(
+        http,
+        topic,
+        {"key": "order-1", "value": 0, "headers": {"shop": "3"}},
+        {"key": "order-2", "value": 1},
+        {"key": "customer-1", "value": 2, "headers": [{"name": "shop", "value": "4"}, {"name": "shop", "value": ""}]},
+        {"key": "örtlich", "value": 3},
+        {"value": 4},
+        {"key": "order-", "value": 5, "headers": {"zone": "a:b", "shop": "3"}},
+    )
+    paged = http.get(f"/v1/topics/{topic}/partitions/0/records", params=query).json
+    assert (values(paged["records"]), paged["next_offset"]) == (found, 6)
+    lines = http.get(
+        f"/v1/topics/{topic}/stream",
+        params={"from": "earliest", "until": "end", **query},
+        headers={"Accept": "application/x-ndjson"},
+    ).json.splitlines()
+    streamed = [json.loads(line) for line in lines if line]
+    assert [each["value"] for each in streamed if "value" in each] == found
 
 
 def test_pages_follow_each_other_and_filters_leave_out(http: Http, topic: str) -> None:
