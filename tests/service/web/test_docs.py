@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.outside import missing
 from tests.service.web.kit import ROOT, Http, Served, read_all
 
 HERE = "http://localhost:8082"
 PROGRAMS = dict(re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / "docs" / "http.md").read_text(), flags=re.M | re.S))
 TOOLS = {"bash": ("bash", "curl", "jq"), "python": (), "javascript": ("node",), "go": ("go",)}
+STEP_S = 500.0
+"""Go compiles its own library the first time, which takes half a minute of the processor."""
 COMMANDS = {
     "bash": ("x.sh", "bash x.sh"),
     "python": ("x.py", f"{sys.executable} x.py"),
@@ -24,20 +26,13 @@ COMMANDS = {
 
 
 def run(language: str, program: str, folder: Path) -> None:
-    missing = [tool for tool in TOOLS[language] if shutil.which(tool) is None]
-    if missing:
-        pytest.skip(f"there is no {missing[0]} here")
-    if language == "go":
-        stale = subprocess.run(
-            ["go", "list", "-f", "{{.Stale}}", "net/http"], capture_output=True, text=True, check=True
-        )
-        if "true" in stale.stdout:
-            pytest.skip("Go's own library is not compiled yet, which takes minutes: go build net/http")
+    if lacking := missing(*TOOLS[language]):
+        pytest.skip(lacking)
     name, *command = COMMANDS[language]
     if not (folder / name).exists():
         (folder / name).write_text(program)
     for step in command:
-        done = subprocess.run(step.split(), cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run(step.split(), cwd=folder, capture_output=True, text=True, timeout=STEP_S, check=False)
         assert done.returncode == 0, done.stderr
 
 
@@ -45,6 +40,7 @@ def test_there_is_a_program_in_each_language() -> None:
     assert set(PROGRAMS) == set(TOOLS)
 
 
+@pytest.mark.timeout(2 * STEP_S)
 @pytest.mark.parametrize("language", TOOLS)
 def test_consume_transform_produce_as_the_page_has_it(
     served: Served, http: Http, topic: str, tmp_path: Path, language: str
