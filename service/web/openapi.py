@@ -91,7 +91,7 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
             media, kind = route.refusal
             told[media] = {"schema": schema_of[kind]}
         problem = {"description": "A problem", "content": told}
-        for status in route.problems:
+        for status in sorted({400, *route.problems}):  # what can't be read is refused everywhere
             responses[str(status)] = problem
         responses["default"] = problem
         operation: dict[str, Any] = {
