@@ -4,6 +4,9 @@ A partition without a committed offset has offset -1 and no error. Asked for sta
 transaction is UNSTABLE_OFFSET_COMMIT. Up to version 7 each partition carries an error of the whole group too: version
 1 has no other place for it, and aiokafka (0.14), which looks nowhere else, takes the absence of partitions for the
 absence of offsets and reads everything again from the start, while the coordinator is merely loading.
+
+Who asks for stable offsets goes on where they say, and wants to process nothing twice. So they are confirmed by the
+metadata store: a coordinator that was replaced, and does not know it, may have older ones (R9).
 """
 
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
@@ -11,6 +14,8 @@ from dataclasses import replace
 
 from log.ids import TopicId
 from service.api.group_answers import OFFSETS_AT_ONCE, Groups, answer_with, ask, error_code
+from service.broker.in_sync import InSyncSets
+from service.broker.partition import Partition
 from service.broker.session import Session
 from service.cluster.image import Image
 from service.cluster.metadata import ClusterMetadata
@@ -45,19 +50,60 @@ NO_OFFSET = -1
 
 
 def handle(
-    groups: Groups, metadata: ClusterMetadata, session: Session, header: RequestHeader, request: OffsetFetchRequest
+    groups: Groups,
+    metadata: ClusterMetadata,
+    in_sync: InSyncSets,
+    session: Session,
+    header: RequestHeader,
+    request: OffsetFetchRequest,
+) -> OffsetFetchResponse | Awaitable[OffsetFetchResponse]:
+    if request.require_stable and groups.is_replicated:
+        return _fetch_confirmed(groups, metadata, in_sync, session, header.api_version, request)
+    return _fetch_all(groups, metadata, header.api_version, request)
+
+
+async def _fetch_confirmed(
+    groups: Groups,
+    metadata: ClusterMetadata,
+    in_sync: InSyncSets,
+    session: Session,
+    version: int,
+    request: OffsetFetchRequest,
+) -> OffsetFetchResponse:
+    names = [group.group_id for group in request.groups] if version >= BATCHES_SINCE else [request.group_id]
+    led: dict[int, tuple[Partition, int]] = {}
+    async for name in in_turns(names, NAMED_A_TURN):
+        index = groups.partition_index(name)
+        if index not in led and (shard := groups.at(index)) is not None:
+            led[index] = shard.partition, shard.partition.leader_epoch
+    answer = _fetch_all(groups, metadata, version, request)
+    if isinstance(answer, Awaitable):
+        answer = await answer
+    with session.waits():
+        if not led or all(await in_sync.led_until_now(list(led.values()))):
+            return answer
+    error = ErrorCode.NOT_COORDINATOR
+    if version >= BATCHES_SINCE:
+        refused = [OffsetFetchResponseGroup(name, error_code=error) async for name in in_turns(names, NAMED_A_TURN)]
+        return OffsetFetchResponse(groups=refused)
+    told = await done_in_turns(_refused_topics(_as_group(request).topics or [], error))
+    return _of_one_group(OffsetFetchResponseGroup(request.group_id, told, error))
+
+
+def _fetch_all(
+    groups: Groups, metadata: ClusterMetadata, version: int, request: OffsetFetchRequest
 ) -> OffsetFetchResponse | Awaitable[OffsetFetchResponse]:
     topics: Sequence[OffsetFetchRequestTopics | OffsetFetchRequestTopic] | None = request.topics
-    if header.api_version >= BATCHES_SINCE:
+    if version >= BATCHES_SINCE:
         topics = request.groups[0].topics if len(request.groups) == 1 else None
     if (
         topics is not None
         and len(topics) <= OFFSETS_AT_ONCE
         and sum([1 + len(topic.partition_indexes) for topic in topics]) <= OFFSETS_AT_ONCE
     ):
-        group = request.groups[0] if header.api_version >= BATCHES_SINCE else _as_group(request)
-        return _fetch_few(groups, metadata.image, header.api_version, group, request.require_stable)
-    return _fetch_in_turns(groups, metadata, header.api_version, request)
+        group = request.groups[0] if version >= BATCHES_SINCE else _as_group(request)
+        return _fetch_few(groups, metadata.image, version, group, request.require_stable)
+    return _fetch_in_turns(groups, metadata, version, request)
 
 
 def _as_group(request: OffsetFetchRequest) -> OffsetFetchRequestGroup:

@@ -109,7 +109,9 @@ HANDLED: dict[ApiKey, Row] = {
         anybody,
     ),
     ApiKey.OFFSET_COMMIT: row(offset_commit.handle, lambda b: (b.coordination.groups, b.metadata), anybody),
-    ApiKey.OFFSET_FETCH: row(offset_fetch.handle, lambda b: (b.coordination.groups, b.metadata), anybody),
+    ApiKey.OFFSET_FETCH: row(
+        offset_fetch.handle, lambda b: (b.coordination.groups, b.metadata, b.replication.in_sync), anybody
+    ),
     ApiKey.FIND_COORDINATOR: row(find_coordinator.handle, lambda b: (b.coordination.internal_topics,), anybody),
     ApiKey.JOIN_GROUP: row(join_group.handle, lambda b: (b.coordination.groups, b.env), anybody),
     ApiKey.HEARTBEAT: row(heartbeat.handle, lambda b: (b.coordination.groups,), anybody),

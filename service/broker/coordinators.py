@@ -63,6 +63,11 @@ class Coordinators(Generic[MachineT]):
         """The shards on this broker, in the order of their partitions; some may still be loading."""
         return [self._shards[index] for index in sorted(self._shards)]
 
+    @property
+    def is_replicated(self) -> bool:
+        """Whether others could lead what is coordinated here."""
+        return any(shard.partition.is_replicated for shard in self._shards.values())
+
     def not_ready(self, broker_id: int) -> list[int]:
         """The partitions that this broker leads, as the image says, and whose shard can't answer now. It may not have
         begun to lead them yet, or their logs are being read, or are damaged.

@@ -72,6 +72,10 @@ class StageCoordinators:
             await asyncio.sleep(0)
         return reply
 
+    @property
+    def is_replicated(self) -> bool:
+        return False
+
     def shards(self) -> list["StageShard"]:
         return [StageShard(self, SimpleNamespace(offline=self.is_damaged))]
 
@@ -115,6 +119,7 @@ class Stage:
         self.metadata = StageMetadata(StageImage(self.driver))
         self.groups = StageCoordinators(self.driver)
         self.coordination = StageCoordination(self.groups, self.internal_topics)
+        self.replication = SimpleNamespace(in_sync=None)
 
     async def answer(self, request: Struct, version: int) -> Any:
         name = type(request).__name__

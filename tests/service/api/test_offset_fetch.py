@@ -1,0 +1,74 @@
+"""Who asks for stable offsets is answered by who coordinates the group for certain."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from log.ids import TopicPartition
+from service.cluster.controller import RemoveFromLeadership
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopic,
+    OffsetFetchRequestTopics,
+)
+from tests.service.api.txn_stage import TxnStage, find_coordinator
+from tests.service.broker.cluster_stage import TOPIC, ClusterStage, on_cluster_stage, told_late, until
+
+COORDINATED = TopicPartition("__consumer_offsets", 0)
+GIVEN = {"log.durability": "os", "offsets.topic.num.partitions": "1", "offsets.topic.replication.factor": "2"}
+
+
+async def commit(wire: TxnStage, offset: int) -> int:
+    topic = OffsetCommitRequestTopic(TOPIC, partitions=[OffsetCommitRequestPartition(0, offset)])
+    answer = await wire.ask(OffsetCommitRequest("readers", topics=[topic]), 9)
+    return answer.topics[0].partitions[0].error_code
+
+
+async def committed(wire: TxnStage, version: int) -> tuple[int, int]:
+    """The error of the group, or of its partition, and the offset."""
+    if version < 8:
+        old = OffsetFetchRequest("readers", [OffsetFetchRequestTopic(TOPIC, [0])], require_stable=True)
+        found = await wire.ask(old, version)
+        return found.error_code, found.topics[0].partitions[0].committed_offset
+    group = OffsetFetchRequestGroup("readers", topics=[OffsetFetchRequestTopics(TOPIC, partition_indexes=[0])])
+    [told] = (await wire.ask(OffsetFetchRequest(groups=[group], require_stable=True), version)).groups
+    return told.error_code, told.topics[0].partitions[0].committed_offset if told.topics else -1
+
+
+async def coordinates(stage: ClusterStage, node_id: int) -> None:
+    groups = stage.broker(node_id).coordination.groups
+    await until(lambda: any(shard.loaded for shard in groups.shards()))
+
+
+@pytest.mark.parametrize("version", [7, 9])
+def test_a_coordinator_that_was_replaced_does_not_tell_older_offsets(tmp_path: Path, version: int) -> None:
+    """It told 5 though its successor had acknowledged 8. What was processed, and committed in a transaction, would
+    have been processed again.
+    """
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2)
+        await find_coordinator(stage.wire(1), "readers", key_type=0)
+        state = stage.broker(1).metadata.image.partition(COORDINATED)
+        assert state is not None
+        former, other = state.replicas[0], state.replicas[1]
+        await coordinates(stage, former)
+        assert await commit(stage.wire(former), 5) == ErrorCode.NONE
+        assert await committed(stage.wire(former), version) == (ErrorCode.NONE, 5)
+        with told_late(stage.broker(former)) as heard:
+            await stage.broker(other).metadata.execute(RemoveFromLeadership(former, 1))
+            await coordinates(stage, other)
+            assert await commit(stage.wire(other), 8) == ErrorCode.NONE
+            asking = asyncio.ensure_future(committed(stage.wire(former), version))
+            await asyncio.wait([asking], timeout=0.2)
+            heard.set()
+            assert (await asking)[0] == ErrorCode.NOT_COORDINATOR
+        assert await committed(stage.wire(other), version) == (ErrorCode.NONE, 8)
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=GIVEN)
