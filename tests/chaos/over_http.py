@@ -3,7 +3,9 @@ moment, and repeat blindly what they may have done before.
 
 `copy_with_keys` sends each record by itself, with the group's offset and an Idempotency-Key made of its place; what it
 is not told about it sends again as it was, often twice at once, and after a start it goes back over what is done.
-`copy_in_transactions` begins, puts batches, commits; what it is not told about it asks for.
+`copy_in_transactions` begins, puts batches, commits; what it is not told about it asks for. Both ask any broker, and
+after a failure another one. `copy_with_new_keys` has another key for each time it sends a record: who judges must find
+records twice.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import json
 import random
 import threading
 import time
+import uuid
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,6 +29,8 @@ PAUSE_S = 0.05
 PARTITIONS = 3
 
 Body = dict[str, Any]
+KeyOf = Callable[[str], str]
+"""The key for the next time that a request is sent, made of its place."""
 
 
 class Refused(Exception):
@@ -36,16 +42,16 @@ class Refused(Exception):
 
 
 class Http:
-    """One connection, made again when it broke."""
+    """One connection to any of these addresses, to any again when it broke or its broker could not answer."""
 
-    def __init__(self, url: str) -> None:
-        self._place = urlsplit(url)
+    def __init__(self, urls: str) -> None:
+        self._places = [urlsplit(url).netloc for url in urls.split(",")]
         self._connection: http.client.HTTPConnection | None = None
 
     def ask(self, method: str, path: str, body: Body | None = None, key: str | None = None) -> Body:
         """The answer; OSError, if nobody told."""
         if self._connection is None:
-            self._connection = http.client.HTTPConnection(self._place.netloc, timeout=TIMEOUT_S)
+            self._connection = http.client.HTTPConnection(random.choice(self._places), timeout=TIMEOUT_S)
         headers = {"Content-Type": "application/json"} | ({} if key is None else {"Idempotency-Key": f'"{key}"'})
         content = None if body is None else json.dumps(body)
         try:
@@ -72,6 +78,7 @@ class Http:
             except Refused as refused:
                 if not refused.body.get("retriable") and refused.status != 504:
                     raise
+                self.close()
             if time.monotonic() > until:
                 raise TimeoutError(f"{method} {path}")
             time.sleep(PAUSE_S)
@@ -105,13 +112,13 @@ def copied(record: Body, target: str) -> Body:
     return {"topic": target, "partition": record["partition"], "key": record["key"], "value": record["value"]}
 
 
-def copy_with_keys(url: str, source: str, target: str, group: str, until: float) -> None:
-    start = positions(Http(url), group, source, until)
+def copy_with_keys(urls: str, source: str, target: str, group: str, until: float, key_of: KeyOf = str) -> None:
+    start = positions(Http(urls), group, source, until)
     failures: list[BaseException] = []
 
     def partition(index: int) -> None:
         try:
-            _copy_partition(url, source, target, group, index, max(start[index] - BACK, 0), until)
+            _copy_partition(urls, source, target, group, index, max(start[index] - BACK, 0), until, key_of)
         except BaseException as failure:  # noqa: BLE001 - told by the main thread
             failures.append(failure)
 
@@ -126,22 +133,28 @@ def copy_with_keys(url: str, source: str, target: str, group: str, until: float)
         raise failures[0]
 
 
-def _copy_partition(url: str, source: str, target: str, group: str, index: int, offset: int, until: float) -> None:
-    mine, twin = Http(url), Http(url)
+def copy_with_new_keys(urls: str, source: str, target: str, group: str, until: float) -> None:
+    copy_with_keys(urls, source, target, group, until, lambda place: f"{place}-{uuid.uuid4()}")
+
+
+def _copy_partition(
+    urls: str, source: str, target: str, group: str, index: int, offset: int, until: float, key_of: KeyOf
+) -> None:
+    mine, twin = Http(urls), Http(urls)
     while time.monotonic() < until:
         for record in page(mine, source, index, offset, until):
             assert record["offset"] == offset, "the source is written without transactions: no gaps"
             offset += 1
             offsets = {"group": group, "offsets": [{"topic": source, "partition": index, "offset": offset}]}
             body = {"records": [copied(record, target)], "offsets": offsets}
-            key = f"{group}-{index}-{record['offset']}"
+            place = f"{group}-{index}-{record['offset']}"
             if random.random() < 0.2:
-                other = threading.Thread(target=_once, args=(twin, body, key), daemon=True)
+                other = threading.Thread(target=_once, args=(twin, body, key_of(place)), daemon=True)
                 other.start()
-                mine.until_answered("POST", "/v1/records", body, key, until=until)
+                mine.until_answered("POST", "/v1/records", body, key_of(place), until=until)
                 other.join()
             else:
-                mine.until_answered("POST", "/v1/records", body, key, until=until)
+                mine.until_answered("POST", "/v1/records", body, key_of(place), until=until)
 
 
 def _once(client: Http, body: Body, key: str) -> None:
@@ -152,8 +165,8 @@ def _once(client: Http, body: Body, key: str) -> None:
         return
 
 
-def copy_in_transactions(url: str, source: str, target: str, group: str, until: float) -> None:
-    http_ = Http(url)
+def copy_in_transactions(urls: str, source: str, target: str, group: str, until: float) -> None:
+    http_ = Http(urls)
     turn = 0
     while time.monotonic() < until:
         begin = {"transactional_id": group, "timeout_ms": 5_000}
@@ -196,3 +209,4 @@ def _give_up(http_: Http, txn: str, until: float) -> None:
 
 
 OVER_HTTP = {"http with keys": copy_with_keys, "http transactions": copy_in_transactions}
+CARELESS = {"http with new keys": copy_with_new_keys}

@@ -56,12 +56,12 @@ class Report:
 class Copier:
     """One client library at work; it is started again whenever it is gone."""
 
-    def __init__(self, client: str, bootstrap: str, source: str, target: str, folder: Path, url: str = "") -> None:
+    def __init__(self, client: str, bootstrap: str, source: str, target: str, folder: Path, urls: str) -> None:
         self.client = client
         self.target = target
         self.group = f"copy-{client.replace(' ', '-')}"
         self.starts = 0
-        self._arguments = [bootstrap, url, source, target, self.group]
+        self._arguments = [bootstrap, urls, source, target, self.group]
         self._log = folder / f"{client}.log"
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -1,6 +1,6 @@
 """One client process: reads a topic in a group, writes what it reads to another, and commits both in transactions.
 
-`python -m tests.chaos.worker CLIENT BOOTSTRAP URL SOURCE TARGET GROUP SECONDS`. It is killed at any moment and
+`python -m tests.chaos.worker CLIENT BOOTSTRAP URLS SOURCE TARGET GROUP SECONDS`. It is killed at any moment and
 started again; or it gives up by itself on an error that its library calls fatal (exit status 3), which is as good. It
 aborts every seventh transaction on purpose and ends by itself (status 0) when SECONDS have passed or it is told by
 SIGTERM. Its transactional id is its group and the process' number in it: with one process a group, a new one
@@ -20,7 +20,7 @@ import aiokafka
 from aiokafka.errors import KafkaError as AiokafkaError
 from confluent_kafka import Consumer, KafkaException, Producer
 
-from tests.chaos.over_http import OVER_HTTP, Refused
+from tests.chaos.over_http import CARELESS, OVER_HTTP, Refused
 from tests.clients.libraries import kafka
 
 BATCH = 20
@@ -190,15 +190,16 @@ CLIENTS: dict[str, Callable[[str, str, str, str, float], None]] = {
 
 
 def main() -> int:
-    client, bootstrap, url, source, target, group, seconds = sys.argv[1:]
+    client, bootstrap, urls, source, target, group, seconds = sys.argv[1:]
     until = time.monotonic() + float(seconds)
+    over_http = (OVER_HTTP | CARELESS).get(client)
     try:
         while time.monotonic() < until:
-            if client not in OVER_HTTP:  # these have a timeout of their own for all they ask
+            if over_http is None:  # these have a timeout of their own for all they ask
                 _alive()
             # An abort does not take the reader back (KAFKA-17582): then new clients begin where the group stands.
-            if client in OVER_HTTP:
-                OVER_HTTP[client](url, source, target, group, until)
+            if over_http is not None:
+                over_http(urls, source, target, group, until)
             else:
                 CLIENTS[client](bootstrap, source, target, group, until)
     except (KafkaException, AiokafkaError, kafka.errors.KafkaError, Refused, TimeoutError, OSError) as failure:

@@ -1,5 +1,6 @@
 """`make chaos-cluster`: three brokers and a real ZooKeeper ensemble are killed, paused and cut off from each other,
-while clients write, in transactions and without, and copy a topic.
+while clients write, in transactions and without, and others, of Kafka's protocol and of HTTP, are killed while they
+copy a topic.
 
 `python -m tests.chaos.cluster --seconds 600 --seed 7`; the seed chooses what befalls whom, the machine does the rest.
 With `--careless` the settings are such that acknowledged records get lost: who judges must notice.
@@ -16,11 +17,13 @@ from pathlib import Path
 
 from tests.chaos.cluster.faults import KINDS
 from tests.chaos.cluster.run import run
+from tests.chaos.over_http import CARELESS, OVER_HTTP
 from tests.chaos.worker import CLIENTS
 from tests.peers import network, zookeeper
 from tests.peers.process import ROOT
 
 INSIDE = "--inside"
+COPIERS = ("confluent-kafka", *OVER_HTTP)
 
 
 def main() -> int:
@@ -29,7 +32,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--kind", choices=tuple(KINDS), action="append", help="default: all")
     parser.add_argument(
-        "--client", choices=(*CLIENTS, "none"), action="append", help="who copies; default: confluent-kafka"
+        "--client",
+        choices=(*CLIENTS, *OVER_HTTP, *CARELESS, "none"),
+        action="append",
+        help=f"who copies; default: {', '.join(COPIERS)}",
     )
     parser.add_argument("--careless", action="store_true", help="acks=1 and unclean elections")
     parser.add_argument("--keep", type=Path, default=None, help="keep data and logs in this folder")
@@ -51,7 +57,7 @@ def main() -> int:
             seconds=chosen.seconds,
             seed=seed,
             kinds=chosen.kind or list(KINDS),
-            clients=[client for client in chosen.client or ["confluent-kafka"] if client != "none"],
+            clients=[client for client in chosen.client or COPIERS if client != "none"],
             careless=chosen.careless,
         )
     print(summary, flush=True)

@@ -21,7 +21,7 @@ from tests.peers.ours import Oncelog
 from tests.peers.process import QUICK_SETTINGS, BrokerFailed, Place, answers_api_versions
 from tests.peers.zookeeper import ZooKeeperServer
 
-BROKER_PORT = 9092
+BROKER_PORT, WEB_PORT = 9092, 8082
 PEER_PORT, ELECTION_PORT = 2888, 3888
 SESSION_S = 3.0
 DISK = "256m"
@@ -38,7 +38,6 @@ SETTINGS = {
     "transaction.state.log.replication.factor": "3",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
     "leader.imbalance.check.interval.seconds": "20",
-    "http.listeners": "",
 }
 SAFE = {"min.insync.replicas": "2", "transaction.state.log.min.isr": "2"}
 CARELESS = {"min.insync.replicas": "1", "transaction.state.log.min.isr": "1", "unclean.leader.election.enable": "true"}
@@ -59,6 +58,11 @@ class Cluster:
     @property
     def bootstrap(self) -> str:
         return ",".join(broker.bootstrap for broker in self.brokers.values())
+
+    @property
+    def urls(self) -> str:
+        """Where the brokers speak HTTP."""
+        return ",".join(_url(broker.place) for broker in self.brokers.values())
 
     def start(self) -> None:
         for keeper in self.keepers:
@@ -143,19 +147,20 @@ def build(folder: Path, network: Network, *, settings: Mapping[str, str]) -> Clu
         for index, place in enumerate(places)
     ]
     connect = ",".join(keeper.address for keeper in keepers)
-    brokers = {
-        number: Oncelog(
-            folder / f"broker-{number}",
-            settings={**SETTINGS, **settings, "zookeeper.connect": connect, "node.id": str(number)},
-            port=BROKER_PORT,
-            place=network.host(f"broker{number}", number),
-        )
-        for number in (1, 2, 3)
-    }
+    brokers = {}
+    for number in (1, 2, 3):
+        place = network.host(f"broker{number}", number)
+        own = {"zookeeper.connect": connect, "node.id": str(number), "http.listeners": _url(place)}
+        folder_of = folder / f"broker-{number}"
+        brokers[number] = Oncelog(folder_of, settings={**SETTINGS, **settings, **own}, port=BROKER_PORT, place=place)
     for broker in brokers.values():
         broker.data.mkdir(parents=True)
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(broker.data)], check=True)
     return Cluster(network, brokers, keepers)
+
+
+def _url(place: Place) -> str:
+    return f"http://{place.host}:{WEB_PORT}"
 
 
 def _take_out(disk: Path) -> None:

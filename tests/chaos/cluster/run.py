@@ -160,7 +160,10 @@ def _run(
     cluster.start()
     topics = Topics(cluster.bootstrap, "chaos", replicas=3)
     steady, shared, source = (_create(topics, count) for count in (PARTITIONS, PARTITIONS, COPIED_PARTITIONS))
-    copiers = [Copier(name, cluster.bootstrap, source, _create(topics, COPIED_PARTITIONS), folder) for name in clients]
+    copiers = [
+        Copier(name, cluster.bootstrap, source, _create(topics, COPIED_PARTITIONS), folder, cluster.urls)
+        for name in clients
+    ]
     feeder = Feeder(cluster.bootstrap, source)
     writer = SteadyWriter(cluster.bootstrap, steady, PARTITIONS, acks="1" if careless else "all")
     transactional = [
@@ -237,7 +240,7 @@ def _disturb(
             next_fault_s = time.monotonic() + chance.choice((0.5, 4.0, 10.0))
         if copiers and now_s >= next_client_s:
             summary.client_kills += chance.choice(copiers).kill()
-            next_client_s = time.monotonic() + chance.uniform(3.0, 15.0)
+            next_client_s = time.monotonic() + chance.uniform(3.0, 15.0) / len(copiers)
         time.sleep(TICK_S)
 
 
