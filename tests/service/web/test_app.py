@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from contextlib import suppress
+from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from aiohttp.test_utils import make_mocked_request
 
 from service.settings.broker import BrokerConfig, Endpoint
 from service.settings.setting import ConfigError
+from service.web import app, compatible
 from service.web.app import WebServer, _answered
 from service.web.problems import Problem
 from service.web.routing import STREAMING
@@ -162,3 +164,34 @@ def test_a_failure_after_the_head_was_sent_ends_the_connection(failure: Exceptio
     assert asyncio.run(_answered(request, handler)).status == 499
     transport: Any = request.transport
     transport.abort.assert_called_once_with()
+
+
+def test_a_call_of_another_api_that_fails_after_its_head_is_cut_off_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its refusals have a form of their own."""
+
+    async def handle(_: object, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        request[STREAMING] = True
+        raise Problem("not-now")
+
+    (route, *_) = [each for each in compatible.ROUTES if each.refuse is not None and each.body_streams]
+    monkeypatch.setattr(app, "TABLES", ((replace(route, path="/call", handle=handle, body_streams=False),),))
+
+    async def scene(stage: Stage) -> None:
+        server = WebServer(stage.broker, 3)
+        await server.start([Endpoint("HTTP", "127.0.0.1", 0, "HTTP")])
+        stage.broker.ready.set()
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                reader, writer = await asyncio.open_connection("127.0.0.1", server.endpoints[0].port)
+                writer.write(f"{route.method} /call HTTP/1.1\r\nHost: b\r\nContent-Length: 0\r\n\r\n".encode())
+                with suppress(ConnectionError):
+                    assert (await reader.read()).count(b"HTTP/1.1") <= 1
+                writer.close()
+        finally:
+            await server.stop()
+
+    on_stage(tmp_path, scene)
