@@ -17,7 +17,7 @@ flushed. A stray is a folder that was moved *aside*: it is called `….stray` fr
 | N4 | named | it tells another topic than that whose partition of that name is placed here | aside |
 | N5 | named | it tells a topic of that name, whose partition is placed on other brokers | aside |
 | N6 | named | none of these: the metadata knows no such partition | left |
-| C1 | copy | it is blank | removed |
+| C1 | copy | it is blank, or it is of a log that nobody had written to | removed |
 | C2 | copy | the metadata knows no such partition | left |
 | C3 | copy | its partition is placed on other brokers | aside |
 | C4 | `.future` | there is a `.former`, and no folder with the partition's name that is used | used |
@@ -36,10 +36,12 @@ from itertools import count
 from typing import Final
 
 from log.disk import Disk, DiskFault
-from log.identity import read_topic_id, was_never_flushed
+from log.identity import PARTITION_METADATA, read_topic_id, was_never_flushed
 from log.ids import TopicId
+from log.segment import LOG_SUFFIX
 
 STRAY: Final = ".stray"
+FIRST_LOG: Final = f"{0:020}{LOG_SUFFIX}"
 
 
 class Fate(Enum):
@@ -62,9 +64,9 @@ def fate_of_named(
     return Fate.USED if tells == placed else Fate.ASIDE
 
 
-def fate_of_copy(*, blank: bool, is_known: bool, is_placed: bool, has_home: bool, in_doubt: bool) -> Fate:
+def fate_of_copy(*, has_nothing: bool, is_known: bool, is_placed: bool, has_home: bool, in_doubt: bool) -> Fate:
     """Of one that does not take the partition over (C4). `has_home`: a folder with the partition's name is used."""
-    if blank:
+    if has_nothing:
         return Fate.REMOVED
     if not is_known:
         return Fate.LEFT
@@ -83,6 +85,16 @@ def is_blank(disk: Disk, folder: str) -> bool:
         return read_topic_id(disk, folder) is None and was_never_flushed(disk, folder)
     except DiskFault:
         return False
+
+
+def has_nothing(disk: Disk, copy: str) -> bool:
+    """Whether the copy is blank, or of a log that nobody had written to."""
+    if set(disk.listdir(copy)) <= {PARTITION_METADATA, FIRST_LOG} and disk.exists(f"{copy}/{FIRST_LOG}"):
+        file = disk.open(f"{copy}/{FIRST_LOG}")
+        size_bytes = file.size
+        file.close()
+        return size_bytes == 0
+    return is_blank(disk, copy)
 
 
 def stray_name(disk: Disk, stem: str) -> str:

@@ -28,6 +28,7 @@ from service.broker.found_folders import (
     Fate,
     fate_of_copy,
     fate_of_named,
+    has_nothing,
     is_blank,
     stray_name,
     told_by,
@@ -253,7 +254,7 @@ class PartitionMaker:
             left = [(each, stem + FORMER) for each in origins] + [(each, stem + FUTURE) for each in targets]
             for folder, name in left:
                 fate = fate_of_copy(
-                    blank=is_blank(folder.disk, name),
+                    has_nothing=has_nothing(folder.disk, name),
                     is_known=state is not None,
                     is_placed=is_placed,
                     has_home=home is not None,

@@ -24,7 +24,7 @@ from log.relocation import FORMER, FUTURE, stem_of
 from service.api.routes import OFFERED
 from service.broker import found_folders
 from service.broker.data_folder import META_FILE, StartError
-from service.broker.found_folders import STRAY
+from service.broker.found_folders import FIRST_LOG, STRAY
 from service.broker.joining import join
 from service.broker.node import Broker
 from service.cluster.image import Image
@@ -36,7 +36,6 @@ from tests.service.broker.topic_stage import FSYNC, values, write
 
 ROWS = dict(re.findall(r"^\| ([NC]\d) \|.*\| (\w+) \|$", found_folders.__doc__ or "", re.M))
 ORDERS = TopicPartition("orders", 0)
-FIRST_LOG = f"{0:020}.log"
 OTHER = f"version: 0\ntopic_id: {format_topic_id(bytes(15) + b'1')}\n".encode()
 BATCHES = 20
 
@@ -184,6 +183,17 @@ def blank(machine: Machine) -> Path:
     return machine.future
 
 
+def never_written(machine: Machine) -> Path:
+    """Of a log that nobody had written to, so that it has no folder of its own."""
+    machine.home.rename(machine.future)
+    for path in machine.future.iterdir():
+        if path.name == FIRST_LOG:
+            path.write_bytes(b"")
+        elif path.name != PARTITION_METADATA:
+            path.unlink()
+    return machine.future
+
+
 UNKNOWN, ONLY_TOPIC, ELSEWHERE = {"knows": "nothing"}, {"knows": "the topic"}, {"placed": False}
 SCENES: list[tuple[str, Callable[[Machine], Path], Mapping[str, Any]]] = [
     ("N1", home, {}),
@@ -198,6 +208,7 @@ SCENES: list[tuple[str, Callable[[Machine], Path], Mapping[str, Any]]] = [
     ("C1", blank, {}),
     ("C1", blank, ELSEWHERE),
     ("C1", blank, UNKNOWN),
+    ("C1", never_written, {}),
     ("C2", former, UNKNOWN),
     ("C2", future, UNKNOWN),
     ("C2", future, ONLY_TOPIC),
