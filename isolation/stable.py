@@ -79,6 +79,7 @@ class StableOffsets:
             self._begin(producer_id, header.base_offset, header.max_timestamp)
 
     def _begin(self, producer_id: int, first_offset: int, timestamp_ms: int) -> None:
+        assert not self._began or self._began[-1][0] < first_offset, "transactions begin in the order of the log"
         self._open[producer_id] = first_offset
         self._timestamps[producer_id] = timestamp_ms
         self._began.append((first_offset, producer_id))
@@ -89,6 +90,7 @@ class StableOffsets:
         first_offset = self._open.pop(producer_id, None)
         if first_offset is None:
             return
+        assert first_offset < marker_offset, "a transaction ends after its first batch"
         del self._timestamps[producer_id]
         began = self._began
         while began and self._open.get(began[0][1]) != began[0][0]:

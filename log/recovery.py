@@ -112,6 +112,8 @@ def recover(
     recovery.restore_views(views, snapshots, scan_from)
     recovery.scan(bases[first_scanned:], views)
     end_offset = recovery.settle_end(start_offset, views)
+    assert start_offset <= end_offset, "a log ends where it starts, or after it"
+    assert trusted <= end_offset, "nothing is cut that was durable"
     if bad_plan:
         report.damage.append(Damage(start_offset, 0, 0, start_offset, end_offset, bad_plan))
     for view in views:

@@ -67,35 +67,34 @@ def counted(things: Iterable[Thing]) -> Steps[Counter[Thing]]:
     return times
 
 
+def _step(steps: Steps[Thing]) -> tuple[Thing] | None:
+    """Take one step. Returns the result if it was the last one."""
+    try:
+        next(steps)
+    except StopIteration as end:
+        return (end.value,)
+    return None
+
+
 async def done_in_turns(steps: Steps[Thing]) -> Thing:
     """The result of these steps. After each step other tasks get a turn."""
     while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            made: Thing = end.value
-            return made
+        if (made := _step(steps)) is not None:
+            return made[0]
         await asyncio.sleep(0)
 
 
 def done_at_once(steps: Steps[Thing]) -> Thing:
     """What comes of these steps, one after the other in this turn."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            made: Thing = end.value
-            return made
+    while (made := _step(steps)) is None:
+        pass
+    return made[0]
 
 
 def now_or_in_turns(steps: Steps[Thing]) -> Thing | Awaitable[Thing]:
     """The result of these steps. If the first step is the last one, the result is there at once."""
-    try:
-        next(steps)
-    except StopIteration as end:
-        made: Thing = end.value
-        return made
-    return _after_a_turn(steps)
+    made = _step(steps)
+    return _after_a_turn(steps) if made is None else made[0]
 
 
 async def _after_a_turn(steps: Steps[Thing]) -> Thing:

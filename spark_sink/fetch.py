@@ -145,7 +145,9 @@ class _Fetcher:
         return part
 
     def _look_again(self, position: int) -> None:
-        """What a log has lost at its end is passed over for good. So not at the word of one that leads it no more."""
+        """What a log has lost at its end is passed over for good. So the leader is asked: a broker that leads no
+        more may know less.
+        """
         part = (self._range.topic, self._range.partition)
         begin = edges(self._client, [part], Edge.EARLIEST, committed=self._options.committed)[part]
         now = monotonic()

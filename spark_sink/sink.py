@@ -319,9 +319,7 @@ def _own_run(group: str) -> str:
 
 
 def check_is_ours(options: SinkOptions, root: str, token: int, me: Decider, answer: EndBranchesResponse) -> None:
-    """Check that a batch that was decided before was written by this same query. Otherwise its rows
-    would be dropped.
-    """
+    """Check that a batch that was decided before was written by this query. Otherwise its rows would be dropped."""
     last, before = Decider.read(answer.decided_by), Decider.read(answer.decided_before)
     problem = conflict(me, token, answer.last_token, last, before)
     if problem is None:

@@ -99,9 +99,7 @@ def schema(options: Mapping[str, str]) -> StructType:
 
 
 def check_schema(given: StructType, options: Mapping[str, str]) -> None:
-    """Refuse columns of the user's own. Spark allows them, and would notice only in a task that the
-    source has others.
-    """
+    """Refuse the user's own columns. Spark allows them, and would notice only in a task that the source has others."""
     fixed = schema(options)
     if given.simpleString() != fixed.simpleString():
         raise SchemaError(

@@ -3,8 +3,8 @@ when it begins and ends, to who asks (`oncelog doctor`), and as metrics.
 
 A look asks each other broker, at the address that it has registered, who it is and what its clock says, and whether its
 HTTP API answers. So an address that can't be reached, or leads to another broker, is found before a replica or a
-forwarded request needs it. What replication knows is put
-together: what can't be copied here, and which replicas elsewhere are not in sync, each with the reason.
+forwarded request needs it. What replication knows is put together: what can't be copied here, and which replicas
+elsewhere are not in sync, each with the reason.
 
 Nothing else depends on this. What lasts shorter than two looks is not told: leaders change, and brokers restart.
 """

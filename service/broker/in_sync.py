@@ -2,9 +2,9 @@
 follower has fallen behind or caught up.
 
 What always holds: only the metadata store changes an in-sync set, by compare-and-set. This broker acts on a new set
-when its image shows it. There is one proposal a partition at a time, except that
-a new one may be made when the image shows that an earlier one can't be accepted any more. A proposal whose outcome is
-unknown counts as if it held, until the image shows what holds.
+when its image shows it. There is one proposal a partition at a time, except that a new one may be made when the image
+shows that an earlier one can't be accepted any more. A proposal whose outcome is unknown counts as if it held, until
+the image shows what holds.
 """
 
 import asyncio

@@ -403,6 +403,8 @@ class Shard(Generic[MachineT]):
         if not isinstance(appended, Appended):
             logger.error("%s can't be written: %s", self.partition.topic_partition, appended.error.name)
             return False
+        assert self._written_end_offset <= appended.base_offset, "the machine knows all that was written before"
+        assert appended.end_offset - appended.base_offset == len(decision.records), "what was applied is in the log"
         self._written_end_offset = appended.end_offset
         return True
 

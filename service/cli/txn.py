@@ -384,9 +384,7 @@ def judge(
     stable: ReadableEnds,
     now_ms: int,
 ) -> PinRow:
-    """How a transaction that is open in a partition is to be judged, given what coordinators know of
-    its producer id.
-    """
+    """How to judge a transaction that is open in a partition, given what coordinators know of its producer id."""
     holder, named, hangs, reason = standing(partition, transactions, now_ms)
     began_ms = holder.started_ms if holder else producer.last_timestamp
     first_offset = producer.current_txn_start_offset

@@ -96,6 +96,9 @@ def raised(key: str, counter: StoredCounter, value: int) -> Op:
 
 def changed(topic_id: TopicId, index: int, old: PartitionState, new: PartitionState) -> Op:
     """The op that turns `old` into `new`, if the partition is still `old` (R6)."""
+    assert set(new.isr) <= set(new.replicas), "only replicas are in sync"
+    assert new.leader in (NO_LEADER, *new.isr), "who leads is in sync"
+    assert new.leader in (NO_LEADER, old.leader) or new.leader_epoch > old.leader_epoch, "an epoch has one leader"
     return Put(partition_key(topic_id, index), encode_partition(new), old.partition_epoch)
 
 

@@ -62,7 +62,7 @@ from service.wire.error_codes import ErrorCode
 logger = logging.getLogger("oncelog.metadata")
 
 Reply = TypeVar("Reply")
-Listener = Callable[[Delta], None]
+DeltaListener = Callable[[Delta], None]
 
 MAX_WAITING_COMMANDS = 1000
 """The most commands that wait. Beyond that a caller waits before its command is queued, because each command may hold a
@@ -127,7 +127,7 @@ class ClusterMetadata:
         self._opened: StoreSession | None = None  # the last session opened, perhaps not in use any more
         self._registration: _Registration | None = None
         self._trusted = False
-        self._listeners: list[Listener] = []
+        self._listeners: list[DeltaListener] = []
         self._commands: asyncio.Queue[tuple[Command[Any], bool, asyncio.Future[Any]]] = asyncio.Queue(
             MAX_WAITING_COMMANDS
         )
@@ -291,13 +291,13 @@ class ClusterMetadata:
 
     # --- reading ---
 
-    def subscribe(self, listener: Listener) -> None:
+    def subscribe(self, listener: DeltaListener) -> None:
         """`listener` is called for every change from now on, in order, as soon as `image` holds the change. It must not
         wait.
         """
         self._listeners.append(listener)
 
-    def unsubscribe(self, listener: Listener) -> None:
+    def unsubscribe(self, listener: DeltaListener) -> None:
         self._listeners = [each for each in self._listeners if each != listener]
 
     def topic_name(self, topic_id: TopicId) -> str | None:

@@ -265,7 +265,9 @@ class LedgerStoreSession:
                 return None
 
     async def _append(self, changed: Changed) -> AppendOutcome:
-        outcome = await self._ledger.append(self._number + 1, await encoded(changed))
+        decided_on = self._number
+        outcome = await self._ledger.append(decided_on + 1, await encoded(changed))
+        assert self._number == decided_on, "one task at a time decides, appends and reads"
         if outcome is AppendOutcome.OK:
             self._apply(changed)
             if self._number % BASE_EVERY == 0:

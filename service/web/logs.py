@@ -68,7 +68,7 @@ class AbortedOut(msgspec.Struct):
     """Where its marker is."""
 
 
-class AbortedTransactions(msgspec.Struct):
+class AbortedPage(msgspec.Struct):
     leader: int
     aborted: list[AbortedOut]
     next_offset: int | None
@@ -136,7 +136,7 @@ def aborted(gateway: Gateway, request: web.Request, partition: Partition) -> web
     ranges = partition.stable.aborted_ranges(first, high)
     found = [AbortedOut(*each) for each in islice(ranges, TOLD_MAX + 1) if each.last_offset < high]
     after = found[TOLD_MAX - 1].last_offset + 1 if len(found) > TOLD_MAX else None
-    return as_json(AbortedTransactions(gateway.node_id, found[:TOLD_MAX], after))
+    return as_json(AbortedPage(gateway.node_id, found[:TOLD_MAX], after))
 
 
 async def producers(gateway: Gateway, request: web.Request) -> web.Response:
@@ -182,5 +182,5 @@ ROUTES = (
     Route("GET", _PARTITION + "/epochs", epochs, "Where each leader epoch began in the partition's log.", "topics",
           answer=EpochsOut, problems=(400, 404, 503)),
     Route("GET", _PARTITION + "/aborted", aborted, "The partition's aborted transactions, by their markers.", "topics",
-          answer=AbortedTransactions, problems=(400, 404, 503), parameters=_FROM),
+          answer=AbortedPage, problems=(400, 404, 503), parameters=_FROM),
 )  # fmt: skip

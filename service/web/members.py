@@ -280,9 +280,7 @@ class Members:
         await self._depart_unseen(member)
 
     async def beat(self, member: HttpMember) -> None:
-        """Send a heartbeat and take over what the group assigns. If the assignment changed, send
-        another one at once.
-        """
+        """Send a heartbeat and take over what the group assigns. If that changed, send another one at once."""
         async with member.turn:
             member.stamp = self._gateway.stamp_of(member.group)
             for _ in range(5):

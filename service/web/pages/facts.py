@@ -686,9 +686,7 @@ async def _fetched(
 
 
 async def _opened(gateway: Gateway, batch: memoryview, header: BatchHeader) -> list[Record]:
-    """The records of a batch. A batch that is long, or may become long when it is unpacked, is opened
-    beside the loop.
-    """
+    """The records of a batch. One that is long, or may become long when it is unpacked, is opened beside the loop."""
     try:
         if header.codec or header.size_bytes > OPENED_BYTES:
             return await gateway.env.blocking(_unpacked, batch, header)

@@ -165,9 +165,7 @@ def _copies(topic: Topic) -> int:
 
 
 def _placed(gateway: Gateway, name: str, asked: Mapping[str, str]) -> list[Replicas]:
-    """The changes that are needed. For one partition the brokers are taken in their order, for all
-    partitions in turn.
-    """
+    """The changes that are needed. For one partition the brokers are taken in their order, for all of them in turn."""
     topic, image = gateway.topic(name), gateway.image
     numbers = [part.strip() for part in asked["brokers"].split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in numbers):

@@ -238,9 +238,7 @@ def _key(path: str, query: Mapping[str, str]) -> str:
 
 
 def pause_between(cost_s: float, pages: int) -> float:
-    """The pause before an open page is drawn again, if a drawing costs this much and so many different
-    pages are open.
-    """
+    """The pause before an open page is drawn again, if a drawing costs this and so many different pages are open."""
     return min(max(cost_s * pages / SHARE, LIVE_S), LIVE_S_MAX)
 
 
