@@ -21,13 +21,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from isolation.aborted import AbortedRange, AbortedRanges
+from isolation.markers import NEVER, Markers
 from log.batch import CONTROL, TRANSACTIONAL, BatchHeader, Buffer
 from log.control import ControlType, read_marker
 
 _HEAD: Final = struct.Struct(">BII")
 _OPEN: Final = struct.Struct(">qqq")
 _ENDED: Final = struct.Struct(">qq")
-_SNAPSHOT_VERSION: Final = 1
+_SNAPSHOT_VERSION: Final = 2
+"""Version 1 had no markers. Then those from the next one on are known."""
 
 
 class OpenTransaction(NamedTuple):
@@ -44,7 +46,7 @@ class StableOffsets:
     name = "stable"
     must_see_all = False
 
-    __slots__ = ("_aborted", "_began", "_ended", "_open", "_timestamps")
+    __slots__ = ("_aborted", "_began", "_ended", "_open", "_timestamps", "markers")
 
     def __init__(self) -> None:
         self._open: dict[int, int] = {}
@@ -57,6 +59,7 @@ class StableOffsets:
         # is left out. So the first entry always has the lowest first offset.
         self._ended: deque[tuple[int, int]] = deque()
         self._aborted = AbortedRanges()
+        self.markers = Markers()
 
     @property
     def open_transactions(self) -> Mapping[int, int]:
@@ -74,6 +77,7 @@ class StableOffsets:
             return
         producer_id = header.producer_id
         if attributes & CONTROL:
+            self.markers.add(header.base_offset)
             self._end(producer_id, header.base_offset, read_marker(batch).type)
         elif producer_id not in self._open and producer_id >= 0:
             self._begin(producer_id, header.base_offset, header.max_timestamp)
@@ -195,7 +199,7 @@ class StableOffsets:
         parts = [_HEAD.pack(_SNAPSHOT_VERSION, len(self._open), len(self._ended))]
         parts += [_OPEN.pack(*transaction) for transaction in self.describe_open()]
         parts += [_ENDED.pack(*ended) for ended in self._ended]
-        parts.append(self._aborted.to_bytes())
+        parts += [self.markers.to_bytes(), self._aborted.to_bytes()]
         return b"".join(parts)
 
     def restore(self, data: bytes | None) -> None:
@@ -204,20 +208,24 @@ class StableOffsets:
         """
         opened: list[OpenTransaction] = []
         ended: list[tuple[int, int]] = []
-        aborted = AbortedRanges()
+        aborted, markers = AbortedRanges(), Markers()
         if data is not None:
             try:
                 version, open_count, ended_count = _HEAD.unpack_from(data)
-                if version != _SNAPSHOT_VERSION:
+                if version not in (1, _SNAPSHOT_VERSION):
                     raise ValueError(f"stable snapshot of version {version}")
                 ended_at = _HEAD.size + open_count * _OPEN.size
                 aborted_at = ended_at + ended_count * _ENDED.size
                 opened = [OpenTransaction(*fields) for fields in _OPEN.iter_unpack(data[_HEAD.size : ended_at])]
                 ended = [(marker, first) for marker, first in _ENDED.iter_unpack(data[ended_at:aborted_at])]
+                if version == 1:
+                    markers = Markers(NEVER)
+                else:
+                    markers, aborted_at = Markers.from_bytes(data, aborted_at)
             except struct.error as error:
                 raise ValueError("the stable snapshot is cut short") from error
             aborted = AbortedRanges.from_bytes(data[aborted_at:])
-        self._aborted = aborted
+        self._aborted, self.markers = aborted, markers
         self._ended = deque(ended)
         # The mapping is emptied and filled, not replaced: the producers' view reads this same object.
         self._open.clear()

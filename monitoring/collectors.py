@@ -32,17 +32,12 @@ LATE_BUFFER_MS: Final = 5 * 60_000
 """Kafka's value: a coordinator that was away may end a transaction this much later."""
 WINDOWS_MAX: Final = 200_000
 """For how many partitions of groups commits are kept. Each takes about half a kilobyte."""
-MARKERS_READ_MAX: Final = 100
-"""How many logs are read for markers at their ends in one scrape."""
-MARKERS_WITHIN: Final = 100
-"""A lag up to this size may consist of markers only."""
 WANTED_MAX: Final = 5_000
 """How many partitions of other brokers are asked about for the lag of groups."""
 ASKED_AFTER_MS: Final = 5_000
 """Other coordinators are asked only about transactions that are open for longer: most have ended by then."""
 SET_BY_A_CLOCK_MS: Final = 946_684_800_000
 PROCESS_IO: Final = Path("/proc/self/io")
-CONTROL: Final = 0x20
 NO_LEADER: Final = -1
 QUANTILES: Final = ((0.5, "0.50"), (0.95, "0.95"), (0.99, "0.99"), (0.999, "0.999"))
 ONGOING: Final = "Ongoing"
@@ -68,15 +63,15 @@ class Scrape:
         self._version = version
         self._began_s = broker.env.clock.monotonic()
         self._windows: dict[tuple[str, str, int], Window] = {}
-        self._markers: dict[tuple[str, str, int], tuple[int, int, int]] = {}
-        self._markers_left = 0
         self.late_groups: dict[str, int] | None = None
         """The groups that don't keep up, with Burrow's codes, as of the last look at all groups; None before the first.
         """
-        self.wanted: dict[tuple[str, int], None] = {}
-        """Partitions for which groups of this coordinator have offsets, and which this broker does not hold."""
-        self.elsewhere: Mapping[tuple[str, int], tuple[int, int]] = {}
-        """Stable offsets and high watermarks of those, as their leaders told lately."""
+        self.wanted: dict[tuple[str, int], int] = {}
+        """Partitions for which groups of this coordinator have offsets, and which this broker does not hold; with the
+        lowest of these offsets.
+        """
+        self.elsewhere: Mapping[tuple[str, int], shapes.Ends] = {}
+        """The ends of those, as their leaders told lately."""
         self.strangers: dict[OpenedHere, None] = {}
         """Open transactions that hold up readers here and that no coordinator of this broker knows."""
         self.holders_elsewhere: Mapping[int, str] = {}
@@ -335,7 +330,6 @@ class Scrape:
         states: Counter[str] = Counter()
         seen: dict[tuple[str, str, int], Window] = {}
         late: dict[str, int] = {}
-        self._markers_left = MARKERS_READ_MAX
         worked = loading = 0
         shards = list(broker.coordination.groups.shards())
         for shard in shards:
@@ -354,24 +348,19 @@ class Scrape:
                         if worked % GROUP_PARTITIONS_AT_ONCE == 0:
                             yield
                         key = (group_id, topic, index)
-                        partition = held.get(index)
-                        if partition is not None:
-                            stable, high = partition.last_stable_offset, partition.high_watermark
-                        else:
-                            if len(self.wanted) < WANTED_MAX:
-                                self.wanted[topic, index] = None
-                            if (topic, index) not in self.elsewhere:
+                        ends: shapes.Ends | None = held.get(index)
+                        if ends is None:
+                            ends = self._elsewhere(topic, index, committed.offset)
+                            if ends is None:
                                 continue
-                            stable, high = self.elsewhere[topic, index]
-                        lag = max(high - committed.offset, 0)
-                        if partition is not None and 0 < lag <= MARKERS_WITHIN:
-                            lag -= self._markers_in(key, partition.log, committed.offset, high)
+                        left = ends.left_from(committed.offset)
+                        lag = left.decided + left.undecided
                         offset_sum += committed.offset
                         lag_sum += lag
-                        stable_sum += max(min(stable - committed.offset, lag), 0)
+                        stable_sum += left.decided
                         worst = max(worst, self._judge(key, seen, committed, lag, now_ms))
                         if (window := seen.get(key)) is not None:
-                            had = committed.offset + min(stable - committed.offset, lag)
+                            had = ends.last_stable_offset if left.decided else committed.offset
                             behind_ms = max(behind_ms, window.behind_ms(committed.offset, had, now_ms))
                         if one_by_one:
                             lines.add(of.GROUP_OFFSET, committed.offset, *key)
@@ -387,7 +376,6 @@ class Scrape:
                     lines.add(of.GROUP_PENDING, pending, group_id)
             yield
         self._windows, self.late_groups = seen, late
-        self._markers = {key: found for key, found in self._markers.items() if key in seen}
         for state, count in states.items():
             lines.add(of.GROUPS, count, state)
         lines.add(of.COORDINATORS, len(shards), "group")
@@ -407,20 +395,12 @@ class Scrape:
         window.take(committed.offset, committed.commit_timestamp_ms, committed.offset + lag)
         return window.judge(lag, now_ms)
 
-    def _markers_in(self, key: tuple[str, str, int], log: shapes.Log, offset: int, end_offset: int) -> int:
-        """How many of the offsets that are left are transaction markers, which readers don't get. The log is read once
-        for a group that has stopped: only if its offsets are those of the scrape before.
-        """
-        known = self._markers.get(key)
-        if known is None or known[:2] != (offset, end_offset):
-            self._markers[key] = (offset, end_offset, -1)
-            return 0
-        if known[2] >= 0 or self._markers_left <= 0:
-            return max(known[2], 0)
-        self._markers_left -= 1
-        count = count_markers(log, offset, end_offset)
-        self._markers[key] = (offset, end_offset, count)
-        return count
+    def _elsewhere(self, topic: str, index: int, offset: int) -> shapes.Ends | None:
+        """The end of a partition that is not held here, for a group at this offset; None if it was not told yet."""
+        lowest = self.wanted.get((topic, index), offset)
+        if len(self.wanted) < WANTED_MAX or (topic, index) in self.wanted:
+            self.wanted[topic, index] = min(lowest, offset)
+        return self.elsewhere.get((topic, index))
 
     # -- requests, disks
 
@@ -545,15 +525,3 @@ def disk_bytes() -> Iterator[tuple[of.Family, int]]:
         yield of.DISK_WRITTEN, int(told["write_bytes"])
     except (OSError, ValueError, LookupError):
         return
-
-
-def count_markers(log: shapes.Log, offset: int, end_offset: int) -> int:
-    """How many offsets in this range belong to control batches. What can't be read counts as records."""
-    count = 0
-    try:
-        for header, _ in log.scan(offset, end_offset):
-            if header.base_offset >= offset and header.attributes & CONTROL:
-                count += header.last_offset_delta + 1
-    except (OSError, ValueError, LookupError):
-        return 0
-    return count

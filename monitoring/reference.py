@@ -29,7 +29,10 @@ from Strimzi are there, and under `oncelog_` what an exactly-once log has to tel
   partitions that hold readers back or lack replicas are told one by one.
 - Lag is told against the high watermark (`kafka_consumergroup_lag`) and against the stable offset
   (`oncelog_group_stable_lag_records`): where the first is large and the second small, an open transaction holds a group up.
-  Transaction markers, which no consumer is given, are not counted at the end of a log.
+  What is counted is the same in metrics, on pages, over HTTP, in `oncelog group lag` and in `oncelog doctor`: records, without
+  transaction markers, which no consumer is given. Records of aborted transactions count, though readers of committed
+  records are not given them: they have to read past them, and others get them. Of each partition the newest 500 markers are
+  known; a group that is farther back than these has at most as much to read as is told, because older markers are counted.
 """
 TITLES: Final = {
     OURS: "Ours",

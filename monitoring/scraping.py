@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Final
 
+from monitoring import shapes
 from monitoring.collectors import Scrape
 from monitoring.exposition import OPENMETRICS, TEXT, Lines, Unwritten
 
@@ -25,9 +26,10 @@ WAITED_S: Final = 0.02
 SHARE: Final = 0.01
 """The share of the broker's time for looks at all groups that no scrape asked for."""
 
-Places = Iterable[tuple[str, int]]
-Elsewhere = Callable[[Places], Awaitable[Mapping[tuple[str, int], tuple[int, int]]]]
-"""Asks leaders for stable offsets and high watermarks of partitions. Those that are not learned are left out."""
+Places = Mapping[tuple[str, int], int]
+"""Partitions, and for each the lowest offset that a group has there."""
+Elsewhere = Callable[[Places], Awaitable[Mapping[tuple[str, int], shapes.Ends]]]
+"""Asks leaders for the ends of partitions. Those that are not learned are left out."""
 Holders = Callable[[Collection[int]], Awaitable[Mapping[int, str] | None]]
 """Asks all coordinators for the open transactions of these producer ids; None if not all of them answered."""
 STRANGERS_MAX: Final = 200

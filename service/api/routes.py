@@ -33,6 +33,7 @@ from service.api import (
     describe_client_quotas,
     describe_cluster,
     describe_configs,
+    describe_ends,
     describe_groups,
     describe_health,
     describe_log_dirs,
@@ -192,6 +193,7 @@ HANDLED: dict[ApiKey, Row] = {
         conditional_produce.handle, lambda b: (b.partitions, b.writing), brokers, conditional_produce.refused
     ),
     ApiKey.DESCRIBE_HEALTH: row(describe_health.handle, lambda b: (b.metadata, b.env, b.health, b.folders), anybody),
+    ApiKey.DESCRIBE_ENDS: row(describe_ends.handle, lambda b: (b.partitions,), anybody),
 }
 """For each API its handler, and the parts of the broker `b` that this takes. If not every client may use the API: also
 the rule, and the answer to a refused client.

@@ -38,6 +38,7 @@ from idempotence.verdicts import (
     TooManyProducers,
     Verdict,
 )
+from isolation.markers import Left
 from isolation.stable import StableOffsets
 from log.batch import (
     CHECKED_FROM,
@@ -693,6 +694,10 @@ class Partition:
     @property
     def last_stable_offset(self) -> int:
         return self.stable.last_stable_offset(self.high_watermark, self.log.start_offset)
+
+    def left_from(self, offset: int) -> Left:
+        """What is left for a reader who has come to this offset."""
+        return self.stable.markers.left(offset, stable=self.last_stable_offset, high=self.high_watermark)
 
     @property
     def is_catching_up(self) -> bool:

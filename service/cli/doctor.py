@@ -24,7 +24,8 @@ from service.cli.failures import CliError, Exit
 from service.cli.group import lags_of
 from service.cli.output import Output, output_option, show
 from service.cli.txn import find_pins
-from service.client.cluster import LATEST, READ_COMMITTED, Cluster
+from service.client.cluster import LATEST, Cluster
+from service.client.ends import ends_of
 from service.client.failures import ClientFailure, error_name
 from service.client.groups import committed_offsets, describe_group, list_groups
 from service.client.http_port import why_no_http
@@ -333,9 +334,8 @@ async def _groups(cluster: Cluster) -> list[Diagnosis]:
 async def _unread(cluster: Cluster, group: str) -> dict[TopicPartition, int]:
     """The partitions in which a group has not read all that is decided, and the offsets where it would go on."""
     committed = await committed_offsets(cluster, group)
-    wanted = dict.fromkeys(committed, LATEST)
-    ends = await cluster.list_offsets(wanted, isolation=READ_COMMITTED, all_of_them=False)
-    return {each: offset for each, offset in committed.items() if each in ends and ends[each].offset > offset}
+    ends = await ends_of(cluster, committed)
+    return {each: offset for each, offset in committed.items() if each in ends and ends[each].left_from(offset).decided}
 
 
 async def _standing(cluster: Cluster, unread: Mapping[str, Mapping[TopicPartition, int]]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import click
 
@@ -15,6 +16,7 @@ from service.cli.timestamps import parse_moment
 from service.cli.topic import choose_partitions
 from service.cli.watching import answering, clear, look_again
 from service.client.cluster import EARLIEST, LATEST, Cluster, by_topic
+from service.client.ends import NO_MARKERS, ends_of
 from service.client.failures import ClientFailure, FailureKind, refused
 from service.client.groups import GroupWithMembers, commit_offsets, committed_offsets, describe_group, list_groups
 from service.wire.messages import DeleteGroupsRequest
@@ -32,8 +34,8 @@ class GroupLine:
 
 @dataclass(frozen=True, slots=True)
 class LagRow:
-    """How far a group is behind in one partition. The lag is unknown without a committed offset, and also if the
-    partition's end is unknown because its disk has failed.
+    """How many records a group is behind in one partition: markers of transactions don't count. The lag is unknown
+    without a committed offset, and also if the partition's end is unknown because its disk has failed.
     """
 
     group: str
@@ -42,6 +44,8 @@ class LagRow:
     committed_offset: int | None
     end_offset: int | None
     lag: int | None
+    lag_is: Literal["exact", "at most"] | None
+    """At most so many, because markers that the broker does not tell from records are counted, too."""
     member_id: str | None
     client_id: str | None
     host: str | None
@@ -86,6 +90,7 @@ class ResetRow:
 
 LIST_COLUMNS = ("group", "state", "type")
 LAG_COLUMNS = ("group", "topic", "partition", "committed_offset", "end_offset", "lag", "member_id")
+LAG_WIDE = ("lag_is", "client_id", "host")
 MEMBER_COLUMNS = ("member_id", "instance_id", "client_id", "host", "partitions")
 RESET_COLUMNS = ("group", "topic", "partition", "old_offset", "new_offset")
 
@@ -139,7 +144,7 @@ async def describe(cluster: Cluster, name: str, output: Output) -> None:
         click.echo()
         show(detail.members, output, columns=MEMBER_COLUMNS)
         click.echo()
-        show(lags, output, columns=LAG_COLUMNS[1:], wide=("client_id", "host"))
+        show(lags, output, columns=LAG_COLUMNS[1:], wide=LAG_WIDE)
 
 
 def _member_rows(group: GroupWithMembers) -> list[MemberRow]:
@@ -164,20 +169,20 @@ async def lags_of(cluster: Cluster, group: GroupWithMembers) -> list[LagRow]:
     for topic in await cluster.metadata(sorted(by_topic([*committed, *readers]))):
         existing += [TopicPartition(topic.name or "", part.partition_index) for part in topic.partitions]
     wanted = sorted(partition for partition in existing if partition in committed or partition in readers)
-    ends = await cluster.list_offsets(dict.fromkeys(wanted, LATEST), all_of_them=False)
+    ends = await ends_of(cluster, {each: committed.get(each, NO_MARKERS) for each in wanted})
     rows = []
     for partition in wanted:
-        offset, reader = committed.get(partition), readers.get(partition)
-        end = ends[partition].offset if partition in ends else None
+        offset, reader, end = committed.get(partition), readers.get(partition), ends.get(partition)
+        left = None if offset is None or end is None else end.left_from(offset)
         rows.append(
             LagRow(
                 group=group.name,
                 topic=partition.topic,
                 partition=partition.partition,
                 committed_offset=offset,
-                end_offset=end,
-                # A group that was moved beyond the end of a log has no lag.
-                lag=None if offset is None or end is None else max(0, end - offset),
+                end_offset=None if end is None else end.high_watermark,
+                lag=None if left is None else left.total,
+                lag_is=None if left is None else "exact" if left.is_exact else "at most",
                 member_id=reader.member_id if reader else None,
                 client_id=reader.client_id if reader else None,
                 host=reader.host if reader else None,
@@ -217,19 +222,22 @@ async def lag(cluster: Cluster, names: Sequence[str], fail_above: int | None, wa
                 notes.append(f"group {name}: {failure.message}")
         if watch:
             clear(output)
-        show(rows, output, columns=LAG_COLUMNS, wide=("client_id", "host"))
+        show(rows, output, columns=LAG_COLUMNS, wide=LAG_WIDE)
         late = [row for row in rows if fail_above is not None and row.lag is not None and row.lag > fail_above]
         if late:
             worst = max(late, key=lambda row: row.lag or 0)
             raise CliError(
                 f"{len(late)} partition(s) more than {fail_above} behind, "
-                f"the worst {worst.topic} partition {worst.partition} of group {worst.group}: {worst.lag}",
+                f"the worst {worst.topic} partition {worst.partition} of group {worst.group}: "
+                f"{'at most ' if worst.lag_is == 'at most' else ''}{worst.lag}",
                 Exit.CONDITION,
             )
         unknown = [row for row in rows if fail_above is not None and row.end_offset is None]
         if unknown:
             where = f"{unknown[0].topic} partition {unknown[0].partition}"
             raise CliError(f"how far {len(unknown)} partition(s) are behind is unknown: the disk of {where} has failed")
+        if any(row.lag_is == "at most" for row in rows):
+            notes.append("some lags are at most so large (-o wide says which): markers count that can't be told apart")
         return notes
 
     await look_again(look, every_s=2.0, looks=None if watch else 1)

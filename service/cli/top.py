@@ -14,7 +14,8 @@ from service.cli.connect import with_cluster
 from service.cli.output import Output, output_option, show, show_one
 from service.cli.txn import PinRow, find_pins
 from service.cli.watching import answering, clear, look_again
-from service.client.cluster import LATEST, Cluster
+from service.client.cluster import Cluster
+from service.client.ends import NO_MARKERS, ends_of
 from service.client.groups import committed_offsets, list_groups
 
 K = TypeVar("K")
@@ -91,15 +92,18 @@ async def _look(cluster: Cluster, before: _Seen | None) -> tuple[Top, _Seen, lis
         for part in topic.partitions
         if part.leader_id >= 0 and part.leader_id not in cluster.silent
     ]
-    found = await cluster.list_offsets(dict.fromkeys(partitions, LATEST), all_of_them=False)
-    ends = {partition: answer.offset for partition, answer in found.items()}
-    committed: dict[str, int] = {}
-    lags: dict[str, int] = {}
-    for group in (await list_groups(cluster, nodes))[:GROUPS_MAX]:
-        name = group.group_id
-        offsets = await committed_offsets(cluster, name)
-        committed[name] = sum(offsets.values())
-        lags[name] = sum(max(ends[each] - offset, 0) for each, offset in offsets.items() if each in ends)
+    groups = [each.group_id for each in (await list_groups(cluster, nodes))[:GROUPS_MAX]]
+    offsets = {name: await committed_offsets(cluster, name) for name in groups}
+    since = dict.fromkeys(partitions, NO_MARKERS)
+    for there in offsets.values():
+        since |= {each: min(since[each], offset) for each, offset in there.items() if each in since}
+    found = await ends_of(cluster, since)
+    ends = {partition: answer.high_watermark for partition, answer in found.items()}
+    committed = {name: sum(there.values()) for name, there in offsets.items()}
+    lags = {
+        name: sum(found[each].left_from(offset).total for each, offset in there.items() if each in found)
+        for name, there in offsets.items()
+    }
     seen = _Seen(asyncio.get_running_loop().time(), ends, committed)
     was = before or _Seen(seen.at_s, {}, {})
     passed_s = max(seen.at_s - was.at_s, 0.001)

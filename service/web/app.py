@@ -188,7 +188,7 @@ class WebServer:
         self._servers: list[asyncio.Server] = []
         scraper = metrics.scraper_of(
             broker,
-            lambda wanted: metrics.offsets_elsewhere(self.gateway, wanted),
+            lambda wanted: metrics.ends_elsewhere(self.gateway, wanted),
             lambda producer_ids: metrics.holders_elsewhere(self.gateway, producer_ids),
         )
         self.gateway = Gateway(broker, scraper, outgoing_max)

@@ -319,11 +319,7 @@ class Gateway:
         if refusal is not None:
             return cast(R, refusal)
         if node != self.node_id:
-            broker = self.image.brokers.get(node)
-            endpoint = None if broker is None else broker.endpoint(self._listener) or broker.endpoints[0]
-            if endpoint is None:
-                raise ClientFailure(f"broker {node} is away", FailureKind.UNREACHABLE)
-            address = Address(endpoint.host, endpoint.port)
+            address = self._address(node)
             if wait_s <= 0:
                 return await self._pool.ask(address, request, lane=needs)
             with self.outgoing.to(node, self._waiting_max):
@@ -338,6 +334,17 @@ class Gateway:
         if session.pinned:  # the caller takes what was read before it lets others have a turn
             asyncio.get_running_loop().call_soon(session.unpin)
         return cast(R, answer)
+
+    async def offers(self, node: int, request: Struct) -> bool:
+        """Whether a broker knows this kind of request: it may be of an older version."""
+        return node == self.node_id or (await self._pool.client(self._address(node))).offers(type(request))
+
+    def _address(self, node: int) -> Address:
+        broker = self.image.brokers.get(node)
+        endpoint = None if broker is None else broker.endpoint(self._listener) or broker.endpoints[0]
+        if endpoint is None:
+            raise ClientFailure(f"broker {node} is away", FailureKind.UNREACHABLE)
+        return Address(endpoint.host, endpoint.port)
 
     async def ask_coordinator(self, topic: InternalTopic, key: str, request: Request[R]) -> R:
         """Ask the coordinator. Ask again while the answer's first error code says that it is moving or loading."""
@@ -398,7 +405,7 @@ class Inside(Cluster):
         return await self._gateway.ask(self._gateway.node_id if node is None else node, request, wait_s=wait_s)
 
     async def offers(self, request: Struct, *, node: int | None = None) -> bool:
-        return True
+        return await self._gateway.offers(self._gateway.node_id if node is None else node, request)
 
 
 async def _once(request: ClientRequest, send: ClientHandlerType) -> ClientResponse:

@@ -12,14 +12,15 @@ from aiohttp import ClientError, web
 from log.ids import TopicPartition
 from service.broker.internal_topics import GROUPS
 from service.client.cluster import READ_COMMITTED, Cluster
+from service.client.ends import ends_of
 from service.client.groups import committed_offsets, describe_group, list_groups
-from service.client.transactions import stable_offsets
 from service.web.answers import as_json, read_json
 from service.web.forwarding import url_of
 from service.web.gateway import Gateway
 from service.web.problems import Problem, of_error
 from service.web.routing import Route
 from service.web.unpacking import body_of
+from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     DeleteGroupsRequest,
     OffsetCommitRequest,
@@ -99,14 +100,18 @@ class Lag(msgspec.Struct):
     last_stable_offset: int
     high_watermark: int
     lag: int
-    """Records that are decided and not read."""
+    """Records that are decided and not read: without markers of transactions, but with those of aborted ones."""
     undecided: int
     """Records after those: of open transactions, or written after one."""
+    at_most: bool = False
+    """The group is so far back that older markers are not known: they are counted as records."""
 
 
 class GroupLag(msgspec.Struct):
     total: int
     partitions: list[Lag]
+    at_most: bool = False
+    """Some of it is told as "at most"."""
 
 
 class Reset(msgspec.Struct, forbid_unknown_fields=True):
@@ -190,16 +195,16 @@ async def offsets(gateway: Gateway, request: web.Request) -> web.Response:
 async def lag(gateway: Gateway, request: web.Request) -> web.Response:
     found = await _offsets(gateway.cluster, request.match_info["group"])
     found = {each: offset for each, offset in found.items() if gateway.image.partition(each) is not None}
-    ends = await stable_offsets(gateway.cluster, found)
-    partitions = [
-        Lag(
-            *(each.topic, each.partition, offset, ends[each].last_stable_offset, ends[each].high_watermark),
-            max(ends[each].last_stable_offset - offset, 0),
-            max(ends[each].high_watermark - max(ends[each].last_stable_offset, offset), 0),
-        )
-        for each, offset in found.items()
-    ]
-    return as_json(GroupLag(sum(each.lag for each in partitions), partitions))
+    ends = await ends_of(gateway.cluster, found)
+    partitions = []
+    for each, offset in found.items():
+        if each not in ends:
+            raise of_error(ErrorCode.KAFKA_STORAGE_ERROR, f"{each.topic} partition {each.partition}")
+        _, stable, high, _ = ends[each]
+        left = ends[each].left_from(offset)
+        partitions.append(Lag(*each, offset, stable, high, left.decided, left.undecided, not left.is_exact))
+    at_most = any(each.at_most for each in partitions)
+    return as_json(GroupLag(sum(each.lag for each in partitions), partitions, at_most))
 
 
 async def reset(gateway: Gateway, request: web.Request) -> web.Response:

@@ -1,6 +1,6 @@
 """`/metrics`: this broker's metrics, for Prometheus and for people who read text (`monitoring/`)."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError, version
 
 from aiohttp import web
@@ -9,11 +9,10 @@ from log.ids import TopicPartition
 from monitoring import shapes
 from monitoring.collectors import Scrape
 from monitoring.scraping import Elsewhere, Holders, Places, Scraper, content_type, wants_openmetrics
-from service.client.cluster import LATEST, READ_COMMITTED, by_topic
+from service.client.ends import Ends
 from service.client.transactions import transactions_of
 from service.web.gateway import Gateway
-from service.web.pages.facts import Told, all_coordinate, led_by
-from service.web.pages.near import NearCluster
+from service.web.pages.facts import Told, all_coordinate, ends_there, led_by
 from service.web.pages.views import kept_of
 from service.web.routing import Route
 
@@ -29,29 +28,15 @@ def scraper_of(broker: shapes.Broker, elsewhere: Elsewhere | None = None, holder
     return Scraper(Scrape(broker, version=our_version()), elsewhere, holders)
 
 
-async def offsets_elsewhere(gateway: Gateway, wanted: Places) -> dict[tuple[str, int], tuple[int, int]]:
-    """Stable offsets and high watermarks, as far as the leaders tell them within a short time: a broker that does not
-    answer must not hold up a scrape, nor hide what others tell.
+async def ends_elsewhere(gateway: Gateway, wanted: Places) -> dict[tuple[str, int], Ends]:
+    """The ends of partitions, as far as the leaders tell them within a short time: a broker that does not answer must
+    not hold up a scrape, nor hide what others tell.
     """
     cluster = kept_of(gateway).cluster
-    by_leader = led_by(gateway, (TopicPartition(*place) for place in wanted))
-    asks = {node: _ends_there(cluster, led) for node, led in by_leader.items()}
+    since = {TopicPartition(*place): offset for place, offset in wanted.items()}
+    asks = {node: ends_there(cluster, led, since) for node, led in led_by(gateway, since).items()}
     answers = await Told().ask_each("offsets", asks)
-    return {place: ends for there in answers.values() for place, ends in there.items()}
-
-
-async def _ends_there(
-    cluster: NearCluster, partitions: Sequence[TopicPartition]
-) -> dict[tuple[str, int], tuple[int, int]]:
-    await cluster.metadata(by_topic(partitions))
-    latest = dict.fromkeys(partitions, LATEST)
-    stable = await cluster.list_offsets(latest, isolation=READ_COMMITTED, all_of_them=False)
-    highs = await cluster.list_offsets(latest, all_of_them=False)
-    return {
-        (each.topic, each.partition): (min(stable[each].offset, highs[each].offset), highs[each].offset)
-        for each in partitions
-        if each in stable and each in highs
-    }
+    return {(each.topic, each.partition): ends for there in answers.values() for each, ends in there.items()}
 
 
 async def holders_elsewhere(gateway: Gateway, producer_ids: Collection[int]) -> dict[int, str] | None:

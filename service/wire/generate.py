@@ -34,7 +34,7 @@ ListTransactions ConsumerGroupHeartbeat ConsumerGroupDescribe GetTelemetrySubscr
 ListConfigResources DescribeTopicPartitions
 """
 
-OWN_APIS = "EndBranches DescribeBranches ConditionalProduce DescribeHealth"
+OWN_APIS = "EndBranches DescribeBranches ConditionalProduce DescribeHealth DescribeEnds"
 
 DATA = """
 ConsumerProtocolSubscription ConsumerProtocolAssignment

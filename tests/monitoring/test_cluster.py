@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,8 @@ OTHERS = (
     "sum(irate(kafka_server_replicamanager_isrshrinks_total[5m]))",
 )
 """What the boards of others ask for, as they ask it; what they ask of a JVM or of a container is left out."""
-SUMMED, COUNTED, OPENED, STILL, JUDGED, STOOD = "ledger", "payments", "orders", "still", "judged", "stood"
+SUMMED, COUNTED, OPENED, ENDED = "ledger", "payments", "orders", "pieces"
+STILL, JUDGED, STOOD = "still", "judged", "stood"
 BURROW = os.environ.get("ONCELOG_TEST_BURROW", "")
 """A Burrow that can read what Kafka 4 writes; Debian's can't (docs/consoles.md)."""
 ROUNDS = 8
@@ -167,6 +169,50 @@ def test_sums_over_brokers_are_right(brokers: dict[int, Served]) -> None:
         return sum(value for values in found for value in values)
 
     wait_for(lambda: lag() == 18)  # of partitions that other brokers lead, too
+
+
+def test_what_is_left_for_a_group_is_the_same_wherever_it_is_told(brokers: dict[int, Served]) -> None:
+    """In each of three partitions lie three transactions of a record each, the last marker at offset 5. Their leaders
+    are three brokers, and each group has its coordinator on one of them. Metrics counted markers at the first look and
+    for partitions of other leaders, pages and the command line always did.
+    """
+    bootstrap = brokers[1].bootstrap
+    created = oncelog("topic", "create", ENDED, "-p", "3", "--replicas", "1", bootstrap=bootstrap)
+    assert created.status == 0, created
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": "of-one-record"})
+    producer.init_transactions(PATIENCE_S)
+    for _ in range(3):
+        producer.begin_transaction()
+        for number in range(3):
+            producer.produce(ENDED, b"x", partition=number)
+        producer.commit_transaction(PATIENCE_S)
+    left = {"at-the-last-marker": (5, 0), "at-the-end": (6, 0), "behind-the-first": (2, 6), "at-the-start": (0, 9)}
+    for group, (offset, _) in left.items():
+        consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
+        consumer.commit(offsets=[TopicPartition(ENDED, number, offset) for number in range(3)], asynchronous=False)
+        consumer.close()
+    groups = oncelog("doctor", "-o", "json", bootstrap=bootstrap).json()[-1]["finding"]
+    for group, (_, records) in left.items():
+        for broker in brokers.values():
+            assert requests.get(f"{broker.url}/v1/groups/{group}/lag", timeout=PATIENCE_S).json()["total"] == records
+            cells = re.findall('data-is="(lag|readable)">(.*?)<', seen(broker, f"/ui/groups/{group}"))
+            assert cells == [("lag", str(records // 3)), ("readable", str(records // 3))] * 3
+            row = seen(broker, f"/ui/groups?q={group}").split(f'href="/ui/groups/{group}"')[1]
+            assert re.findall('data-is="(?:lag|readable)">(.*?)<', row)[:2] == [str(records)] * 2
+        rows = oncelog("group", "lag", group, "-o", "json", bootstrap=bootstrap).json()
+        assert [(row["lag"], row["lag_is"]) for row in rows] == [(records // 3, "exact")] * 3
+        late = oncelog("group", "lag", group, "--fail-above", "0", bootstrap=bootstrap)
+        assert late.status == (Exit.CONDITION if records else 0), late
+        assert (f"{group} ({records})" in groups) == bool(records), groups
+        # of partitions that other brokers lead, one look later
+        wait_for(partial(has_in_metrics, brokers, group, records))
+
+
+def has_in_metrics(brokers: dict[int, Served], group: str, records: int) -> bool:
+    scrapes = [scrape(broker) for broker in brokers.values()]
+    metrics = ("kafka_consumergroup_lag", "kafka_consumergroup_lag_sum", "oncelog_group_stable_lag_records")
+    lags = [sum(value for each in scrapes for value in each.all(name, consumergroup=group)) for name in metrics]
+    return lags == [records] * 3
 
 
 def test_what_is_written_is_counted_by_its_leader(brokers: dict[int, Served]) -> None:

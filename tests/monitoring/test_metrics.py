@@ -255,9 +255,7 @@ def test_a_group_that_has_read_everything_but_a_marker_has_no_lag(tmp_path: Path
     async def scene(stage: TxnStage) -> None:
         await (await begun(stage, "pay")).end(commit=True)
         await commit(stage, "readers", "orders", 1)
-        scrape = Scrape(stage.broker, version="1")
-        gathered(scrape)
-        seen = read("".join(gathered(scrape).render(openmetrics=False)))
+        seen = scraped(stage.broker)
         assert seen.one("oncelog_partition_log_end_offset", topic="orders", partition=0) == 2
         assert seen.one("kafka_consumergroup_lag", consumergroup="readers", topic="orders", partition=0) == 0
         assert seen.one("oncelog_group_status", consumergroup="readers") == 1

@@ -14,6 +14,7 @@ from functools import partial
 from itertools import islice, pairwise
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
+from isolation.markers import Left, Markers
 from isolation.read_filter import AbortedBatches
 from isolation.stable import StableOffsets
 from log.batch import BatchHeader, CorruptBatch, Record, checksum_ok, read_records
@@ -22,7 +23,8 @@ from log.ids import TopicPartition
 from service.broker.coordination import Coordination
 from service.broker.internal_topics import TRANSACTIONS
 from service.broker.partition import Partition
-from service.client.cluster import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED, by_topic
+from service.client.cluster import READ_COMMITTED, READ_UNCOMMITTED, by_topic
+from service.client.ends import NO_MARKERS, Ends, ends_of
 from service.client.failures import ClientFailure, error_name
 from service.client.groups import committed_offsets
 from service.client.transactions import (
@@ -60,6 +62,7 @@ from txn.states import State
 
 T = TypeVar("T")
 
+NO_OFFSETS: Final[Mapping[TopicPartition, int]] = {}
 LEAST_S: Final = 0.2
 """When a page's time is over, its last parts may still take this long: this broker knows much without asking others."""
 PAGE: Final = 50
@@ -158,6 +161,10 @@ class PartitionOffsets:
     stable: int
     high: int
     end: int
+    markers: Markers
+
+    def left_from(self, offset: int) -> Left:
+        return self.markers.left(offset, stable=self.stable, high=self.high)
 
     @property
     def held_up(self) -> int:
@@ -259,9 +266,15 @@ async def placement(gateway: Gateway, topic: str | None = None) -> Placement:
 
 
 async def offsets_of(
-    told: Told, gateway: Gateway, cluster: NearCluster, partitions: Iterable[TopicPartition]
+    told: Told,
+    gateway: Gateway,
+    cluster: NearCluster,
+    partitions: Iterable[TopicPartition],
+    since: Mapping[TopicPartition, int] = NO_OFFSETS,
 ) -> dict[TopicPartition, PartitionOffsets]:
-    """The offsets of partitions. Other leaders are asked; a partition without a leader has none."""
+    """The offsets of partitions. Other leaders are asked; a partition without a leader has none. `since`: from where on
+    the markers of a partition matter.
+    """
     found: dict[TopicPartition, PartitionOffsets] = {}
     elsewhere: list[TopicPartition] = []
     async for each in in_turns(partitions, PARTITIONS_A_TURN):
@@ -269,14 +282,16 @@ async def offsets_of(
         if state is None or (leader := leader_of(gateway.image, state)) == NO_LEADER:
             continue
         if held is not None and leader == gateway.node_id and not held.offline:
-            log, high = held.log, held.high_watermark
-            found[each] = PartitionOffsets(log.start_offset, held.last_stable_offset, high, max(log.end_offset, high))
+            log, high, markers = held.log, held.high_watermark, held.stable.markers
+            stable, end = held.last_stable_offset, max(log.end_offset, high)
+            found[each] = PartitionOffsets(log.start_offset, stable, high, end, markers)
         elif leader != gateway.node_id:
             elsewhere.append(each)
     by_leader = led_by(gateway, elsewhere[:ASKED_ELSEWHERE_MAX])
-    asks = {node: offsets_there(cluster, led) for node, led in by_leader.items()}
+    asks = {node: ends_there(cluster, led, since) for node, led in by_leader.items()}
     for there in (await told.ask_each("offsets", asks)).values():
-        found |= there
+        for each, ends in there.items():
+            found[each] = PartitionOffsets(*ends[:3], ends.high_watermark, ends.markers)
     return found
 
 
@@ -290,21 +305,12 @@ def led_by(gateway: Gateway, partitions: Iterable[TopicPartition]) -> dict[int, 
     return found
 
 
-async def offsets_there(
-    cluster: NearCluster, partitions: Sequence[TopicPartition]
-) -> dict[TopicPartition, PartitionOffsets]:
-    """The offsets of partitions that one other broker leads."""
+async def ends_there(
+    cluster: NearCluster, partitions: Sequence[TopicPartition], since: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, Ends]:
+    """The ends of partitions that one other broker leads."""
     await cluster.metadata(by_topic(partitions))
-    latest = dict.fromkeys(partitions, LATEST)
-    starts = await cluster.list_offsets(dict.fromkeys(partitions, EARLIEST), all_of_them=False)
-    stable = await cluster.list_offsets(latest, isolation=READ_COMMITTED, all_of_them=False)
-    highs = await cluster.list_offsets(latest, all_of_them=False)
-    found = {}
-    for each in partitions:
-        if each in starts and each in stable and each in highs:
-            high = highs[each].offset
-            found[each] = PartitionOffsets(starts[each].offset, min(stable[each].offset, high), high, high)
-    return found
+    return await ends_of(cluster, {each: since.get(each, NO_MARKERS) for each in partitions})
 
 
 @dataclass(slots=True)
@@ -532,8 +538,7 @@ async def transactions(
 class PartitionLag:
     partition: TopicPartition
     committed: int
-    lag: int | None
-    stable_lag: int | None
+    left: Left | None
 
 
 @dataclass(slots=True)
@@ -541,8 +546,7 @@ class GroupRow:
     name: str
     state: str
     kind: str
-    lag: int | None = None
-    stable_lag: int | None = None
+    left: Left | None = None
     partitions: list[PartitionLag] = field(default_factory=list)
 
 
@@ -553,8 +557,7 @@ async def groups(
     rows = [GroupRow(each.group_id, each.group_state, each.group_type) for each in shown.rows]
     async for row in in_turns(rows, GROUPS_A_TURN):
         row.partitions = await lags(told, gateway, cluster, row.name)
-        row.lag = _sum(each.lag for each in row.partitions)
-        row.stable_lag = _sum(each.stable_lag for each in row.partitions)
+        row.left = left_of(row.partitions)
     return shown._replace(rows=rows)
 
 
@@ -590,24 +593,23 @@ async def late_groups(told: Told, gateway: Gateway, cluster: NearCluster) -> All
 
 async def lags(told: Told, gateway: Gateway, cluster: NearCluster, group: str) -> list[PartitionLag]:
     committed = await told.ask(f"offsets that {group} committed", committed_offsets(cluster, group), {})
-    offsets = await offsets_of(told, gateway, cluster, committed)
-    found = []
-    for partition, offset in sorted(committed.items()):
-        there = offsets.get(partition)
-        found.append(
-            PartitionLag(
-                partition,
-                offset,
-                None if there is None else max(there.high - offset, 0),
-                None if there is None else max(there.stable - offset, 0),
-            )
-        )
-    return found
+    offsets = await offsets_of(told, gateway, cluster, committed, committed)
+    return [
+        PartitionLag(each, offset, offsets[each].left_from(offset) if each in offsets else None)
+        for each, offset in sorted(committed.items())
+    ]
 
 
-def _sum(values: Iterable[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+def left_of(lags: Iterable[PartitionLag]) -> Left | None:
+    """What is left in all partitions in which that is known; None: in none."""
+    known = [each.left for each in lags if each.left is not None]
+    if not known:
+        return None
+    return Left(
+        sum(each.decided for each in known),
+        sum(each.undecided for each in known),
+        all(each.is_exact for each in known),
+    )
 
 
 # --- messages --------------------------------------------------------------------------------------------------------

@@ -119,6 +119,11 @@ class NearCluster(Inside):
             _read_slices(answer)
         return answer
 
+    async def offers(self, request: Struct, *, node: int | None = None) -> bool:
+        ask = partial(super().offers, request, node=node)
+        asked = self._gateway.node_id if node is None else node
+        return await (ask() if asked == self._gateway.node_id else self.hearing.hear(f"broker {asked}", ask))
+
 
 async def _committed(ask: Callable[[], Coroutine[Any, Any, R]]) -> R:
     """The answer, if it tells anything."""

@@ -658,6 +658,7 @@ async def group(look: PageView) -> Facts:
         "name": name,
         "described": described,
         "lags": lags[:500],
+        "all_left": facts.left_of(lags),
         "readers": readers,
         "status": (await _late_groups(look)).of(name),
     }

@@ -2541,6 +2541,51 @@ class DescribeHealthResponse(Struct):
     troubles: list[DescribedTrouble] = field(default_factory=list)  # 0+
 
 
+class EndsPartition(Struct):
+    """Part of DescribeEndsRequest."""
+
+    partition_index: int = 0  # 0+
+    since_offset: int = 0  # 0+
+
+
+class EndsTopic(Struct):
+    """Part of DescribeEndsRequest."""
+
+    name: str = ""  # 0+
+    partitions: list[EndsPartition] = field(default_factory=list)  # 0+
+
+
+class DescribeEndsRequest(Request["DescribeEndsResponse"]):
+    """Key 20004, versions 0, flexible: 0+."""
+
+    topics: list[EndsTopic] = field(default_factory=list)  # 0+
+
+
+class DescribedEnds(Struct):
+    """Part of DescribeEndsResponse."""
+
+    partition_index: int = 0  # 0+
+    error_code: int = 0  # 0+
+    log_start_offset: int = -1  # 0+
+    last_stable_offset: int = -1  # 0+
+    high_watermark: int = -1  # 0+
+    markers: bytes = b""  # 0+
+
+
+class DescribedEndsTopic(Struct):
+    """Part of DescribeEndsResponse."""
+
+    name: str = ""  # 0+
+    partitions: list[DescribedEnds] = field(default_factory=list)  # 0+
+
+
+class DescribeEndsResponse(Struct):
+    """Key 20004, versions 0, flexible: 0+."""
+
+    throttle_time_ms: int = 0  # 0+
+    topics: list[DescribedEndsTopic] = field(default_factory=list)  # 0+
+
+
 class ConsumerProtocolSubscriptionTopicPartition(Struct):
     """Part of ConsumerProtocolSubscription."""
 

@@ -131,6 +131,8 @@ MESSAGES: dict[str, tuple[str, int | None, str, str]] = {
     "ConditionalProduceResponse": ("response", 20002, "0", "0+"),
     "DescribeHealthRequest": ("request", 20003, "0", "0+"),
     "DescribeHealthResponse": ("response", 20003, "0", "0+"),
+    "DescribeEndsRequest": ("request", 20004, "0", "0+"),
+    "DescribeEndsResponse": ("response", 20004, "0", "0+"),
     "ConsumerProtocolSubscription": ("data", None, "0-3", "none"),
     "ConsumerProtocolAssignment": ("data", None, "0-3", "none"),
     "LegacyOffsetCommitKey": ("coordinator-key", 0, "0", "none"),
@@ -1725,6 +1727,31 @@ STRUCTS: dict[str, tuple[str, ...]] = {
         "wall_ms int64 0+",
         "http_url string 0+ tagged=0+:0",
         "troubles []DescribedTrouble 0+",
+    ),
+    "EndsPartition": (
+        "partition_index int32 0+",
+        "since_offset int64 0+",
+    ),
+    "EndsTopic": (
+        "name string 0+",
+        "partitions []EndsPartition 0+",
+    ),
+    "DescribeEndsRequest": ("topics []EndsTopic 0+",),
+    "DescribedEnds": (
+        "partition_index int32 0+",
+        "error_code int16 0+",
+        "log_start_offset int64 0+",
+        "last_stable_offset int64 0+",
+        "high_watermark int64 0+",
+        "markers bytes 0+",
+    ),
+    "DescribedEndsTopic": (
+        "name string 0+",
+        "partitions []DescribedEnds 0+",
+    ),
+    "DescribeEndsResponse": (
+        "throttle_time_ms int32 0+",
+        "topics []DescribedEndsTopic 0+",
     ),
     "ConsumerProtocolSubscriptionTopicPartition": (
         "topic string 1+",

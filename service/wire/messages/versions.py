@@ -73,6 +73,7 @@ class ApiKey(IntEnum):
     DESCRIBE_BRANCHES = 20001
     CONDITIONAL_PRODUCE = 20002
     DESCRIBE_HEALTH = 20003
+    DESCRIBE_ENDS = 20004
 
 
 VERSIONS: dict[ApiKey, tuple[int, int]] = {
@@ -138,6 +139,7 @@ VERSIONS: dict[ApiKey, tuple[int, int]] = {
     ApiKey.DESCRIBE_BRANCHES: (0, 0),
     ApiKey.CONDITIONAL_PRODUCE: (0, 0),
     ApiKey.DESCRIBE_HEALTH: (0, 0),
+    ApiKey.DESCRIBE_ENDS: (0, 0),
 }
 
 NEWEST_IS_UNSTABLE: frozenset[ApiKey] = frozenset({ApiKey.INIT_PRODUCER_ID})

@@ -1,0 +1,97 @@
+"""How far partitions can be read, and how much is left for a group."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from isolation.markers import NEVER, Left, Markers
+from log.ids import TopicPartition
+from service.client.cluster import (
+    EARLIEST,
+    LATEST,
+    MOVED,
+    READ_COMMITTED,
+    RETRY_PAUSE_S,
+    Cluster,
+    Deadline,
+    by_topic,
+)
+from service.client.failures import refused
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import DescribedEnds, DescribeEndsRequest, EndsPartition, EndsTopic
+
+NO_MARKERS: Final = NEVER
+"""For a partition whose markers don't matter, instead of an offset."""
+
+
+class Ends(NamedTuple):
+    """How far a partition can be read, and its last markers."""
+
+    start_offset: int
+    last_stable_offset: int
+    high_watermark: int
+    markers: Markers
+
+    def left_from(self, offset: int) -> Left:
+        """What is left for a reader who has come to this offset."""
+        return self.markers.left(offset, stable=self.last_stable_offset, high=self.high_watermark)
+
+
+async def ends_of(cluster: Cluster, since: Mapping[TopicPartition, int]) -> dict[TopicPartition, Ends]:
+    """The ends of partitions, with the markers from the given offsets on. If a leader has moved, the new one is asked.
+    Partitions whose disk has failed are left out.
+
+    Apache Kafka does not tell markers from records; then none is known, and what is left is told as "at most".
+    """
+    deadline = Deadline(cluster.timeout_s)
+    found: dict[TopicPartition, Ends] = {}
+    missing = list(since)
+    while missing:
+        again = []
+        code, where = 0, missing[0]
+        for node, partitions in (await cluster.by_leader(missing)).items():
+            if not await cluster.offers(DescribeEndsRequest(), node=node):
+                found |= await _by_offsets(cluster, partitions)
+                continue
+            topics = [
+                EndsTopic(name, [EndsPartition(each.partition, since[each]) for each in of_topic])
+                for name, of_topic in by_topic(partitions).items()
+            ]
+            answer = await cluster.ask(DescribeEndsRequest(topics), node=node)
+            for topic in answer.topics:
+                for told in topic.partitions:
+                    partition = TopicPartition(topic.name, told.partition_index)
+                    if not told.error_code:
+                        found[partition] = _ends(told)
+                    elif told.error_code != ErrorCode.KAFKA_STORAGE_ERROR:
+                        code, where = told.error_code, partition
+                        cluster.forget_leader(partition)
+                        again.append(partition)
+        missing = again
+        if code:
+            if (code not in MOVED and code != ErrorCode.OFFSET_NOT_AVAILABLE) or deadline.passed():
+                raise refused(f"ends of {where.topic} partition {where.partition}", code)
+            await asyncio.sleep(RETRY_PAUSE_S)
+    return found
+
+
+def _ends(told: DescribedEnds) -> Ends:
+    markers, _ = Markers.from_bytes(told.markers)
+    return Ends(told.log_start_offset, told.last_stable_offset, told.high_watermark, markers)
+
+
+async def _by_offsets(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Ends]:
+    latest = dict.fromkeys(partitions, LATEST)
+    starts = await cluster.list_offsets(dict.fromkeys(latest, EARLIEST), all_of_them=False)
+    # The stable offset before the high watermark, which might be the lower one otherwise.
+    stable = await cluster.list_offsets(latest, isolation=READ_COMMITTED, all_of_them=False)
+    highs = await cluster.list_offsets(latest, all_of_them=False)
+    return {
+        each: Ends(
+            starts[each].offset, min(stable[each].offset, highs[each].offset), highs[each].offset, Markers(NEVER)
+        )
+        for each in latest
+        if each in starts and each in stable and each in highs
+    }
