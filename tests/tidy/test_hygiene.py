@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.outside import FROM
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("log", "idempotence", "isolation", "txn", "service", "monitoring", "spark_sink")
 EDGES_OF_THE_PROCESS = (
@@ -25,6 +27,9 @@ EDGES_OF_THE_PROCESS = (
     "service/wire/generate.py",
     "spark_sink",  # runs in Spark's processes, never in the simulation
 )
+PART_OF_DEBIAN = {"mount", "systemd"}
+FOR_MORE = {"default-jdk-headless"}
+"""What `make clients-more` and the like need, and `make test` does not."""
 AMBIENT = {
     "time.time", "time.time_ns", "time.monotonic", "random.random", "random.randrange", "uuid.uuid4", "os.urandom",
     "asyncio.to_thread", "asyncio.TaskGroup", "asyncio.create_task", "asyncio.gather", "datetime.now",
@@ -77,3 +82,10 @@ def test_a_subject_has_a_name(folder: str) -> None:
     for path in [*ROOT.glob("*.md"), ROOT / "Makefile", *(ROOT / folder).rglob("*")]:
         if path.suffix in kinds or path.name == "Makefile":
             assert not vague.search(path.read_text()), name_of(path)
+
+
+def test_the_build_machine_installs_what_tests_talk_to() -> None:
+    """Prometheus, Alertmanager and stunnel were not installed there, so that their tests never ran."""
+    told = set(re.findall(r"[\w.+-]+", (ROOT / ".ci" / "run").read_text()))
+    wanted = {package for packages in FROM.values() for package in packages.split()} - PART_OF_DEBIAN - FOR_MORE
+    assert wanted | {"chromium", "postgresql"} <= told
