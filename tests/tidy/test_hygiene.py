@@ -68,7 +68,7 @@ def test_no_error_is_swallowed(path: Path) -> None:
             assert not (broad and silent), f"{name_of(path)}:{node.lineno} swallows every error"
 
 
-@pytest.mark.parametrize("path", sources(), ids=name_of)
+@pytest.mark.parametrize("path", [*sources(), *sorted((ROOT / ".ci").iterdir())], ids=name_of)
 def test_no_docstring_says_who_calls(path: Path) -> None:
     """Nothing holds such a sentence true, and a search tells it."""
     assert not re.search(r"\bCalled\s+by\b", path.read_text())
