@@ -109,7 +109,7 @@ GROUP_OFFSET_SUM = _gauge(
 )
 GROUP_LAG = _gauge(
     "kafka_consumergroup_lag",
-    "Records between the committed offset and the high watermark. Of transaction markers the newest 500 are not counted.",
+    "Records between the committed offset and the high watermark; the newest 500 transaction markers don't count.",
     *("consumergroup", "topic", "partition"),
 )
 GROUP_LAG_SUM = _gauge(
