@@ -21,13 +21,12 @@ from service.broker.internal_topics import INTERNAL_TOPICS
 from service.cli.cluster import away
 from service.cli.connect import listen, with_cluster
 from service.cli.failures import CliError, Exit
-from service.cli.group import lags_of
 from service.cli.output import Output, output_option, show
 from service.cli.txn import find_pins
-from service.client.cluster import LATEST, Cluster
+from service.client.cluster import LATEST, Cluster, Deadline
 from service.client.ends import ends_of
 from service.client.failures import ClientFailure, error_name
-from service.client.groups import committed_offsets, describe_group, list_groups
+from service.client.groups import committed_offsets, list_groups
 from service.client.http_port import why_no_http
 from service.client.reader import Reader, Selection
 from service.client.transactions import list_transactions
@@ -49,7 +48,8 @@ from service.wire.messages import (
 OK, WARNING, PROBLEM, UNKNOWN = "ok", "warning", "problem", "unknown"
 DESCRIPTORS: Final = 4096
 NEARLY_FULL: Final = 0.1
-GROUPS_MAX: Final = 200
+GROUPS_S: Final = 30.0
+"""How long offsets of groups are asked for, and how long those are looked at that seem to stand still."""
 NAMED: Final = 3
 STANDING_S: Final = 6.0
 """Consumers that get on commit more often: by themselves every five seconds."""
@@ -311,46 +311,78 @@ async def _transactions(cluster: Cluster) -> list[Diagnosis]:
 
 
 async def _groups(cluster: Cluster) -> list[Diagnosis]:
+    """All groups are looked at, as far as there is time for it: it says how many were not."""
     listed = await list_groups(cluster)
-    left, unread = [], {}
-    for each in listed[:GROUPS_MAX]:
-        if each.group_state == "Empty":
-            behind = sum(row.lag or 0 for row in await lags_of(cluster, await describe_group(cluster, each.group_id)))
-            if behind:
-                left.append(f"{each.group_id} ({behind})")
-        elif more := await _unread(cluster, each.group_id):
-            unread[each.group_id] = more
+    deadline = Deadline(GROUPS_S)
+    committed: dict[str, dict[TopicPartition, int]] = {}
+    for each in listed:
+        if deadline.passed():
+            break
+        committed[each.group_id] = await committed_offsets(cluster, each.group_id)
+    behind = await _behind(cluster, committed)
+    abandoned = {each.group_id for each in listed if each.group_state == "Empty"}
+    left = [f"{group} ({sum(there.values())})" for group, there in behind.items() if group in abandoned]
+    unread = {
+        group: {each: committed[group][each] for each in there}
+        for group, there in behind.items()
+        if group not in abandoned
+    }
     found = []
     if left:
         cure = "start their consumers, or delete them (`oncelog group delete`) if nobody needs them any more"
         found.append(Diagnosis("groups", WARNING, f"{len(left)} have lag and no members: {_named(left)}", cure))
-    if standing := await _standing(cluster, unread):
+    standing, judged = await _standing(cluster, unread)
+    if standing:
         cure = "see their consumers' logs (`oncelog group members`): is there a record that they can't get past?"
         what = f"{len(standing)} committed nothing for {STANDING_S:.0f} s, with more to read: {_named(standing)}"
         found.append(Diagnosis("groups", WARNING, what, cure))
-    return found or _well("groups", f"none of {min(len(listed), GROUPS_MAX)} stands still with more to read")
+    looked_at = len(committed) - len(unread) + judged
+    if looked_at < len(listed):
+        what = f"{len(listed) - looked_at} of {len(listed)} were not looked at: it would take too long"
+        found.append(Diagnosis("groups", WARNING, what, "see `oncelog_group_status` in the brokers' metrics"))
+    return found or _well("groups", f"none of {looked_at} stands still with more to read")
 
 
-async def _unread(cluster: Cluster, group: str) -> dict[TopicPartition, int]:
-    """The partitions in which a group has not read all that is decided, and the offsets where it would go on."""
-    committed = await committed_offsets(cluster, group)
-    ends = await ends_of(cluster, committed)
-    return {each: offset for each, offset in committed.items() if each in ends and ends[each].left_from(offset).decided}
+async def _behind(
+    cluster: Cluster, committed: Mapping[str, Mapping[TopicPartition, int]]
+) -> dict[str, dict[TopicPartition, int]]:
+    """For each group that has more to read, how many decided records are left in which partitions."""
+    led = {
+        TopicPartition(topic.name or "", part.partition_index)
+        for topic in await cluster.metadata(None)
+        for part in topic.partitions
+        if part.leader_id >= 0 and part.leader_id not in cluster.silent
+    }
+    since: dict[TopicPartition, int] = {}
+    for there in committed.values():
+        for partition, offset in there.items():
+            if partition in led:
+                since[partition] = min(since.get(partition, offset), offset)
+    ends = await ends_of(cluster, since)
+    found = {}
+    for group, there in committed.items():
+        left = {each: ends[each].left_from(offset).decided for each, offset in there.items() if each in ends}
+        if any(left.values()):
+            found[group] = {each: records for each, records in left.items() if records}
+    return found
 
 
-async def _standing(cluster: Cluster, unread: Mapping[str, Mapping[TopicPartition, int]]) -> list[str]:
-    """The groups that commit nothing for a while in a partition where there is a record for them. Markers and aborted
-    records are none: who has read all but these need not commit.
+async def _standing(cluster: Cluster, unread: Mapping[str, Mapping[TopicPartition, int]]) -> tuple[list[str], int]:
+    """The groups that commit nothing for a while in a partition where there is a record for them, and how many there
+    was time to judge. Aborted records are none: who has read all but these need not commit.
     """
     if unread:
         await asyncio.sleep(STANDING_S)
-    found = []
-    for group, before in unread.items():
+    deadline = Deadline(GROUPS_S)
+    found: list[str] = []
+    for judged, (group, before) in enumerate(unread.items()):
+        if deadline.passed():
+            return found, judged
         now = await committed_offsets(cluster, group)
         same = {each: offset for each, offset in before.items() if now.get(each) == offset}
         if same and (where := await _readable(cluster, same)) is not None:
             found.append(f"{group} ({where.topic}-{where.partition} at {before[where]})")
-    return found
+    return found, len(unread)
 
 
 async def _readable(cluster: Cluster, positions: dict[TopicPartition, int]) -> TopicPartition | None:

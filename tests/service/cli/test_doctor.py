@@ -86,6 +86,20 @@ def test_what_is_wrong_is_named_with_its_cure_and_by_the_status(bootstrap: str) 
     assert [(row["topic"], row["hangs"]) for row in told.json()] == [("orders", True)]
 
 
+def test_groups_that_there_is_no_time_for_are_counted(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looked at 200 groups, and said that none stands still."""
+    in_transaction(bootstrap, "pay", "orders").commit_transaction(30)
+    for number in range(3):
+        consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": f"gone-{number}"})
+        consumer.commit(offsets=[TopicPartition("orders", 0, 0)], asynchronous=False)
+        consumer.close()
+    monkeypatch.setattr("service.cli.doctor.GROUPS_S", 0.0)
+    found = [row for row in oncelog("doctor", "-o", "json", bootstrap=bootstrap).json() if row["check"] == "groups"]
+    assert [(row["state"], row["finding"]) for row in found] == [
+        ("warning", "3 of 3 were not looked at: it would take too long")
+    ]
+
+
 def test_a_group_whose_members_do_not_get_on_is_named_with_the_offset(bootstrap: str) -> None:
     """One that has read everything but a marker gets on well enough."""
     in_transaction(bootstrap, "pay", "orders").commit_transaction(30)
