@@ -91,13 +91,14 @@ class BrokerProcess:
         self.facts = json.loads(line)
 
     def _last_words(self, log_end: int) -> str:
-        """Why it did not start, if that is in the file for the operator, beyond `log_end`. Otherwise the operator has
-        seen it.
+        """Why it did not start, from what it has written to the file for the operator, beyond `log_end`: its error, or
+        else its last line, as after a traceback. Without such a file the operator has seen it.
         """
         if self._log is None:
             return ""
         lines = self._log.read_bytes()[log_end:].decode(errors="replace").splitlines()
-        told = [line.removeprefix(ERROR_PREFIX) for line in lines if line.startswith(ERROR_PREFIX)]
+        errors = [line.removeprefix(ERROR_PREFIX) for line in lines if line.startswith(ERROR_PREFIX)]
+        told = errors or [line for line in lines if line.strip()]
         return f": {told[-1]}" if told else ""
 
     async def ended(self) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import shutil
 import socket
 import subprocess
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from service.supervisor import BrokerProcess
 
 PATIENCE_S = 30.0
+PREFIX, LOCK = "oncelog-demo-", "alive.lock"
 
 
 @click.command()
@@ -40,13 +43,14 @@ def command(brokers: int, zookeeper: bool, load: bool, spark: bool, port: int) -
     """Run a whole cluster to try things on, and clean up after it.
 
     Every record has several copies, and a broker that dies is started again. Ctrl-C stops all and removes its data.
+    What a demo leaves that was killed is removed by the next one.
     """
     from service.cli.companions import Companions, demo_of_spark
     from service.cli.serve import _log_to_stderr, serve_several
     from service.settings.sources import load_config
 
     scripts = demo_of_spark() if spark else None
-    with tempfile.TemporaryDirectory(prefix="oncelog-demo-") as folder, contextlib.ExitStack() as stack:
+    with _folder() as folder, contextlib.ExitStack() as stack:
         settings = {
             "log.dirs": f"{folder}/data",
             "listeners": f"PLAINTEXT://127.0.0.1:{port}",
@@ -68,6 +72,23 @@ def command(brokers: int, zookeeper: bool, load: bool, spark: bool, port: int) -
         describe = partial(_begin, log=log, companions=companions)
         status = serve_several(config, brokers, flags, defaults=defaults, log=log, describe=describe)
     raise click.exceptions.Exit(status)
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[str]:
+    """A folder for this demo's data, until the context ends. Those of demos that were killed are removed: nobody holds
+    their locks any more.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # it is somebody else's, or has gone meanwhile
+            if left.lstat().st_uid == os.getuid():
+                with (left / LOCK).open("rb") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as folder, open(f"{folder}/{LOCK}.new", "xb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.rename(lock.name, f"{folder}/{LOCK}")  # by this name it is held from the first moment
+        yield folder
 
 
 def _begin(members: list[BrokerProcess], *, log: Path, companions: Companions) -> str:

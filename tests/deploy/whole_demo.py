@@ -93,7 +93,7 @@ def test_one_command_brings_up_all_of_it_and_takes_all_of_it_down(monkeypatch: p
         assert not os.path.exists(folder)
 
 
-def test_nothing_is_left_of_a_demo_that_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_process_is_left_of_a_demo_that_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ONCELOG_HTTP_LISTENERS")
     port = _free_ports(1)
     with Running("demo", "--brokers", "1", "--zookeeper", "--load", "--port", str(port)) as demo:

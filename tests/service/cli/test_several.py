@@ -1,12 +1,16 @@
 """`oncelog serve --brokers`: several brokers on one machine, as processes."""
 
+import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import re
 import signal
 import socket
 import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -16,6 +20,9 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from log.manifest import MANIFEST
+from service.broker.data_folder import StartError
+from service.cli.demo import LOCK, PREFIX
+from service.supervisor import BrokerProcess
 from tests.peers import zookeeper
 from tests.service.cli.kit import ROOT, Running, Serving, oncelog
 
@@ -161,6 +168,31 @@ def test_a_demo_that_can_t_start_says_why() -> None:
         told = oncelog("demo", "--brokers", "2", "--port", str(port))
     assert told.status == 1
     assert f"broker 2 did not start (status 1): can't listen on 127.0.0.1:{port + 1}" in told.err
+
+
+def test_a_broker_that_ends_with_a_traceback_says_its_last_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "raise RuntimeError('the disk is made of cheese')"]
+    with pytest.raises(StartError, match=r"status 1\): RuntimeError: the disk is made of cheese$"):
+        asyncio.run(BrokerProcess(1, command, tmp_path / "brokers.log").start())
+
+
+def test_a_demo_removes_what_one_that_was_killed_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing of one that runs, of one that begins, or what only has such a name."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    elsewhere = tmp_path / "elsewhere"
+    for name in ("killed", "runs", "begins"):
+        (tmp_path / f"{PREFIX}{name}" / "data").mkdir(parents=True)
+    elsewhere.mkdir()
+    (tmp_path / f"{PREFIX}link").symlink_to(elsewhere)
+    for folder in (elsewhere, tmp_path / f"{PREFIX}killed", tmp_path / f"{PREFIX}runs"):
+        (folder / LOCK).touch()
+    with (tmp_path / f"{PREFIX}runs" / LOCK).open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            assert oncelog("demo", "--brokers", "1", "--port", str(taken.getsockname()[1])).status == 1
+    left = {path.name.removeprefix(PREFIX) for path in tmp_path.iterdir()}
+    assert left == {"runs", "begins", "link", "elsewhere"}
+    assert (elsewhere / LOCK).exists()
 
 
 def _partitions(bootstrap: str) -> dict[int, bool]:
