@@ -23,11 +23,10 @@ from service.web.following import ALL_THE_TIME, Cursor, Stream, read_cursor
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.problems import Problem
 from service.web.records import Int64, RecordOut, long_numbers_as_text, milliseconds, with_text_numbers
-from service.web.routing import JSON, NDJSON, STREAMING, Parameter, Route, header, integer, text
+from service.web.routing import JSON, NDJSON, SSE, STREAMING, Parameter, Route, header, integer, text
 from service.web.topics import at_time, partition_of
 from service.wire.error_codes import ErrorCode
 
-SSE = "text/event-stream"
 WAIT_MS_MAX = 30_000
 RECORDS_MAX = 10_000
 PAGE_BYTES, PAGE_BYTES_MAX = 1 << 20, 16 << 20

@@ -15,7 +15,7 @@ from aiohttp import web
 from service.web.documents import documents
 from service.web.gateway import Gateway
 from service.web.problems import MEDIA_TYPE, PROBLEMS, Problem, ProblemDetails, ProblemKind
-from service.web.routing import JSON, Parameter, Route
+from service.web.routing import JSON, SSE, Parameter, Route
 
 _BRACES = re.compile(r"\{(\w+)(?::[^{}]*(?:\{[^{}]*\}[^{}]*)*)?\}")
 ABOUT = """\
@@ -81,6 +81,8 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
             answer: dict[str, Any] = {"description": "Done" if status < 400 else "Not now"}
             if route.answer is not None:
                 answer["content"] = {route.answer_media: {"schema": schema_of[route.answer]}}
+            elif route.answer_media == SSE:
+                answer["content"] = {SSE: {}}  # a schema would be taken for that of each event
             elif route.answer_media != JSON and status != 204:
                 answer["content"] = {route.answer_media: {"schema": {"type": "string"}}}
             for media in route.more_media:
