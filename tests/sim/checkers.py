@@ -391,7 +391,9 @@ class LogStartIsJustified:
                 continue
             for read in reads.get(deletion.partition, ()):
                 again = read.invoked > deletion.completed and read.from_offset < deletion.before_offset
-                if again and read.records and not history.excused(deletion.held, deletion.invoked, read.completed):
+                if not again or not read.records or history.may_be_outdated(read.invoked, read.completed):
+                    continue
+                if not history.excused(deletion.held, deletion.invoked, read.completed):
                     yield (
                         f"{read.partition}: {read.reader} read offset {read.records[0].offset}"
                         f" after everything below {deletion.before_offset} was deleted"

@@ -192,7 +192,8 @@ class ClusterSimulation:
         self.synced_after = 0.0
         self._looked_at: dict[str, tuple[Any, int]] = {}
         self._told: dict[Partition, tuple[int, int, int]] = {}
-        self._committed: dict[tuple[bytes, int], int] = {}
+        self._committed: dict[tuple[bytes, int], dict[int, int]] = {}
+        """The high watermarks that leaders have reached, by their epochs."""
         self._were_in_sync: dict[tuple[str, int], dict[int, None]] = {}
 
     # -- the run
@@ -311,14 +312,17 @@ class ClusterSimulation:
         self.history.wrong.append(f"{self.world.now:.6f} {partition.topic_partition} on {name}: {what}")
 
     def _look_at_leadership(self, name: str, partition: Partition) -> None:
-        """No other broker leads in this epoch, and this leader has everything that was ever committed."""
+        """No other broker leads in this epoch, and this leader has everything that was committed in earlier ones. When
+        it hears that it leads, another may have committed more in a later epoch.
+        """
         topic, epoch = (bytes(partition.topic_id), partition.topic_partition.partition), partition.leader_epoch
         if self.leaders.setdefault((*topic, epoch), name) != name:
             self._wrong(name, partition, f"leads in epoch {epoch}, as {self.leaders[*topic, epoch]} did")
         self._epochs_began.setdefault((*topic, epoch), partition.leads_from_offset)
         if late := self._late_epochs(partition):
             self._wrong(name, partition, f"leads although {late}")
-        committed = self._committed.get(topic, 0)
+        before = self._committed.get(topic, {})
+        committed = max((reached for earlier, reached in before.items() if earlier < epoch), default=0)
         if partition.log.end_offset < committed:
             self._wrong(name, partition, f"leads with offsets up to {partition.log.end_offset}, committed {committed}")
         if epoch % LOOKED_AT_EVERY == 0 and (unlike := unlike_own_log(partition)):
@@ -345,7 +349,8 @@ class ClusterSimulation:
             now = high_watermark, partition.last_stable_offset
             self._wrong(name, partition, f"high watermark and stable offset fell from {before, stable} to {now}")
         topic = bytes(partition.topic_id), partition.topic_partition.partition
-        self._committed[topic] = max(self._committed.get(topic, 0), high_watermark)
+        reached = self._committed.setdefault(topic, {})
+        reached[partition.leader_epoch] = max(reached.get(partition.leader_epoch, 0), high_watermark)
         known = self.brokers[name].metadata.image.brokers
         for member in dict.fromkeys((*replicas.isr, *replicas.pending_isr)):
             other = self.brokers.get(self.names[member - 1])

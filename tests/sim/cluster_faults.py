@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from log.ids import TopicPartition
+from service.cluster.image import load
 from service.wire.base import Struct
 from service.wire.messages import (
     AlterPartitionReassignmentsRequest,
@@ -16,9 +19,12 @@ from service.wire.messages import (
     InitProducerIdRequest,
     OffsetCommitRequest,
     ProduceRequest,
+    ReassignablePartition,
+    ReassignableTopic,
 )
 from tests.sim.faults import CLEAN_STOP_WITHIN
 from tests.sim.plan import JUDGED_BY_TIME, Plan, draw_plan
+from tests.sim.workload import Unanswered
 from tests.sim.world import Host, come_true
 
 if TYPE_CHECKING:
@@ -60,6 +66,7 @@ ENDS_NOBODY = (
     "told late",
 )
 AS_IT_ANSWERS = "death as it answers"
+MOVED_UNHEARD = "moved unheard"
 STAYS_AWAY = "one stays away"
 AWAY_S = 10.0
 """Longer than compaction keeps deletions."""
@@ -73,6 +80,7 @@ CHANGES = (
 )
 """What these requests answer must hold even if the broker that answered is gone."""
 LONGEST_HEALTHY_STALL_S = 0.2
+HEARD_WITHIN_S = 2.0
 CLOCKS_APART_S = 40.0
 RATES_APART = 0.05
 """A lease is trusted for three quarters of its time, so clocks that run this much faster or slower do no harm."""
@@ -110,6 +118,9 @@ def draw_cluster_plan(chance: random.Random) -> Plan:
         plan.kinds += (AS_IT_ANSWERS,)
     if ALONE not in plan.kinds and chance.random() < 0.2:
         _keep_deletions_briefly(plan)
+    if chance.random() < 0.2:
+        plan.kinds += (MOVED_UNHEARD,) * 3
+        plan.calm_seconds, plan.fault_seconds = 0.3, max(plan.fault_seconds, 12.0)
     plan.late_markers = plan.transactional and chance.random() < 0.3
     return plan
 
@@ -136,6 +147,7 @@ class ClusterFate:
         self._chance = simulation.world.stream("fate")
         self.finished = False
         self.given: Counter[str] = Counter()
+        self._line = simulation.clients.new_line(simulation.clients, "fate")
         self._deeds: dict[str, Callable[[Host], Coroutine[Any, Any, None]]] = {
             "kill": self._kill,
             "kill the controller": self._kill_controller,
@@ -153,6 +165,7 @@ class ClusterFate:
             "session ends": self._end_session,
             "store silent": self._silence_store,
             "told late": self._tell_late,
+            MOVED_UNHEARD: self._move_unheard,
             "everything dies": self._end_everything,
             "disk fails": self._fail_disk,
             ALONE: self._lose_one_machine,
@@ -373,6 +386,40 @@ class ClusterFate:
         await self._end_session(host)
         await asyncio.sleep(3 * self._chance.random())
         way.is_late = False
+
+    async def _move_unheard(self, host: Host) -> None:
+        """What one broker has is given to the others, and back, and it hears of neither for a while. It goes on to lead
+        what another leads by now, and to follow for copies that it is to delete. Then somebody must take over from
+        another one.
+        """
+        simulation, own = self._simulation, self._simulation.clients.node_ids[host.name]
+        topics = load(simulation.server.snapshot()).topics.values()
+        before = {
+            TopicPartition(topic.name, index): list(state.replicas)
+            for topic in topics
+            for index, state in topic.partitions.items()
+            if own in state.replicas and len(state.replicas) > 2 and self._chance.random() < 0.7
+        }
+        way, begun = simulation.ways[host.name], self._world.now
+        way.is_late = True
+        await self._give({place: [each for each in replicas if each != own] for place, replicas in before.items()})
+        self._world.network.cut_connections(host.name, 0.5)
+        await asyncio.sleep(self._chance.random())
+        await self._give(before)
+        await asyncio.sleep(2 * self._chance.random())
+        other = self._chance.choice([name for name in self._names if name != host.name])
+        await self._end_session(self._world.hosts[other])
+        await asyncio.sleep(self._chance.random())
+        way.is_late = False
+        simulation.history.unheard.append((begun, self._world.now + HEARD_WITHIN_S))
+
+    async def _give(self, replicas: dict[TopicPartition, list[int]]) -> None:
+        asked = [
+            ReassignableTopic(place.topic, [ReassignablePartition(place.partition, wanted)])
+            for place, wanted in replicas.items()
+        ]
+        with contextlib.suppress(Unanswered):
+            await self._line.ask(AlterPartitionReassignmentsRequest(topics=asked))
 
     async def _silence_store(self, host: Host) -> None:
         chosen = [name for name in self._names if name == host.name or self._chance.random() < 0.3]

@@ -47,7 +47,7 @@ from service.cluster.metadata import ClusterMetadata
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import FetchPartition
 from tests.sim.cluster import ClusterSimulation, run
-from tests.sim.cluster_faults import ALONE, STAYS_AWAY
+from tests.sim.cluster_faults import ALONE, MOVED_UNHEARD, STAYS_AWAY
 from tests.sim.mutants import Caught, complete_after_the_first_marker, markers_of_deposed_coordinators_taken
 from tests.sim.plan import Plan
 from tests.sim.run import processes, replaced
@@ -153,6 +153,7 @@ def a_new_leader_takes_its_end_for_committed() -> Planting:
 
 
 def nobody_is_fenced_by_a_leader_epoch() -> Planting:
+    """What a follower copies for a replica that is to be deleted counts for the one that takes its place (R8)."""
     return replaced(service.broker.reading, "_epoch_error", lambda partition, epoch: ErrorCode.NONE)
 
 
@@ -370,14 +371,11 @@ def what_a_coordinator_owed_is_forgotten_when_it_moves() -> Planting:
 
 
 def a_coordinator_answers_before_its_decision_is_committed() -> Planting:
-    original = Partition.committed
+    def deliver(shard: Shard[Any]) -> None:
+        while shard._undelivered:
+            shard._deliver(shard._undelivered.popleft()[1])
 
-    def committed(partition: Partition, end_offset: int) -> Any:
-        if sys._getframe(1).f_code is Shard._carry_out.__code__:
-            return None
-        return original(partition, end_offset)
-
-    return replaced(Partition, "committed", committed)
+    return replaced(Shard, "_await_commit", deliver)
 
 
 def another_brokers_coordinator_is_not_asked() -> Planting:
@@ -469,7 +467,6 @@ ANYWHERE = (
     the_in_sync_set_is_written_whatever_it_is_by_now,
     what_is_not_flushed_is_said_to_be_held,
     a_new_leader_takes_its_end_for_committed,
-    nobody_is_fenced_by_a_leader_epoch,
     who_lost_its_tail_is_taken_for_clean,
     folds_stay_as_they_were_when_the_log_is_cut,
     folds_are_not_fed_by_what_is_copied,
@@ -486,7 +483,6 @@ ANYWHERE = (
     elections_that_may_lose,
 )
 WITH_TRANSACTIONS = (
-    who_was_replaced_tells_producers_to_give_up,
     aborted_ranges_are_not_copied,
     a_repeated_batch_is_acknowledged_before_it_is_committed,
     complete_after_the_first_marker,
@@ -504,6 +500,10 @@ WITH_MOVES = (
 )
 WHERE_MEMORY_IS_LOST = (a_former_life_counts,)
 """Where what is flushed alone counts, a follower still holds what it has shown."""
+WHERE_MOVES_ARE_UNHEARD = (
+    who_was_replaced_tells_producers_to_give_up,
+    nobody_is_fenced_by_a_leader_epoch,
+)
 WHERE_ONE_STAYS_AWAY = (deletions_that_a_follower_missed_are_not_asked_about,)
 WHERE_MARKERS_COME_LATE = (what_a_former_coordinator_has_sent_is_forgotten,)
 CAN_SHOW: tuple[tuple[Sequence[Callable[[], Planting]], CanShow], ...] = (
@@ -511,6 +511,7 @@ CAN_SHOW: tuple[tuple[Sequence[Callable[[], Planting]], CanShow], ...] = (
     (WITH_TRANSACTIONS, lambda plan: plan.transactional),
     (WITH_MOVES, lambda plan: plan.moves),
     (WHERE_MEMORY_IS_LOST, lambda plan: ALONE in plan.kinds),
+    (WHERE_MOVES_ARE_UNHEARD, lambda plan: MOVED_UNHEARD in plan.kinds),
     (WHERE_ONE_STAYS_AWAY, lambda plan: STAYS_AWAY in plan.kinds),
     (WHERE_MARKERS_COME_LATE, lambda plan: plan.late_markers),
 )

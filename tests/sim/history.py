@@ -298,6 +298,8 @@ class History:
     settings_set: list[SettingSet] = field(default_factory=list)
     settings_seen: list[SettingSeen] = field(default_factory=list)
     clock_jumped: bool = False  # the broker's wall clock was set: nothing is said about ages any more
+    unheard: list[tuple[float, float]] = field(default_factory=list)
+    """When a leader may not have known that it was replaced. It lets read what its successor has deleted."""
     crashes: list[Crash] = field(default_factory=list)
     rotten: dict[TopicPartition, float] = field(default_factory=dict)  # a stored bit was flipped at that time
     final: dict[TopicPartition, FinalLog] = field(default_factory=dict)
@@ -319,6 +321,10 @@ class History:
     def excused(self, held: Held, since: float, until: float = NEVER) -> bool:
         """Whether what survives only such crashes may be lost by `until`, if it was held since then."""
         return held is Held.NOTHING or (held is Held.KILL and self.power_cut_between(since, until))
+
+    def may_be_outdated(self, since: float, until: float) -> bool:
+        """Whether a leader that was replaced may have answered what was asked in this interval."""
+        return any(since <= heard and until >= begun for begun, heard in self.unheard)
 
     def partitions(self) -> Iterable[TopicPartition]:
         for topic in self.topics.values():

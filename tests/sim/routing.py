@@ -39,6 +39,8 @@ ResponseT = TypeVar("ResponseT", bound=Struct)
 GROUP, TRANSACTION = 0, 1
 ASTRAY = 0.01
 """How often a request goes to a broker that was not named for it."""
+LEARNED_AGAIN = 0.05
+"""How often the client asks who leads after an answer; perhaps it asks a broker that has not heard of a change yet."""
 
 NOT_HERE = {
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -138,7 +140,7 @@ class Router:
             raise
         self._clients.answered(broker, request)
         self.number = line.number
-        if any(code in NOT_HERE for code in codes_in(answer)):
+        if any(code in NOT_HERE for code in codes_in(answer)) or self._chance.random() < LEARNED_AGAIN:
             self._known.pop(place, None)
         return answer
 

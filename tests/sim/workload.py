@@ -612,8 +612,10 @@ class Committer(Actor):
     async def look(self, partition: TopicPartition) -> bool:
         invoked = self.clients.now
         name, index = partition
-        request = OffsetFetchRequest(self.group, [OffsetFetchRequestTopic(name, [index])])
-        response = await self.line.ask(request, self.chance.choice((1, 5, 7)))
+        # A coordinator that does not know yet that it was replaced may tell older offsets, but not stable ones.
+        is_stable = self.plan.brokers > 1
+        request = OffsetFetchRequest(self.group, [OffsetFetchRequestTopic(name, [index])], require_stable=is_stable)
+        response = await self.line.ask(request, 7 if is_stable else self.chance.choice((1, 5, 7)))
         answer = response.topics[0].partitions[0] if response.topics else None
         code = response.error_code or (answer.error_code if answer is not None else 0)
         self.clients.judge_error(code, f"the offsets of {self.group}")
