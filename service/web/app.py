@@ -51,7 +51,7 @@ from service.web.forwarding import FORWARDED, OF_EVENTS
 from service.web.gateway import ASKING, Gateway
 from service.web.idempotency import REPLAYED, Keys
 from service.web.instances import Instances
-from service.web.lane import Lane, Lanes
+from service.web.lane import UNREAD_S, Lane, Lanes
 from service.web.members import Members
 from service.web.pages import routes as pages
 from service.web.problems import MEDIA_TYPE, Problem, of_failure
@@ -112,9 +112,11 @@ class Unwanted(asyncio.Protocol):
 
 
 class Connection(web.RequestHandler):
-    """aiohttp's connection. What it can't read is refused with a problem, too, and a head that does not end ends it."""
+    """aiohttp's connection. What it can't read is refused with a problem, too. A head that does not end, and an answer
+    that nobody takes, end it.
+    """
 
-    __slots__ = ("_late",)
+    __slots__ = ("_late", "_unread")
 
     def __init__(self, server: web.Server, logger: logging.Logger) -> None:
         super().__init__(
@@ -126,6 +128,8 @@ class Connection(web.RequestHandler):
         )
         self._late: asyncio.TimerHandle | None = None
         """Ends the connection unless the head that is coming has ended before."""
+        self._unread: asyncio.TimerHandle | None = None
+        """Looks whether the client takes something of an answer that waits for it."""
 
     def data_received(self, data: bytes) -> None:
         heads = self._request_count
@@ -140,9 +144,33 @@ class Connection(web.RequestHandler):
         if is_coming and self._late is None:
             self._late = self._loop.call_later(HEAD_S, self._end_late)
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._look_unread(sys.maxsize)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_looking()
+
     def connection_lost(self, exc: BaseException | None) -> None:
         self._head_ended()
+        self._stop_looking()
         super().connection_lost(exc)
+
+    def _look_unread(self, before_bytes: int) -> None:
+        self._stop_looking()
+        if self.transport is None:
+            return
+        left_bytes = self.transport.get_write_buffer_size()
+        if left_bytes < before_bytes:
+            self._unread = self._loop.call_later(UNREAD_S, self._look_unread, left_bytes)
+        else:
+            self.transport.abort()
+
+    def _stop_looking(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     @property
     def _awaits_head(self) -> bool:

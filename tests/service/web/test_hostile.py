@@ -231,7 +231,7 @@ NO_LINES = LINES.replace(b"topics/hostile/records", b"transactions")
 @contextlib.asynccontextmanager
 async def impatient(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, int]]:
     """A server whose times are short, in this process."""
-    for module, name in ((app, "HEAD_S"), (app, "BODY_S"), (lane, "BODY_S"), (unpacking, "ITEM_S")):
+    for module, name in ((app, "UNREAD_S"), (app, "HEAD_S"), (app, "BODY_S"), (lane, "BODY_S"), (unpacking, "ITEM_S")):
         monkeypatch.setattr(module, name, SLOW_S)
     server = app.WebServer(stage.broker, connections_max=10)
     await server.start([Endpoint("HTTP", "127.0.0.1", 0, "HTTP")])
@@ -365,6 +365,36 @@ def test_a_body_on_the_short_way_is_ended_in_time(
                 found, _ = await told_to(where, before + POST + b"Content-Length: 100\r\n\r\n{", then)
                 assert found.startswith(b"HTTP/1.1 200" if before else b"HTTP/1.1 408")
                 assert b"/problems/too-slow" in found
+
+    on_stage(tmp_path, scene)
+
+
+@pytest.mark.parametrize("is_taken", [False, True], ids=["nothing", "some now and then"])
+def test_an_answer_that_nobody_takes_ends_the_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_taken: bool
+) -> None:
+    """It was kept, with what was left of the answer, for as long as the client was there."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("slow")
+        body = json.dumps({"records": [{"value": "x" * 100_000}] * 7}).encode()
+        async with impatient(stage, monkeypatch) as where:
+            written = POST + b"Content-Length: %d\r\n\r\n" % len(body) + body
+            await told_to(where, written * 20, until=b'"offset":139,')
+            from_server, to_server = await asyncio.open_connection(*where, limit=1 << 16)
+            to_server.write(b"GET /v1/topics/slow/partitions/0/records?max_bytes=16777216 HTTP/1.1\r\nHost: x\r\n\r\n")
+            head = await from_server.readuntil(b"\r\n\r\n")
+            size_bytes = int(re.findall(rb"(?i)content-length: (\d+)", head)[0])
+            assert size_bytes > 13_000_000
+            if is_taken:
+                for at in range(0, size_bytes, 1 << 20):
+                    await asyncio.sleep(SLOW_S / 4)
+                    await from_server.readexactly(min(1 << 20, size_bytes - at))
+            else:
+                await asyncio.sleep(4 * SLOW_S)
+                with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+                    await from_server.readexactly(size_bytes)
+            to_server.close()
 
     on_stage(tmp_path, scene)
 
