@@ -14,9 +14,9 @@ def command(shell: str) -> None:
     """Print what makes a shell complete oncelog's commands.
 
     \b
-    bash:  oncelog completion bash > ~/.local/share/bash-completion/completions/oncelog
-    zsh:   oncelog completion zsh > "${fpath[1]}/_oncelog"
-    fish:  oncelog completion fish > ~/.config/fish/completions/oncelog.fish
+    oncelog completion bash > ~/.local/share/bash-completion/completions/oncelog
+    oncelog completion zsh > "${fpath[1]}/_oncelog"
+    oncelog completion fish > ~/.config/fish/completions/oncelog.fish
 
     Names of topics and groups are asked from the broker that ONCELOG_BOOTSTRAP names, or the one on this machine.
     """

@@ -102,10 +102,10 @@ async def command(
     """Print the records of topics.
 
     \b
-    oncelog consume orders                        everything, and then what comes
-    oncelog consume orders -o -10 -e              the last ten of each partition
-    oncelog consume orders -g billing -J          as a member of a group, as JSON
-    oncelog consume orders -f '%p:%o %k %s\\n'     in a format of one's own
+    oncelog consume orders                        # everything, and then what comes
+    oncelog consume orders -o -10 -e              # the last ten of each partition
+    oncelog consume orders -g billing -J          # as a member of a group, as JSON
+    oncelog consume orders -f '%p:%o %k %s\\n'     # in a format of one's own
     """
     printer_name, start = _split_words(words)
     if numbers and (group or len(topics) != 1):

@@ -36,7 +36,7 @@ def commands() -> str:
     parts = [COMMANDS_HEAD]
     for path, command in _commands(cli, ("oncelog",), click.Context(cli)):
         context = click.Context(command, info_name=" ".join(path))
-        parts.append(f"\n## {' '.join(path)}\n\n{_paragraphs(command.help or '')}\n")
+        parts.append(f"\n## {' '.join(path)}\n\n{_paragraphs(command.help or '')}\n\n")
         parts.append(f"```text\n{' '.join([*path, *command.collect_usage_pieces(context)])}\n```\n")
         rows = [row for option in command.params if (row := _row(option, context)) is not None]
         if rows:
@@ -70,7 +70,9 @@ def _cell(text: str) -> str:
 
 
 def _paragraphs(text: str) -> str:
-    return re.sub(r"\n{3,}", "\n\n", inspect.cleandoc(text.replace("\b", "")))
+    """The paragraphs of a help text. Where click keeps lines as they are stand commands to type."""
+    parts = re.split(r"\n\n+", inspect.cleandoc(text))
+    return "\n\n".join(f"```sh\n{part[2:]}\n```" if part.startswith("\b\n") else part for part in parts)
 
 
 def http() -> str:

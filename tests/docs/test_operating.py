@@ -7,9 +7,11 @@ import shlex
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import yaml
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
@@ -36,6 +38,43 @@ def test_every_file_that_is_named_is_there() -> None:
     there = {str(path.relative_to(ROOT)) for path in (ROOT / "deploy").iterdir()}
     left = there - named - {"deploy/grafana", "deploy/kubernetes", "deploy/prometheus.yml", "deploy/spark.Dockerfile"}
     assert left == set(), "compose.yaml mounts or builds the others"
+
+
+RUN = {"oncelog", "cp", "mkdir", "python3", "/opt/oncelog/bin/pip", "until"}
+"""By tests: here, in test_commands.py, test_wheel.py and tests/deploy."""
+NOT_RUN = {"docker", "kubectl", "systemctl", "journalctl"}
+"""These want containers, or systemd as the first process. What they name is compared with the files that they read."""
+
+
+def test_what_is_shown_and_can_not_be_run_here_names_what_is_there() -> None:
+    lines = [
+        line for each in re.findall(r"^```sh\n(.*?)^```$", OPERATING, flags=re.M | re.S) for line in each.splitlines()
+    ]
+    words = [shlex.split(line, comments=True) for line in lines if line]
+    assert {each[0] for each in words} == RUN | NOT_RUN
+    (command,) = (each for each in words if each[:2] == ["docker", "run"])
+    compose = yaml.safe_load((ROOT / "compose.yaml").read_text())
+    profiles = {profile for service in compose["services"].values() for profile in service.get("profiles", ())}
+    shown = [each for each in words if each[:2] == ["docker", "compose"]]
+    assert {each[each.index("--profile") + 1] for each in shown if "--profile" in each} == profiles
+    image = (ROOT / "deploy" / "Dockerfile").read_text()
+    (exposed,) = re.findall(r"^EXPOSE (.*)$", image, flags=re.M)
+    assert [word.split(":")[-1] for before, word in pairwise(command) if before == "-p"] == exposed.split()
+    assert [word.split(":")[-1] for before, word in pairwise(command) if before == "-v"] == re.findall(
+        r"^VOLUME (.*)$", image, flags=re.M
+    )
+    manifests = list(yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "oncelog.yaml").read_text()))
+    (pods,) = (each for each in manifests if each["kind"] == "StatefulSet")
+    name = pods["metadata"]["name"]
+    kubectl = [each[1:] for each in words if each[0] == "kubectl"]
+    assert kubectl[1] == ["rollout", "status", f"statefulset/{name}"]
+    assert kubectl[2][:3] == ["exec", f"{name}-0", "--"]
+    assert kubectl[2][3:] in [each for each in words if each[0] == "oncelog"], "which test_commands.py tries"
+    verbs = {"daemon-reload", "enable", "start", "stop"}
+    for each in words:
+        if each[0] == "systemctl":
+            assert each[1] in verbs, each
+            assert [word for word in each[2:] if not word.startswith("-")] in ([], ["oncelog"]), each
 
 
 def test_the_service_starts_with_the_settings_that_are_deployed(tmp_path: Path) -> None:

@@ -67,6 +67,19 @@ def test_a_program_that_reads_finds_every_page_by_one_file(site: Path) -> None:
     assert {name for name in nav if not name.startswith("runbooks/Oncelog")} - linked == {"index.md"}
 
 
+def test_what_nobody_has_published_yet_is_not_linked() -> None:
+    pages = [ROOT / "README.md", *DOCS.rglob("*.md")]
+    assert [page.name for page in pages if re.search(r"pypi\.org/project/oncelog", page.read_text())] == []
+
+
+def test_the_image_has_the_text_of_pages_that_are_links() -> None:
+    """A wheel is built from where they lead."""
+    (copied,) = re.findall(r"^COPY pyproject.toml (.*) \./$", (ROOT / "deploy" / "Dockerfile").read_text(), flags=re.M)
+    links = [page for page in DOCS.rglob("*.md") if page.is_symlink()]
+    assert [page.readlink() for page in links] == [Path("../ARCHITECTURE.md")]
+    assert "ARCHITECTURE.md" in copied.split()
+
+
 def test_every_alert_has_its_runbook_in_the_site() -> None:
     rules = yaml.safe_load((ROOT / "monitoring" / "alerts" / "oncelog.rules.yml").read_text())
     alerts = {rule["alert"] for group in rules["groups"] for rule in group["rules"]}

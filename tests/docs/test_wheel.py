@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from os.path import normpath
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,10 @@ def test_a_wheel_holds_every_file_of_its_packages_and_runs(tmp_path: Path) -> No
     source = tmp_path / "source"
     wanted = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
     left_out = ("build/", "oncelog.egg-info/", "docs/screens/")
+    pages = {name: (source / name).read_text() for name in there if name.startswith("docs/") and name.endswith(".md")}
+    linked = [(name, link) for name, page in pages.items() for link in re.findall(r"\]\(([\w/.-]+\.\w+)[)#]", page)]
+    assert len(linked) > 50
+    assert [each for each in linked if normpath(f"{each[0]}/../{each[1]}") not in there] == []
     wanted = {name for name in wanted if "/" in name and not name.startswith(left_out)}
     assert wanted - there == set()
     bin_ = installed(wheel, tmp_path / "environment")
@@ -99,6 +104,10 @@ def test_a_wheel_holds_every_file_of_its_packages_and_runs(tmp_path: Path) -> No
         for runbook in runbooks:
             page = requests.get(f"{served.url}/{runbook}", timeout=20)
             assert (page.status_code, page.text.splitlines()[0]) == (200, f"# {Path(runbook).stem}")
+        assert (
+            requests.get(f"{served.url}/docs/architecture.md", timeout=20).text
+            == (ROOT / "ARCHITECTURE.md").read_text()
+        )
         assert "make serve" in requests.get(f"{served.url}/docs/start.md", timeout=20).text
         doctor = [str(bin_ / "oncelog"), "doctor", "-b", str(served.bootstrap)]
         assert subprocess.run(doctor, capture_output=True, cwd=tmp_path, check=False).returncode == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -11,9 +12,11 @@ import pytest
 
 from tests.outside import missing
 from tests.service.web.kit import ROOT, Http, Served, read_all
+from tests.service.web.test_transactions import begin, put
 
 HERE = "http://localhost:8082"
-PROGRAMS = dict(re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / "docs" / "http.md").read_text(), flags=re.M | re.S))
+PAGE = (ROOT / "docs" / "http.md").read_text()
+PROGRAMS = dict(re.findall(r"^```(\w+)\n(.*?)^```", PAGE, flags=re.M | re.S))
 TOOLS = {"bash": ("bash", "curl", "jq"), "python": (), "javascript": ("node",), "go": ("go",)}
 STEP_S = 500.0
 """Go compiles its own library the first time, which takes half a minute of the processor."""
@@ -38,6 +41,30 @@ def run(language: str, program: str, folder: Path) -> None:
 
 def test_there_is_a_program_in_each_language() -> None:
     assert set(PROGRAMS) == set(TOOLS)
+
+
+def test_requests_are_answered_as_the_page_has_them(http: Http, topic: str) -> None:
+    """The two blocks that are a request: records, and a decision on branches, which are begun before it here."""
+    records, decision = (
+        (block.split(maxsplit=2)[:2], json.loads(block.split("\n", 1)[1]))
+        for block in re.findall(r"^```\n((?:GET|PUT|POST|DELETE) .*?)^```$", PAGE, flags=re.M | re.S)
+    )
+    (method, path), body = records
+    answer = http.ask(method, path.replace("orders", topic), body)
+    assert (answer.status, answer.json["outcome"]) == (200, "applied")
+    (method, path), body = decision
+    root, token = path.split("/")[3], path.split("/")[5]
+    for number, branch in enumerate(body["branches"]):
+        txn = begin(http, f"{root}::{token}/{branch['name']}")
+        assert put(http, txn, 0, {"topic": topic, "value": number}).status == 200
+        branch |= http.post(f"{txn}:commit").json["branch"]
+    told = http.ask(method, path, body).json
+    assert told == {
+        "outcome": "applied",
+        "decided_now": True,
+        "last_token": int(token),
+        "decided_by": body["decided_by"],
+    }
 
 
 @pytest.mark.timeout(2 * STEP_S)
