@@ -330,6 +330,10 @@ OVERVIEW: Final = Board(
                             "{{kind}} {{what}}",
                         ),
                         (f"sum(increase({of('oncelog_tasks_failed_total')}[$__rate_interval]))", "tasks"),
+                        (
+                            f"sum by (work) (increase({of('oncelog_partition_failures_total')}[$__rate_interval]))",
+                            "{{work}} of a partition",
+                        ),
                     ),
                 ),
             ),

@@ -120,6 +120,9 @@ class Scrape:
                 if (family := of.REGISTRY.get(sample.name)) is not None:
                     lines.add(family, sample.value)
         lines.add(of.TASKS_FAILED, broker.env.tasks.failed)
+        for work, failures in broker.housekeeper.failures.items():
+            lines.add(of.PARTITION_FAILURES, failures, work)
+        lines.add(of.PARTITION_FAILURES, broker.compactor.failures, "compaction")
         lines.add(of.PRODUCERS_REFUSED, broker.maker.producer_room.refused)
         lines.add(of.TXN_MAX_TIMEOUT, broker.config.transaction_max_timeout_ms / 1000)
         lines.add_histogram(of.LOOP_LAG, broker.loop_watch.lag)

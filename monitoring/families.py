@@ -252,6 +252,12 @@ MISHAPS = _counter(
     *("kind", "what"),
 )
 TASKS_FAILED = _counter("oncelog_tasks_failed_total", "Background tasks that ended with an error.")
+PARTITION_FAILURES = _counter(
+    "oncelog_partition_failures_total",
+    "Regular work that failed in one partition and is tried again: a flush, retention, forgetting idle producers, or "
+    "compaction.",
+    "work",
+)
 
 TXN_OPEN = _gauge("oncelog_transactions_open", "Transactional ids with an open transaction, by coordinator.")
 TXN_STATES = _gauge(

@@ -76,6 +76,7 @@ class Compactor:
         self._moves = moves
         self._resting: dict[Partition, Rest] = {}
         self.failures = 0
+        """How often the compaction of one partition failed, which is tried again after a rest."""
 
     async def run(self) -> None:
         while True:

@@ -32,6 +32,7 @@ logger = logging.getLogger("oncelog.housekeeping")
 FLUSH_CHECK_MS = 1_000
 """How long a rolled segment may wait for its fsync. Also the precision of `flush.ms`."""
 PARTITIONS_A_TURN = 256
+FLUSH, RETENTION, PRODUCERS = "flush", "retention", "producers"
 
 
 class Housekeeper:
@@ -49,6 +50,8 @@ class Housekeeper:
         self._distrusted: list[tuple[TopicPartition, int]] = []
         self._writing_points = asyncio.Lock()
         self._clock_watch = ClockWatch()
+        self.failures = dict.fromkeys((FLUSH, RETENTION, PRODUCERS), 0)
+        """How often each of these failed in one partition, which is tried again with the next round."""
 
     async def run(self) -> None:
         clock = self._env.clock
@@ -59,10 +62,10 @@ class Housekeeper:
             now_s = clock.monotonic()
             self._clock_watch.look(int(now_s * 1000), clock.wall_ms())
             self._look_for_folders()
-            await self._each(self._flush_rolled)
+            await self._each(FLUSH, self._flush_rolled)
             if now_s - retention_s >= self._config.log_retention_check_interval_ms / 1000:
                 retention_s = now_s
-                await self._each(self._remove_expired)
+                await self._each(RETENTION, self._remove_expired)
                 await self.look_at_unused()
             if now_s - points_s >= self._config.log_flush_offset_checkpoint_interval_ms / 1000:
                 points_s = now_s
@@ -74,7 +77,7 @@ class Housekeeper:
                     await self.write_high_watermarks(folder)
             if now_s - producers_s >= self._config.producer_id_expiration_check_interval_ms / 1000:
                 producers_s = now_s
-                await self._each(self._forget_idle_producers)
+                await self._each(PRODUCERS, self._forget_idle_producers)
 
     def _look_for_folders(self) -> None:
         """Take a folder out of service that somebody has removed. Its open files can still be written and synced, but
@@ -94,15 +97,17 @@ class Housekeeper:
                 elif name in folder.unused:
                     folder.unused[name] = size_bytes
 
-    async def _each(self, work: Callable[[Partition], Awaitable[None]]) -> None:
+    async def _each(self, what: str, work: Callable[[Partition], Awaitable[None]]) -> None:
         for count, partition in enumerate(self._partitions):
             if partition.folder.failed is None and not partition.offline:
                 try:
                     await work(partition)
-                except (DiskFault, CorruptBatch) as error:
-                    partition.folder.blame(error, partition.topic_partition)
-                except Exception:  # an error in one partition must not stop the work on the others
-                    logger.exception("%s: %s failed; it is tried again later", partition.topic_partition, work.__name__)
+                except Exception as error:  # an error in one partition must not stop the work on the others
+                    self.failures[what] += 1
+                    if isinstance(error, DiskFault | CorruptBatch):
+                        partition.folder.blame(error, partition.topic_partition)
+                    else:
+                        logger.exception("%s: %s failed; it is tried again later", partition.topic_partition, what)
             if count % PARTITIONS_A_TURN == 0:
                 await asyncio.sleep(0)
 

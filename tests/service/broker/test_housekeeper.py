@@ -1,7 +1,10 @@
 """What the housekeeper writes down, while logs are being cut."""
 
 import errno
+import logging
 import shutil
+import struct
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -11,9 +14,13 @@ import log.manifest
 import service.broker.housekeeper
 from log.disk import DiskFault
 from log.manifest import RECOVERY_POINTS, read_recovery_points
+from log.partition_log import PartitionLog
+from log.removal import expired_segments
+from service.broker.housekeeper import Housekeeper
 from service.broker.partition import Partition
 from service.ports import RealClock
 from service.stores.memory import MemoryServer
+from tests.monitoring.scraped import scraped
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.api.test_long_lists import turns_of_others
 from tests.service.broker.cluster_stage import until
@@ -44,6 +51,72 @@ def test_of_two_cuts_of_one_log_that_overlap_each_is_kept_in_mind_until_it_is_do
         assert await point() == 10
 
     on_stage(tmp_path, scene, {"log.durability": "os"})
+
+
+@pytest.mark.parametrize(
+    ("work", "method", "settings"),
+    [
+        ("flush", "_flush_rolled", {}),
+        ("retention", "_remove_expired", {"log.retention.check.interval.ms": "1"}),
+        ("producers", "_forget_idle_producers", {"producer.id.expiration.check.interval.ms": "1"}),
+    ],
+)
+def test_what_fails_in_one_partition_is_told_counted_tried_again_and_leaves_the_others_alone(
+    work: str,
+    method: str,
+    settings: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(service.broker.housekeeper, "FLUSH_CHECK_MS", 10)
+    tried: Counter[str] = Counter()
+    original = getattr(Housekeeper, method)
+
+    async def failing(keeper: Housekeeper, partition: Partition) -> None:
+        tried[partition.topic_partition.topic] += 1
+        if partition.topic_partition.topic == "evil":
+            raise ZeroDivisionError
+        await original(keeper, partition)
+
+    monkeypatch.setattr(Housekeeper, method, failing)
+
+    async def scene(stage: Stage) -> None:
+        for topic in ("early", "evil", "late"):
+            await stage.create(topic, 1)
+        await until(lambda: min(tried[topic] for topic in ("early", "evil", "late")) >= 3)
+        failures = stage.broker.housekeeper.failures
+        assert failures == {"flush": 0, "retention": 0, "producers": 0, work: tried["evil"]}
+        assert scraped(stage.broker).one("oncelog_partition_failures_total", work=work) == failures[work]
+        assert scraped(stage.broker).one("oncelog_partition_failures_total", work="compaction") == 0
+        assert stage.broker.env.tasks.failed == 0
+
+    with caplog.at_level(logging.ERROR):
+        on_stage(tmp_path, scene, settings)
+    assert f"evil-0: {work} failed; it is tried again later" in caplog.text
+
+
+def test_retention_goes_on_where_that_of_another_partition_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service.broker.housekeeper, "FLUSH_CHECK_MS", 10)
+
+    def refusing(log: PartitionLog, *limits: int) -> int:
+        if log.folder == "evil-0":
+            raise struct.error("no room in this number")
+        return expired_segments(log, *limits)
+
+    monkeypatch.setattr(service.broker.housekeeper, "expired_segments", refusing)
+
+    async def scene(stage: Stage) -> None:
+        for topic in ("evil", "late"):
+            await stage.create(topic, 1, retention_ms="1")
+            await write(await stage.served(topic), b"x")
+        evil, late = await stage.served("evil"), await stage.served("late")
+        await until(lambda: late.log.start_offset == 1 and stage.broker.housekeeper.failures["retention"] > 2)
+        assert evil.log.start_offset == 0
+
+    on_stage(tmp_path, scene, {"log.retention.check.interval.ms": "1"})
 
 
 def test_what_is_in_folders_that_nobody_uses_is_known(tmp_path: Path) -> None:

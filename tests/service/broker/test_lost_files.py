@@ -21,7 +21,7 @@ from log.ids import TopicPartition
 from log.manifest import MANIFEST
 from service.api.routes import ROUTES
 from service.broker.data_folder import StartError
-from service.broker.housekeeper import Housekeeper
+from service.broker.housekeeper import FLUSH, RETENTION, Housekeeper
 from service.broker.partition import Appended, Partition
 from service.broker.session import Session
 from service.ports import RealClock
@@ -277,7 +277,7 @@ def test_housekeeping_that_meets_rot_goes_on_with_the_next_partition(tmp_path: P
             list(partition.log.scan(0))
 
         housekeeper: Housekeeper = stage.broker.housekeeper
-        await housekeeper._each(work)
+        await housekeeper._each(FLUSH, work)
         assert sorted(visited) == ["bills", "orders"]
         assert stage.broker.folders[0].failed is None
 
@@ -295,10 +295,10 @@ def test_housekeeping_that_fails_unforeseen_goes_on_and_says_so(
             visited.append(partition.topic_partition.topic)
             raise ValueError("bytes that nobody foresaw")
 
-        await stage.broker.housekeeper._each(work)
+        await stage.broker.housekeeper._each(RETENTION, work)
         assert sorted(visited) == ["bills", "orders"]
         assert stage.broker.folders[0].failed is None
-        assert all(f"{topic}-0: work failed" in caplog.text for topic in visited)
+        assert all(f"{topic}-0: retention failed" in caplog.text for topic in visited)
         assert "bytes that nobody foresaw" in caplog.text
 
     on_stage(tmp_path, scene, SETTINGS)
