@@ -6,6 +6,7 @@ import gzip
 import re
 from pathlib import Path
 
+import pytest
 import requests
 import zstandard
 from openapi_spec_validator import OpenAPIV31SpecValidator
@@ -63,6 +64,7 @@ def test_every_page_of_the_documentation_is_served_and_no_other_file(http: Http)
         assert (name, http.get(f"/docs/{name}").status) == (name, 404)
 
 
+@pytest.mark.timeout(600)  # half a minute of the processor's time, on a machine that has other things to do
 def test_generated_requests_find_no_server_error_and_no_undocumented_answer(served: Served) -> None:
     asked = explore(served, CASES)
     assert asked[GenerationMode.POSITIVE] > 50
