@@ -100,7 +100,7 @@ class Lag(msgspec.Struct):
     last_stable_offset: int
     high_watermark: int
     lag: int
-    """Records that are decided and not read: without markers of transactions, but with those of aborted ones."""
+    """Records that are decided and not read: markers of transactions are none, records of aborted transactions are."""
     undecided: int
     """Records after those: of open transactions, or written after one."""
     at_most: bool = False

@@ -17,9 +17,12 @@ from uuid import uuid4
 import pytest
 
 from service.cli.failures import Exit
+from service.client.cluster import Cluster
 from service.client.failures import ClientFailure, FailureKind
 from service.client.transaction import Transaction
+from service.wire.base import Struct
 from service.wire.error_codes import ErrorCode
+from service.wire.messages import DescribeEndsRequest
 from tests.service.cli.kit import COMMAND, PATIENCE_S, ROOT, Ended, Running, Serving, oncelog, process
 
 CONCURRENT, NOT_COORDINATOR = ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.NOT_COORDINATOR
@@ -362,6 +365,27 @@ def test_lag_above_the_limit_ends_with_6(run: Run, topic: str) -> None:
     run("consume", topic, "-g", group, "-n", "1")
     run("group", "lag", group, "--fail-above", "2")
     assert "2" in run("group", "lag", group, "--fail-above", "1", status=6).err
+
+
+def test_a_broker_that_does_not_tell_markers_from_records_has_its_offsets_counted(
+    run: Run, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as Apache Kafka's. The lag is told as "at most", and so is what goes beyond a limit."""
+    group = f"group-of-{topic}"
+    run("produce", topic, "-p", "0", "--txn-id", topic, "--txn-size", "1", stdin=b"a\nb\nc\n")
+    run("consume", topic, "-g", group, "-n", "1")
+    (row,) = run("group", "lag", group, "-o", "json").json()
+    assert (row["committed_offset"], row["end_offset"], row["lag"], row["lag_is"]) == (2, 6, 2, "exact")
+
+    async def offers(cluster: Cluster, request: Struct, *, node: int | None = None) -> bool:
+        return not isinstance(request, DescribeEndsRequest)
+
+    monkeypatch.setattr(Cluster, "offers", offers)
+    ended = run("group", "lag", group, "-o", "json")
+    assert [(each["lag"], each["lag_is"]) for each in ended.json()] == [(4, "at most")]
+    assert "markers count" in ended.err
+    assert ": at most 4" in run("group", "lag", group, "--fail-above", "3", status=6).err
+    run("group", "lag", group, "--fail-above", "4")
 
 
 @pytest.mark.parametrize(
