@@ -119,7 +119,7 @@ class ErrorV3(msgspec.Struct):
     message: str
 
 
-class RecordV2(msgspec.Struct):
+class NewRecordV2(msgspec.Struct):
     """The key and the value are base64, text or any JSON, as the media type says."""
 
     key: Any = None
@@ -127,19 +127,19 @@ class RecordV2(msgspec.Struct):
     partition: int | None = None
 
 
-class RecordsV2(msgspec.Struct):
-    records: list[RecordV2]
+class NewRecordsV2(msgspec.Struct):
+    records: list[NewRecordV2]
 
 
-class OffsetV2(msgspec.Struct):
+class WrittenV2(msgspec.Struct):
     partition: int
     offset: int | None
     error_code: int | None
     error: str | None
 
 
-class OffsetsV2(msgspec.Struct):
-    offsets: list[OffsetV2]
+class AllWrittenV2(msgspec.Struct):
+    offsets: list[WrittenV2]
     key_schema_id: int | None
     value_schema_id: int | None
 
@@ -535,7 +535,7 @@ _TAG = "as Confluent's REST Proxy"
 _PROBLEMS = (400, 404, 408, 413, 415, 422, 429, 503, 504)
 _v3 = partial(Route, "POST", tag=_TAG, problems=_PROBLEMS, refuse=refuse_v3, refusal=(JSON, ErrorV3))
 _v2 = partial(
-    Route, "POST", tag=_TAG, body=RecordsV2, body_media=MEDIA_V2, answer=OffsetsV2, answer_media=V2_MEDIA,
+    Route, "POST", tag=_TAG, body=NewRecordsV2, body_media=MEDIA_V2, answer=AllWrittenV2, answer_media=V2_MEDIA,
     problems=_PROBLEMS, refuse=refuse_v2, refusal=(V2_MEDIA, ErrorV2),
 )  # fmt: skip
 ROUTES = (

@@ -25,6 +25,7 @@ def test_the_document_is_openapi_and_holds_every_operation(http: Http) -> None:
     assert set(document["paths"]["/v1/transactions/{txn}/batches/{number}"]) == {"put"}
     operations = [each["operationId"] for methods in document["paths"].values() for each in methods.values()]
     assert len(operations) == len(set(operations))
+    assert not [name for name in document["components"]["schemas"] if "." in name], "two types have one name"
 
 
 def test_every_answer_of_a_transaction_says_its_outcome(http: Http) -> None:
