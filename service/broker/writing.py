@@ -44,8 +44,9 @@ TIMES_AT: Final = 27
 _read_times = struct.Struct(">qq").unpack_from
 PAIR: Final = slice(43, 53)
 """The position of the producer id and epoch of a batch."""
-MARKERS_LOOKED_AT: Final = 100
-LOOKS_MAX: Final = 10_000
+MARKERS_LOOKED_AT: Final = 32
+"""That takes 0.1 ms, and one turn of the loop may look so for each of WRITES_AT_ONCE batches."""
+LOOKS_MAX: Final = 30_000
 """The most turns of looking at MARKERS_LOOKED_AT markers. A client that expects an older offset is told that somebody
 has written since.
 """
@@ -237,7 +238,7 @@ class Writing:
                 write.admitted = answer
             if not self.takes_turns and not self._inspect_now():  # topics whose settings changed meanwhile
                 await self._open(self.writes)
-        for write in self.writes:
+        async for write in in_turns(self.writes, WRITES_AT_ONCE):
             if write.expected_offset is not None:
                 await _look_far(write)
 

@@ -41,8 +41,8 @@ from service.settings.broker import BrokerConfig
 from service.wire import messages
 from service.wire.base import Struct
 from service.wire.codec import (
-    MAX_PRODUCE_ELEMENTS,
     MAX_REQUEST_ELEMENTS,
+    MOST_ELEMENTS,
     decode_response,
     encode_request,
     read_response_header,
@@ -291,7 +291,9 @@ class Maker:
         self.number = 0
 
     def make(self) -> tuple[Struct, int]:
-        most = MAX_PRODUCE_ELEMENTS if self.message == "ProduceRequest" else MAX_REQUEST_ELEMENTS
+        key = MESSAGES[self.message][1]
+        assert key is not None
+        most = MOST_ELEMENTS.get(key, MAX_REQUEST_ELEMENTS)
         depth = len(self.path)
         count = most // depth if self.spread else most - depth + 1
         sample = self._made(1)
@@ -431,6 +433,15 @@ def _settings(kind: int, named: Iterable[str], **values: str) -> tuple[Struct, i
     return messages.IncrementalAlterConfigsRequest([resource(kind, name, changes) for name in named]), 1
 
 
+def _conditional(known: Known, name: str, partitions: int, expected_offset: int) -> tuple[Struct, int]:
+    """As many batches as may be, for the topic's first so many partitions in turn."""
+    batches = [
+        messages.ConditionalBatch(name, number % partitions, expected_offset, known.records)
+        for number in range(MOST_ELEMENTS[ApiKey.CONDITIONAL_PRODUCE] - 1)
+    ]
+    return messages.ConditionalProduceRequest(None, 1000, batches), 0
+
+
 MANY: Final = MAX_REQUEST_ELEMENTS - 10
 REPLICAS: Final = ",".join(f"{number}:1" for number in range(4_500))
 SPECIAL: Final[dict[ApiKey, dict[str, Callable[[Known], tuple[Struct, int]]]]] = {
@@ -519,6 +530,12 @@ SPECIAL: Final[dict[ApiKey, dict[str, Callable[[Known], tuple[Struct, int]]]]] =
             3,
         ),
     },
+    ApiKey.CONDITIONAL_PRODUCE: {
+        "to one topic": lambda known: _conditional(known, WIDE, TOPICS, -1),
+        "to one topic, expected near its end": lambda known: _conditional(known, WIDE, TOPICS, 1),
+        "to one partition, expected far back": lambda known: _conditional(known, known.names[0], 1, 1),
+        "to no topic": lambda known: _conditional(known, "no.such", TOPICS, 1),
+    },
     ApiKey.DESCRIBE_LOG_DIRS: {"all": lambda known: (messages.DescribeLogDirsRequest(None), 4)},
     ApiKey.ELECT_LEADERS: {"all": lambda known: (messages.ElectLeadersRequest(0, None, 1000), 2)},
     ApiKey.LIST_PARTITION_REASSIGNMENTS: {
@@ -606,6 +623,11 @@ def prepare(port: int) -> Known:
         if not committed.topics[0].partitions[0].error_code:
             break
         time.sleep(0.1)
+    records = build_batch([(None, b"v", (), 1)] * 1_000)  # a log that is long already
+    data = messages.PartitionProduceData(0, records)
+    connection.ask(
+        messages.ProduceRequest(None, -1, 1000, [messages.TopicProduceData(names[1], topics[names[1]], [data])])
+    )
     connection.close()
     return Known(topics, (begun.producer_id, begun.producer_epoch))
 

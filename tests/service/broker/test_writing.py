@@ -12,10 +12,11 @@ from service.broker.acceptance import RefusedBatch
 from service.broker.internal_topics import GROUPS
 from service.broker.partition import Appended, Partition
 from service.broker.session import Session
-from service.broker.writing import MAY_BE_WRITTEN, Write, WriteTerms, Writing
+from service.broker.writing import MAY_BE_WRITTEN, WRITES_AT_ONCE, Write, WriteTerms, Writing
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import PartitionProduceData, ProduceRequest, TopicProduceData
 from tests.service.api.admin_stage import Stage, on_stage
+from tests.service.api.test_long_lists import turns_of_others
 from tests.service.broker.cluster_stage import TOPIC, ClusterStage, on_cluster_stage
 from tests.service.broker.topic_stage import LIFE, OS, led, told
 
@@ -170,6 +171,27 @@ def test_with_an_expected_offset_nobody_has_written_in_between(tmp_path: Path) -
         assert tried(1, batch()) == 4
         assert tried(7, batch()) is ErrorCode.OFFSET_OUT_OF_RANGE
         assert partition.log.end_offset == 5
+
+    on_stage(tmp_path, scene, OS)
+
+
+def test_of_very_many_expected_offsets_far_back_none_keeps_others_waiting(tmp_path: Path) -> None:
+    """One look at the log takes less than a turn may, and ten thousand of them took half a second."""
+    many = 2_000
+
+    async def scene(stage: Stage) -> None:
+        partition = await orders(stage)
+        partition.append_from_client(
+            memoryview(bytearray(build_batch([(None, b"x", (), 1)] * 300))), acks=1, now_ms=1, needs_guard=False
+        )
+        writes = [Write({0: partition}, 0, batch()) for _ in range(many)]
+        for write in writes:
+            write.expected_offset = 1
+        writing = Writing(stage.broker.writing, terms(), writes)
+        turns = await turns_of_others(writing._prepare())
+        assert turns >= many / WRITES_AT_ONCE - 1
+        await writing.append_when_ready(is_ready=True)
+        assert {told_of(write) for write in writes} == {ErrorCode.OFFSET_OUT_OF_RANGE}
 
     on_stage(tmp_path, scene, OS)
 
