@@ -24,7 +24,7 @@ from service.cli.failures import CliError, Exit
 from service.cli.output import Output, output_option, show
 from service.cli.txn import find_pins
 from service.client.cluster import LATEST, Cluster, Deadline
-from service.client.ends import ends_of
+from service.client.ends import Ends, ends_of
 from service.client.failures import ClientFailure, error_name
 from service.client.groups import committed_offsets, list_groups
 from service.client.http_port import why_no_http
@@ -319,14 +319,16 @@ async def _groups(cluster: Cluster) -> list[Diagnosis]:
         if deadline.passed():
             break
         committed[each.group_id] = await committed_offsets(cluster, each.group_id)
-    behind = await _behind(cluster, committed)
     abandoned = {each.group_id for each in listed if each.group_state == "Empty"}
-    left = [f"{group} ({sum(there.values())})" for group, there in behind.items() if group in abandoned]
-    unread = {
-        group: {each: committed[group][each] for each in there}
-        for group, there in behind.items()
-        if group not in abandoned
-    }
+    left: list[str] = []
+    unread: dict[str, dict[TopicPartition, int]] = {}
+    ends = await _ends(cluster, committed)
+    for group, offsets in committed.items():
+        there = {each: ends[each].left_from(offset) for each, offset in offsets.items() if each in ends}
+        if group in abandoned:
+            left += [f"{group} ({lag})"] if (lag := sum(each.total for each in there.values())) else []
+        elif more := {each: offsets[each] for each, records in there.items() if records.decided}:
+            unread[group] = more
     found = []
     if left:
         cure = "start their consumers, or delete them (`oncelog group delete`) if nobody needs them any more"
@@ -343,10 +345,8 @@ async def _groups(cluster: Cluster) -> list[Diagnosis]:
     return found or _well("groups", f"none of {looked_at} stands still with more to read")
 
 
-async def _behind(
-    cluster: Cluster, committed: Mapping[str, Mapping[TopicPartition, int]]
-) -> dict[str, dict[TopicPartition, int]]:
-    """For each group that has more to read, how many decided records are left in which partitions."""
+async def _ends(cluster: Cluster, committed: Mapping[str, Mapping[TopicPartition, int]]) -> dict[TopicPartition, Ends]:
+    """The ends of all partitions that groups have read, as far as brokers tell of them."""
     led = {
         TopicPartition(topic.name or "", part.partition_index)
         for topic in await cluster.metadata(None)
@@ -358,13 +358,7 @@ async def _behind(
         for partition, offset in there.items():
             if partition in led:
                 since[partition] = min(since.get(partition, offset), offset)
-    ends = await ends_of(cluster, since)
-    found = {}
-    for group, there in committed.items():
-        left = {each: ends[each].left_from(offset).decided for each, offset in there.items() if each in ends}
-        if any(left.values()):
-            found[group] = {each: records for each, records in left.items() if records}
-    return found
+    return await ends_of(cluster, since)
 
 
 async def _standing(cluster: Cluster, unread: Mapping[str, Mapping[TopicPartition, int]]) -> tuple[list[str], int]:
