@@ -22,7 +22,7 @@ from typing import Any
 from log.batch import CorruptBatch, read_records
 from log.disk import DiskFault
 from log.ids import TopicPartition, folder_of
-from log.relocation import FORMER, FUTURE
+from log.relocation import FORMER, FUTURE, of_stem
 from service.api.routes import OFFERED
 from service.broker.node import Broker
 from service.ports import Env
@@ -35,7 +35,7 @@ from tests.sim.admin_checkers import ADMIN_CHECKERS
 from tests.sim.administration import Porter, Recreator, Tinkerer
 from tests.sim.branches import Driver, Preparer
 from tests.sim.carrying import Carrier
-from tests.sim.checkers import CHECKERS, LATEST, Violation, judge
+from tests.sim.checkers import CHECKERS, EARLIEST, LATEST, Violation, judge
 from tests.sim.disk import SimDisk
 from tests.sim.env import SimEnv
 from tests.sim.expiring import Expirer
@@ -303,17 +303,22 @@ class Simulation:
 
     async def _look_into_the_folders(self) -> None:
         """Nothing moves any more: each log is where its partition is said to be, knows who wrote it, and no move has
-        left anything.
+        left anything, but where the broker died as it was to remove a deleted topic: its start leaves what is of a
+        topic that it doesn't know, and says so.
         """
         assert self.broker is not None
         broker = self.broker
+
+        def is_of_no_topic(copy: str) -> bool:
+            whose = of_stem(copy.removesuffix(FORMER).removesuffix(FUTURE))
+            return whose is not None and whose[0] not in broker.metadata.image.topic_names
 
         def strange() -> list[str]:
             found = [
                 f"{folder.name}/{name}"
                 for folder in broker.folders
                 for name in folder.disk.listdir("")
-                if name.endswith((FORMER, FUTURE))
+                if name.endswith((FORMER, FUTURE)) and not (name in folder.unused and is_of_no_topic(name))
             ]
             for partition in broker.partitions:
                 name, log = folder_of(partition.topic_partition), partition.log
@@ -440,7 +445,10 @@ async def _read_committed(clients: Clients, reader: Reader, partition: TopicPart
             if read is not None:
                 records.extend(read.records)
                 offset, log.last_stable_offset = read.to_offset, read.last_stable_offset
+            elif clients.history.topics[partition.topic].passes:  # the log may begin further on by now
+                log.start_offset = await reader.list_offset(partition, EARLIEST) or log.start_offset
+                offset = max(offset, log.start_offset)
         return offset >= log.end_offset
 
     await until_true(clients, step)
-    log.committed = tuple(records)
+    log.committed = tuple(record for record in records if record.offset >= log.start_offset)
