@@ -507,14 +507,16 @@ class ACleanRestartChangesNothing:
                 or (after.end_offset > before.end_offset and not topic.transactional)
             ):
                 yield f"{partition} ended at {before.end_offset} before, at {after.end_offset} after"
-            if topic.retained or topic.compacted:
+            if topic.compacted:
                 continue
             # a deletion that was not answered may have taken effect only now
             low, high = before.start_offset, max(before.start_offset, self._asked(history, partition))
-            if not low <= after.start_offset <= high:
+            if after.start_offset < low or (after.start_offset > high and not topic.retained):
                 yield f"{partition} began at {before.start_offset} before, at {after.start_offset} after"
-            elif tuple(record for record in before.records if record.offset >= after.start_offset) != after.records:
+            elif _from(after.start_offset, before.records) != _from(after.start_offset, after.records):
                 yield f"{partition} holds other records after"
+            elif _from(after.start_offset, before.committed) != after.committed:
+                yield f"{partition} shows other committed records after"
 
     @staticmethod
     def _asked(history: History, partition: TopicPartition) -> int:
@@ -522,6 +524,10 @@ class ACleanRestartChangesNothing:
             each for each in history.deletions if each.outcome is Outcome.UNKNOWN and each.partition == partition
         ]
         return max((each.before_offset for each in unknown), default=0)
+
+
+def _from(offset: int, records: tuple[Record, ...]) -> tuple[Record, ...]:
+    return tuple(record for record in records if record.offset >= offset)
 
 
 class AnswersMakeSense:

@@ -20,13 +20,13 @@ from log.ids import TopicPartition, partition_of
 from log.relocation import FORMER
 from tests.sim.disk import Folder, Inode, SimDisk
 from tests.sim.history import History
-from tests.sim.plan import INPUT, LEDGER, MADE_AGAIN, MOVED, MOVED_ON, OUTPUT, Plan
+from tests.sim.plan import INPUT, LEDGER, MADE_AGAIN, MOVED, MOVED_ON, OUTPUT, PASSING, Plan
 from tests.sim.world import Host, World, come_true
 
 PLACES = ("", "", ".log", ".index", "snapshot", "checkpoint", "__consumer", "__transaction", "compacted", "reborn")
 """A part of the path that a process touches when it dies."""
 DECISIONS = "__transaction_state"
-CARRIED_OUT = ("__consumer_offsets", INPUT, OUTPUT, LEDGER)
+CARRIED_OUT = ("__consumer_offsets", INPUT, OUTPUT, LEDGER, PASSING)
 """Topics in which a decided transaction leaves its traces."""
 CLEAN_STOP_WITHIN = 60.0  # seconds after SIGTERM; what is under way is finished first, on a disk that may stall
 

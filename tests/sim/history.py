@@ -274,6 +274,11 @@ class Topic:
     transactional: bool = False  # markers take offsets of their own
     quiet: bool = False  # one client alone writes here, now and then
 
+    @property
+    def passes(self) -> bool:
+        """Its records go, the oldest first."""
+        return self.retained or self.trimmed
+
 
 @dataclass(slots=True)
 class History:

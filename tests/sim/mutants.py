@@ -496,6 +496,32 @@ def aborts_of_long_ago_listed() -> contextlib.AbstractContextManager[None]:
     return replaced(StableOffsets, "aborted", aborted)
 
 
+def aborts_that_begin_below_the_start_forgotten() -> contextlib.AbstractContextManager[None]:
+    """Readers are shown what is left of a transaction that was aborted."""
+    original = StableOffsets.set_start_offset
+
+    def set_start_offset(view: StableOffsets, offset: int) -> None:
+        original(view, offset)
+        ranges = view.aborted_ranges(0, 2**62)
+        view.forget_aborted([aborted.last_offset for aborted in ranges if aborted.first_offset < offset])
+
+    return replaced(StableOffsets, "set_start_offset", set_start_offset)
+
+
+def open_transactions_that_begin_below_the_start_forgotten() -> contextlib.AbstractContextManager[None]:
+    """Readers are shown what is left of a transaction that nobody has decided."""
+    original = StableOffsets.set_start_offset
+
+    def set_start_offset(view: StableOffsets, offset: int) -> None:
+        original(view, offset)
+        for producer_id in [each.producer_id for each in view.describe_open() if each.first_offset < offset]:
+            del view._open[producer_id], view._timestamps[producer_id]
+        while view._began and view._began[0][0] < offset:
+            view._began.popleft()
+
+    return replaced(StableOffsets, "set_start_offset", set_start_offset)
+
+
 # ---------------------------------------------------------------- topics, settings, fetch sessions, what gets old
 
 
@@ -1036,6 +1062,18 @@ MUTANTS = (
         "aborts of long ago listed",
         "readers hide what was committed (Bufstream 0.1.0)",
         aborts_of_long_ago_listed,
+        True,
+    ),
+    Mutant(
+        "aborts lost with the start",
+        "the start of the log passes where they begin",
+        aborts_that_begin_below_the_start_forgotten,
+        True,
+    ),
+    Mutant(
+        "open ones lost with the start",
+        "the start of the log passes where they begin",
+        open_transactions_that_begin_below_the_start_forgotten,
         True,
     ),
     Mutant("a topic inherits", "what is made again holds what was deleted", a_new_topic_inherits_the_folder),

@@ -44,7 +44,7 @@ COSTS_MEMORY = (
     "append fails",
     "fsync fails",
 )
-INPUT, OUTPUT, LEDGER, BRIEF, CARRIED = "input", "output", "ledger", "brief", "carried"
+INPUT, OUTPUT, LEDGER, PASSING, BRIEF, CARRIED = "input", "output", "ledger", "passing", "brief", "carried"
 BRIEF_SECONDS = 1.0
 """How long records of that topic are kept."""
 ALWAYS_TEMPTING = ("kill", "power cut", "power cut in a disk call")
@@ -159,6 +159,7 @@ def add_transactions(plan: Plan, chance: random.Random) -> None:
     plan.topics += (
         TopicPlan(Topic(LEDGER, 1, compacted=True, transactional=True), _draw_segments(chance) | compaction),
     )
+    plan.topics += (_draw_passing(chance),)
     plan.settings |= {
         "transaction.state.log.num.partitions": str(chance.choice((1, 2))),
         "transaction.two.phase.commit.enable": "true",
@@ -166,6 +167,25 @@ def add_transactions(plan: Plan, chance: random.Random) -> None:
     if not plan.bears_power_cuts:
         kept = tuple(kind for kind in plan.kinds if kind not in COSTS_MEMORY)
         plan.kinds = kept or ("kill",)
+
+
+def _draw_passing(chance: random.Random) -> TopicPlan:
+    """Its log begins further on all the time, within transactions, too: by age, by size, or because clients ask so."""
+    by = chance.choice(("age", "size", "clients", "clients"))
+    retention = {
+        "age": {"retention.ms": "3000"},
+        "size": {"retention.bytes": str(chance.choice((1000, 20_000)))},
+        "clients": {},
+    }[by]
+    topic = Topic(
+        PASSING,
+        1,
+        retained=by != "clients",
+        retention_seconds=3.0 if by == "age" else None,
+        trimmed=by == "clients" or chance.random() < 0.5,
+        transactional=True,
+    )
+    return TopicPlan(topic, _draw_segments(chance) | retention)
 
 
 def _draw_plain_plan(chance: random.Random) -> Plan:

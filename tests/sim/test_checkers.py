@@ -298,6 +298,17 @@ def find_an_offset_after_a_restart(history: History) -> None:
     history.after_restart[TopicPartition(PLAIN, 1)].end_offset += 1
 
 
+def show_what_was_aborted_after_a_restart(history: History) -> None:
+    log = history.after_restart[TopicPartition(PLAIN, 1)]
+    log.committed = log.records[:1]
+
+
+def lose_a_retained_record_in_a_restart(history: History) -> None:
+    history.topics[PLAIN] = replace(history.topics[PLAIN], retained=True)
+    log = history.after_restart[TopicPartition(PLAIN, 1)]
+    log.records, log.start_offset = (log.records[9], *log.records[11:]), 9
+
+
 def get_stuck(history: History) -> None:
     history.stuck.append("reader r never reached the end of plain-1")
 
@@ -332,6 +343,8 @@ DAMAGES: dict[Callable[[History], None], str] = {
     lose_a_record_in_a_restart: "ACleanRestartChangesNothing",
     find_a_record_after_a_restart: "ACleanRestartChangesNothing",
     find_an_offset_after_a_restart: "ACleanRestartChangesNothing",
+    show_what_was_aborted_after_a_restart: "ACleanRestartChangesNothing",
+    lose_a_retained_record_in_a_restart: "ACleanRestartChangesNothing",
     get_stuck: "EverybodyGetsThrough",
 }
 

@@ -257,6 +257,26 @@ def clean_away_the_newest_of_a_key(history: History) -> None:
     history.final[ledger] = FinalLog(0, 7, (), (), 7)
 
 
+def passing(history: History, start_offset: int) -> TopicPartition:
+    """One committed record, at offset 5, in a topic of which retention has left what is from `start_offset` on."""
+    partition = TopicPartition("passing", 0)
+    history.topics["passing"] = Topic("passing", 1, retained=True, transactional=True)
+    of(history, Outcome.OK).values.append((partition, b"gone"))
+    write = Write("w", 1, partition, ((None, b"gone"),), -1, Held.POWER_CUT, 1.0, 1.1, Outcome.OK, 5)
+    history.writes.append(write)
+    history.final[partition] = FinalLog(start_offset, 9, (), (), 9)
+    return partition
+
+
+def lose_a_committed_value_above_the_start(history: History) -> None:
+    passing(history, 5)
+
+
+def keep_from_a_reader_what_was_there_still(history: History) -> None:
+    partition = passing(history, 8)
+    history.committed_reads.append(CommittedRead("r", partition, 3, 7, (), 9, 9, Held.POWER_CUT, 2.0, 2.1))
+
+
 def count_two_attempts_at_one_token(history: History) -> None:
     first, second = [txn for txn in history.transactions if txn.outcome is Outcome.OK][:2]
     for txn in (first, second):
@@ -275,6 +295,8 @@ DAMAGES: dict[Callable[[History], None], str] = {
     lose_a_value_of_a_committed_transaction: "AllOrNothing",
     show_a_value_of_an_aborted_transaction: "AllOrNothing",
     tear_an_unknown_transaction: "AllOrNothing",
+    lose_a_committed_value_above_the_start: "AllOrNothing",
+    keep_from_a_reader_what_was_there_still: "CommittedReadsAreWhole",
     clean_away_the_newest_of_a_key: "TheNewestOfEachKeyStays",
     show_twice: "NothingTwiceNothingInvented",
     invent: "NothingTwiceNothingInvented",
@@ -300,6 +322,17 @@ DAMAGES: dict[Callable[[History], None], str] = {
 @pytest.mark.parametrize("seed", range(5))
 def test_a_valid_history_breaks_no_promise(seed: int) -> None:
     assert judge(valid_history(seed), TXN_CHECKERS) == []
+
+
+def test_what_has_left_a_log_is_missed_by_nobody() -> None:
+    history = valid_history()
+    partition = passing(history, 6)
+    there = (Record(5, 0, None, b"gone"),)
+    history.committed_reads += [
+        CommittedRead("before", partition, 3, 7, there, 9, 9, Held.POWER_CUT, 2.0, 2.1),
+        CommittedRead("after", partition, 6, 9, (), 9, 9, Held.POWER_CUT, 3.0, 3.1),
+    ]
+    assert judge(history, TXN_CHECKERS) == []
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)

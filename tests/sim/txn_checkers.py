@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from log.ids import TopicPartition
 from tests.sim.checkers import Checker, intact
-from tests.sim.history import NEVER, UNTOLD, CommittedRead, History, Outcome, Record, Transaction
+from tests.sim.history import NEVER, UNTOLD, CommittedRead, Held, History, Outcome, Record, Transaction
 
 Origins = dict[bytes, tuple[Transaction, TopicPartition]]
 Places = dict[tuple[TopicPartition, bytes | None], list[int]]
@@ -41,13 +41,26 @@ def took_effect(txn: Transaction, seen: dict[bytes, tuple[TopicPartition, int]])
     )
 
 
+def acknowledged(history: History) -> dict[bytes, int]:
+    """The offset of each value that was acknowledged, where records go, the oldest first."""
+    return {
+        value: offset
+        for write in history.writes
+        if write.outcome is Outcome.OK and history.topics[write.partition.topic].passes
+        for offset, (_, value) in enumerate(write.records, write.base_offset)
+        if value is not None
+    }
+
+
 class AllOrNothing:
-    """Of a committed transaction everything is visible, of an aborted one nothing, of an unknown one all or nothing."""
+    """Of a committed transaction everything is visible that lies above the start of its log, of an aborted one nothing,
+    of an unknown one all or nothing.
+    """
 
     def check(self, history: History) -> Iterator[str]:
-        seen = visible(history)
+        seen, places = visible(history), acknowledged(history)
         for txn in history.transactions:
-            judged = [(partition, value) for partition, value in txn.values if self._judged(history, txn, partition)]
+            judged = [each for each in txn.values if self._judged(history, txn, *each, places)]
             shown = [value for _, value in judged if value in seen]
             name = f"transaction {txn.number} of {txn.transactional_id} (epoch {txn.epoch})"
             if txn.outcome is Outcome.OK and len(shown) < len(judged):
@@ -59,10 +72,16 @@ class AllOrNothing:
                 yield f"{name} is torn: {len(shown)} of {len(judged)} values are visible"
 
     @staticmethod
-    def _judged(history: History, txn: Transaction, partition: TopicPartition) -> bool:
-        """Records that the cleaner may remove are judged only if none of them may be there."""
-        compacted = history.topics[partition.topic].compacted
-        return intact(history, partition) is not None and (not compacted or txn.outcome is Outcome.FAILED)
+    def _judged(
+        history: History, txn: Transaction, partition: TopicPartition, value: bytes, places: dict[bytes, int]
+    ) -> bool:
+        """Records that may be removed are judged only if none of them may be there, or if they are known to lie above
+        the start of the log.
+        """
+        log, topic = intact(history, partition), history.topics[partition.topic]
+        if log is None or txn.outcome is Outcome.FAILED:
+            return log is not None
+        return not topic.compacted and (not topic.passes or places.get(value, -1) >= log.start_offset)
 
 
 class TheNewestOfEachKeyStays:
@@ -162,6 +181,33 @@ class CommittedReadsAreSlices:
                 given, stored = _without_times(given), _without_times(stored)
             if given != stored:
                 yield f"{_where(read)}: {_difference(given, stored)}"
+
+
+class CommittedReadsAreWhole:
+    """A read_committed answer has everything acknowledged and committed that lies in the slice that it claims to be,
+    also where that has left the log since.
+    """
+
+    def check(self, history: History) -> Iterator[str]:
+        of_transactions = origins(history)
+        by_partition: dict[TopicPartition, list[tuple[int, bytes, Held, float]]] = {}
+        for write in history.writes:
+            if write.outcome is not Outcome.OK or not history.topics[write.partition.topic].passes:
+                continue
+            for offset, (_, value) in enumerate(write.records, write.base_offset):
+                txn, _ = of_transactions.get(value or b"", (None, None))
+                if value is not None and (txn is None or txn.outcome is Outcome.OK):
+                    entry = (offset, value, write.held, write.invoked)
+                    by_partition.setdefault(write.partition, []).append(entry)
+        for read in history.committed_reads:
+            entries = by_partition.get(read.partition)
+            if entries is None or read.partition in history.rotten or history.excused(read.held, read.invoked):
+                continue
+            given = {record.offset: record.value for record in read.records}
+            for offset, value, held, since in entries:
+                within = read.from_offset <= offset < read.to_offset
+                if within and given.get(offset) != value and not history.excused(held, since):
+                    yield f"{_where(read)}: {value!r:.40} at {offset} was committed and not given"
 
 
 def places_of_keys(history: History) -> Places:
@@ -384,6 +430,7 @@ TXN_CHECKERS: tuple[Checker, ...] = (
     NothingTwiceNothingInvented(),
     AbortedStaysInvisible(),
     CommittedReadsAreSlices(),
+    CommittedReadsAreWhole(),
     StableOffsetStopsAtOpenTransactions(),
     EveryDecisionGetsItsMarkers(),
     InputIsProcessedOnce(),

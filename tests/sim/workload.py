@@ -550,7 +550,9 @@ class Trimmer(Actor):
         partitions = [each for each in self.clients.busy_partitions() if self.history.topics[each.topic].trimmed]
         partition = self.chance.choice(partitions)
         end = self.clients.known_ends.get(partition, 0)
-        await self.delete(partition, self.chance.randrange(end + 1))
+        is_near_the_end = self.history.topics[partition.topic].transactional and self.chance.random() < 0.7
+        least = max(0, end - 5) if is_near_the_end else 0  # transactions that are open have begun there
+        await self.delete(partition, self.chance.randrange(least, end + 1))
 
     async def delete(self, partition: TopicPartition, before_offset: int) -> None:
         deletion = Deletion(partition, before_offset, self.plan.visible_held, self.clients.now)
