@@ -63,10 +63,12 @@ class Markers:
         first = max(bisect_left(self._offsets, from_offset), len(self._offsets) - KEPT)
         return max(bisect_left(self._offsets, end_offset) - first, 0)
 
-    def left(self, offset: int, *, stable: int, high: int) -> Left:
-        """What is left from `offset` on, if readers of committed data get what is below `stable`, and others what is
-        below `high`. This is the one count of lag: of metrics, pages, HTTP and the command line.
+    def left(self, offset: int, *, start: int, stable: int, high: int) -> Left:
+        """What is left from `offset` on of a log that begins at `start`, if readers of committed data get what is below
+        `stable`, and others what is below `high`. This is the one count of lag: of metrics, pages, HTTP and the command
+        line.
         """
+        offset = max(offset, start)
         decided = max(stable - offset, 0)
         undecided = max(high - max(stable, offset), 0)
         return Left(

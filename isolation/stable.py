@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from isolation.aborted import AbortedRange, AbortedRanges
 from isolation.markers import NEVER, Markers
-from log.batch import CONTROL, TRANSACTIONAL, BatchHeader, Buffer
+from log.batch import CONTROL, TRANSACTIONAL, BatchHeader, Buffer, CorruptBatch
 from log.control import ControlType, read_marker
 
 _HEAD: Final = struct.Struct(">BII")
@@ -83,7 +83,8 @@ class StableOffsets:
             self._begin(producer_id, header.base_offset, header.max_timestamp)
 
     def _begin(self, producer_id: int, first_offset: int, timestamp_ms: int) -> None:
-        assert not self._began or self._began[-1][0] < first_offset, "transactions begin in the order of the log"
+        if self._began and self._began[-1][0] >= first_offset:
+            raise CorruptBatch(f"a transaction begins at offset {first_offset}, after one at {self._began[-1][0]}")
         self._open[producer_id] = first_offset
         self._timestamps[producer_id] = timestamp_ms
         self._began.append((first_offset, producer_id))
@@ -94,7 +95,8 @@ class StableOffsets:
         first_offset = self._open.pop(producer_id, None)
         if first_offset is None:
             return
-        assert first_offset < marker_offset, "a transaction ends after its first batch"
+        if first_offset >= marker_offset:
+            raise CorruptBatch(f"a transaction ends at offset {marker_offset}, and began at {first_offset}")
         del self._timestamps[producer_id]
         began = self._began
         while began and self._open.get(began[0][1]) != began[0][0]:

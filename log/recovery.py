@@ -275,11 +275,17 @@ class _Recovery:
                 view.apply(header, batch)
 
     def _trusted_batches(self, from_offset: int) -> Iterator[tuple[Segment, BatchHeader, memoryview]]:
+        """The batches from that offset on, in order. The checksum does not cover a batch's offset."""
+        ended = 0
         for segment in self.segments:
             if segment.end_offset <= from_offset:
                 continue
             try:
                 for _, header, batch in segment.batches(0):
+                    if not ended <= header.base_offset <= header.last_offset < segment.end_offset:
+                        told = f"offsets {header.base_offset} to {header.last_offset} in the segment"
+                        raise CorruptBatch(f"{told} {segment.base_offset}, after offset {ended - 1}")
+                    ended = header.next_offset
                     if header.base_offset >= from_offset:
                         yield segment, header, batch
             except CorruptBatch as error:

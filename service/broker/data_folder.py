@@ -19,7 +19,8 @@ from service.broker.unremoved import write_notes
 logger = logging.getLogger("oncelog.broker")
 
 META_FILE: Final = "meta.properties"
-LAYOUT: Final = 1
+LAYOUT: Final = 2
+"""Raised when an older version can't read what this one writes: the snapshots of 2 tell where markers are."""
 HARMLESS: Final = ("lost+found", "meta.db", "meta.db-wal", "meta.db-journal", "brokers", META_FILE + TEMPORARY)
 """What may be in a folder that is not claimed yet, besides hidden files. A first start that was killed leaves the
 metadata.
@@ -149,5 +150,6 @@ async def agree(disks: Mapping[str, Disk]) -> None:
     found = {name: facts for name, facts in read_all(disks).items() if facts is not None}
     directories = tuple(sorted(facts.directory_id for facts in found.values()))
     for name, facts in found.items():
-        if facts.directories != directories:
-            await disks[name].write_atomic(META_FILE, replace(facts, directories=directories).to_text().encode())
+        now = replace(facts, layout=LAYOUT, directories=directories)
+        if facts != now:
+            await disks[name].write_atomic(META_FILE, now.to_text().encode())

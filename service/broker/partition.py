@@ -697,7 +697,9 @@ class Partition:
 
     def left_from(self, offset: int) -> Left:
         """What is left for a reader who has come to this offset."""
-        return self.stable.markers.left(offset, stable=self.last_stable_offset, high=self.high_watermark)
+        return self.stable.markers.left(
+            offset, start=self.log.start_offset, stable=self.last_stable_offset, high=self.high_watermark
+        )
 
     @property
     def is_catching_up(self) -> bool:

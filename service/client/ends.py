@@ -36,7 +36,9 @@ class Ends(NamedTuple):
 
     def left_from(self, offset: int) -> Left:
         """What is left for a reader who has come to this offset."""
-        return self.markers.left(offset, stable=self.last_stable_offset, high=self.high_watermark)
+        return self.markers.left(
+            offset, start=self.start_offset, stable=self.last_stable_offset, high=self.high_watermark
+        )
 
 
 async def ends_of(cluster: Cluster, since: Mapping[TopicPartition, int]) -> dict[TopicPartition, Ends]:

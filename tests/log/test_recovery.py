@@ -189,6 +189,22 @@ def test_a_batch_whose_offset_its_segment_cant_hold_is_damage() -> None:
     assert [base for base, _ in view.seen] == [0, 1, 3, 4]
 
 
+@pytest.mark.parametrize("rotten", [0, 2**40])
+def test_views_are_given_no_batch_out_of_order(rotten: int) -> None:
+    """Without snapshots they are given what stands below the recovery point, too. A view may raise at such a batch, and
+    then the broker could not start.
+    """
+    disk, log = written()
+    second = log.segments[1]
+    position = second.position_of(second.base_offset + 1)
+    for name in [name for name in disk.files if name.endswith(".snapshot")]:
+        del disk.files[name]
+    disk.files[second.path()].data[position : position + 8] = rotten.to_bytes(8, "big")
+    again, view = open_log(disk, config=SMALL, recovery_point=20)
+    assert [base for base, _ in view.seen] == sorted({base for base, _ in view.seen})
+    assert f"offsets {rotten} to {rotten} in the segment {second.base_offset}" in again.damage[0].reason
+
+
 def test_a_missing_last_segment_below_the_recovery_point_is_damage() -> None:
     disk, log = written()
     gone = log.segments[-1]

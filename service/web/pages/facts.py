@@ -164,7 +164,7 @@ class PartitionOffsets:
     markers: Markers
 
     def left_from(self, offset: int) -> Left:
-        return self.markers.left(offset, stable=self.stable, high=self.high)
+        return self.markers.left(offset, start=self.start, stable=self.stable, high=self.high)
 
     @property
     def held_up(self) -> int:

@@ -20,9 +20,9 @@ def test_a_leader_tells_how_far_its_partitions_can_be_read_and_where_markers_are
         assert [each.error_code for each in (missing, nowhere)] == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * 2
         assert told == DescribedEnds(0, 0, 0, 4, 5, told.markers), "once, however often it is named"
         markers, _ = Markers.from_bytes(told.markers)
-        assert markers.left(2, stable=4, high=5) == Left(1, 1, True)
-        assert markers.left(3, stable=4, high=5) == Left(0, 1, True)
-        assert not markers.left(0, stable=4, high=5).is_exact, "it was asked about offset 2 and beyond"
+        assert markers.left(2, start=0, stable=4, high=5) == Left(1, 1, True)
+        assert markers.left(3, start=0, stable=4, high=5) == Left(0, 1, True)
+        assert not markers.left(0, start=0, stable=4, high=5).is_exact, "it was asked about offset 2 and beyond"
 
     on_txn_stage(tmp_path, scene)
 

@@ -7,7 +7,7 @@ import pytest
 
 from log.disk import DiskFault
 from log.manifest import read_and_remove_manifest, write_manifest
-from service.broker.data_folder import META_FILE, FolderFacts, StartError, agree, claim, read_all
+from service.broker.data_folder import LAYOUT, META_FILE, FolderFacts, StartError, agree, claim, read_all
 from tests.log.memory_disk import MemoryDisk
 
 _ids = map("id{}".format, itertools.count(1))
@@ -132,5 +132,5 @@ def test_folders_from_before_there_were_ids_get_theirs() -> None:
     disk.open(META_FILE, create=True).append([b"version=1\noncelog.layout=1\ncluster.id=c\nnode.id=1\n"])
     start({"a": disk})
     (facts,) = known({"a": disk})
-    assert facts.cluster_id == "c"
+    assert (facts.layout, facts.cluster_id) == (LAYOUT, "c"), "the version before this one says that it can't read it"
     assert facts.directories == (facts.directory_id,)
