@@ -75,7 +75,10 @@ from service.broker.partition_table import PartitionTable
 from service.broker.shard import Shard
 from service.broker.transaction_gate import TransactionalWriter, TransactionGate
 from service.cluster.image import Image, PartitionState, Topic
+from service.groups.commands import CommitTransactionalOffsets
+from service.groups.consumer_group import ConsumerGroup
 from service.groups.coordinator import GroupCoordinator
+from service.groups.kinds import OffsetCheck, any_offset
 from service.wire.error_codes import ErrorCode
 from tests.sim.disk import Mount, SimFile
 from tests.sim.plan import MOVED, MOVED_ON, Plan
@@ -520,6 +523,15 @@ def open_transactions_that_begin_below_the_start_forgotten() -> contextlib.Abstr
             view._began.popleft()
 
     return replaced(StableOffsets, "set_start_offset", set_start_offset)
+
+
+def former_members_commit_in_transactions() -> contextlib.AbstractContextManager[None]:
+    """Who was thought dead commits for a partition that another member has gone on with (KIP-447)."""
+
+    def may_commit(group: ConsumerGroup, ask: CommitTransactionalOffsets) -> OffsetCheck:
+        return any_offset
+
+    return replaced(ConsumerGroup, "may_commit_in_transaction", may_commit)
 
 
 # ---------------------------------------------------------------- topics, settings, fetch sessions, what gets old
@@ -1074,6 +1086,12 @@ MUTANTS = (
         "open ones lost with the start",
         "the start of the log passes where they begin",
         open_transactions_that_begin_below_the_start_forgotten,
+        True,
+    ),
+    Mutant(
+        "former members commit",
+        "the epoch is not looked at in transactions",
+        former_members_commit_in_transactions,
         True,
     ),
     Mutant("a topic inherits", "what is made again holds what was deleted", a_new_topic_inherits_the_folder),

@@ -163,6 +163,10 @@ def add_transactions(plan: Plan, chance: random.Random) -> None:
     plan.settings |= {
         "transaction.state.log.num.partitions": str(chance.choice((1, 2))),
         "transaction.two.phase.commit.enable": "true",
+        "group.consumer.min.session.timeout.ms": "2000",
+        "group.consumer.session.timeout.ms": "2000",
+        "group.consumer.min.heartbeat.interval.ms": "500",
+        "group.consumer.heartbeat.interval.ms": "500",
     }
     if not plan.bears_power_cuts:
         kept = tuple(kind for kind in plan.kinds if kind not in COSTS_MEMORY)

@@ -47,6 +47,7 @@ from tests.sim.plan import Plan, add_what_one_broker_has, draw_plan
 from tests.sim.postman import Ghost, Postman
 from tests.sim.replicas import epochs_unlike_batches
 from tests.sim.sessions import SessionReader
+from tests.sim.sharing import Sharer
 from tests.sim.transactions import CommittedReader, Transactor, fetch_committed
 from tests.sim.turns import short_turns
 from tests.sim.txn_checkers import TXN_CHECKERS
@@ -118,7 +119,11 @@ def transactional_actors(clients: Clients) -> list[Actor]:
 
 
 def one_brokers_actors(clients: Clients, postman: Postman) -> tuple[Actor, ...]:
-    return Waverer(clients, "waverer", postman), IdempotentWriter(clients, "slow idempotent", rests=True)
+    return (
+        Waverer(clients, "waverer", postman),
+        IdempotentWriter(clients, "slow idempotent", rests=True),
+        *(Sharer(clients, f"sharer{number}", postman) for number in (1, 2)),
+    )
 
 
 class SimStoreFaults(StoreFaults):

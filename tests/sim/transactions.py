@@ -208,6 +208,7 @@ class Transactor(ExactlyOnce):
         self.group = f"group-of-{transactional_id}"
         self.newest = self.chance.random() < (0.2 if self.plan.late_markers else 0.6)  # transaction version 2
         self.timeout_ms = self.chance.choice((2000, 10_000, 60_000))
+        self._member_id, self._member_epoch = "", -1  # of none, unless a group gives it its input
         self._owner: Ownership | None = None
         self._former: tuple[Ownership, Transaction] | None = (
             None  # the producer id and epoch from before, and the transaction that was open then
@@ -452,8 +453,9 @@ class Transactor(ExactlyOnce):
             topic = TxnOffsetCommitRequestTopic(
                 partition.topic, [TxnOffsetCommitRequestPartition(partition.partition, offset)]
             )
+            member = self._member_epoch, self._member_id
             request = TxnOffsetCommitRequest(
-                self.transactional_id, self.group, owner.producer_id, owner.epoch, topics=[topic]
+                *(self.transactional_id, self.group, owner.producer_id, owner.epoch, *member), topics=[topic]
             )
             version = 5 if self.newest else 3
             if self.newest:
