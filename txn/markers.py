@@ -91,7 +91,6 @@ class OwedMarkers:
 
 def markers_of(txn: Txn, partitions: tuple[TopicPartition, ...]) -> SendMarkers:
     assert txn.state in PREPARED, "no marker before the decision"
-    assert set(partitions) <= set(txn.partitions), "only partitions of the transaction are told"
     return SendMarkers(
         txn.transactional_id,
         txn.producer_id,

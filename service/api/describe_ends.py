@@ -5,6 +5,7 @@ markers.py). Only leaders answer.
 
 from collections.abc import Awaitable, Mapping
 
+from isolation.markers import NEVER
 from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
 from service.broker.reading import leader_epoch_error
@@ -15,6 +16,8 @@ from service.wire.error_codes import ErrorCode
 from service.wire.messages import DescribedEnds, DescribedEndsTopic, DescribeEndsRequest, DescribeEndsResponse
 
 ANY_EPOCH = -1
+MARKERS_BYTES = 1 << 20
+"""So many bytes of markers are in an answer. Of further partitions none is told: what is left is known "at most"."""
 
 
 def handle(
@@ -33,14 +36,15 @@ def _described(partitions: PartitionTable, request: DescribeEndsRequest) -> Step
             if turn.is_over():
                 yield
             of_topic[each.partition_index] = each.since_offset
-    topics = []
+    topics, room_bytes = [], MARKERS_BYTES
     for name, since in wanted.items():
         held: Mapping[int, Partition] = partitions.topic(name) or {}
         described = []
         for index, offset in since.items():
             if turn.is_over():
                 yield
-            described.append(_ends(index, held.get(index), offset))
+            described.append(_ends(index, held.get(index), offset if room_bytes > 0 else NEVER))
+            room_bytes -= len(described[-1].markers)
         topics.append(DescribedEndsTopic(name, described))
     return DescribeEndsResponse(topics=topics)
 

@@ -19,6 +19,7 @@ from service.client.cluster import (
     by_topic,
 )
 from service.client.failures import refused
+from service.turns import NAMED_A_TURN, Turn
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import DescribedEnds, DescribeEndsRequest, EndsPartition, EndsTopic
 
@@ -49,7 +50,7 @@ async def ends_of(cluster: Cluster, since: Mapping[TopicPartition, int]) -> dict
     """
     deadline = Deadline(cluster.timeout_s)
     found: dict[TopicPartition, Ends] = {}
-    missing = list(since)
+    missing, turn = list(since), Turn(NAMED_A_TURN)
     while missing:
         again = []
         code, where = 0, missing[0]
@@ -64,6 +65,8 @@ async def ends_of(cluster: Cluster, since: Mapping[TopicPartition, int]) -> dict
             answer = await cluster.ask(DescribeEndsRequest(topics), node=node)
             for topic in answer.topics:
                 for told in topic.partitions:
+                    if turn.is_over():
+                        await asyncio.sleep(0)
                     partition = TopicPartition(topic.name, told.partition_index)
                     if not told.error_code:
                         found[partition] = _ends(told)

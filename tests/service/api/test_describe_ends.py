@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from isolation.markers import Left, Markers
+import pytest
+
+from isolation.markers import NEVER, Left, Markers
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import DescribedEnds, DescribeEndsRequest, EndsPartition, EndsTopic
 from tests.monitoring.test_metrics import begun
@@ -23,6 +25,23 @@ def test_a_leader_tells_how_far_its_partitions_can_be_read_and_where_markers_are
         assert markers.left(2, start=0, stable=4, high=5) == Left(1, 1, True)
         assert markers.left(3, start=0, stable=4, high=5) == Left(0, 1, True)
         assert not markers.left(0, start=0, stable=4, high=5).is_exact, "it was asked about offset 2 and beyond"
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_of_very_many_partitions_some_are_told_without_their_markers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.api.describe_ends.MARKERS_BYTES", 1)
+
+    async def scene(stage: TxnStage) -> None:
+        await (await begun(stage, "pay")).end(commit=True)
+        (answer,) = (
+            await stage.ask(DescribeEndsRequest([EndsTopic("orders", [EndsPartition(0, 0), EndsPartition(1, 0)])]), 0)
+        ).topics
+        first, second = (Markers.from_bytes(each.markers)[0] for each in answer.partitions)
+        assert first.known_from == 0
+        assert second.known_from == NEVER
 
     on_txn_stage(tmp_path, scene)
 
