@@ -29,6 +29,7 @@ from service.settings.setting import (
 )
 
 _ONE_LOOP = "One event loop serves all connections and requests; add brokers to use more cores."
+_ONE_BY_ONE = "Logs are recovered one after another; where batches are small, two threads gain nothing."
 _NO_PURGATORY = "Waiting requests are woken one by one; nothing collects them in rounds."
 _PEERS = "What brokers ask of each other has limits of its own."
 _COMPACTION = "Compaction reads some megabytes at a time and sorts what it remembers, which has no load factor."
@@ -48,7 +49,7 @@ NO_EFFECT_SETTINGS: dict[str, Setting[Any]] = {
         integer("queued.max.requests", 500, _ONE_LOOP, at_least=1),
         integer("group.coordinator.threads", 4, _ONE_LOOP, at_least=1),
         integer("group.coordinator.background.threads", 2, _ONE_LOOP, at_least=1),
-        integer("num.recovery.threads.per.data.dir", 2, _ONE_LOOP, at_least=1, mode=ANYWHERE),
+        integer("num.recovery.threads.per.data.dir", 2, _ONE_BY_ONE, at_least=1, mode=ANYWHERE),
         integer("log.cleaner.threads", 1, _ONE_LOOP, at_least=0, mode=ANYWHERE),
         integer("max.connection.creation.rate", MAX_INT, "Connections are limited in number, not in rate."),
         integer("fetch.purgatory.purge.interval.requests", 1000, _NO_PURGATORY),
