@@ -59,6 +59,7 @@ from service.web.producers import ProducerPool
 from service.web.routing import IDEMPOTENCY_KEY, NDJSON, STREAMING, Route
 from service.web.sending import Numbers
 from service.web.sharing import Sharing
+from service.web.taking import Taking
 from service.web.transactions import OpenTransactions
 from service.web.unpacking import body_of, encoding_of
 
@@ -146,7 +147,8 @@ class Connection(web.RequestHandler):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._look_unread(sys.maxsize)
+        if self.transport is not None:
+            self._wait_unread(Taking(self.transport))
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -157,14 +159,14 @@ class Connection(web.RequestHandler):
         self._stop_looking()
         super().connection_lost(exc)
 
-    def _look_unread(self, before_bytes: int) -> None:
+    def _wait_unread(self, taking: Taking) -> None:
         self._stop_looking()
-        if self.transport is None:
-            return
-        left_bytes = self.transport.get_write_buffer_size()
-        if left_bytes < before_bytes:
-            self._unread = self._loop.call_later(UNREAD_S, self._look_unread, left_bytes)
-        else:
+        self._unread = self._loop.call_later(UNREAD_S, self._look_unread, taking)
+
+    def _look_unread(self, taking: Taking) -> None:
+        if taking.goes_on():
+            self._wait_unread(taking)
+        elif self.transport is not None:
             self.transport.abort()
 
     def _stop_looking(self) -> None:

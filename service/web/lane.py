@@ -31,6 +31,7 @@ from service.web import compatible, quick
 from service.web.answers import CODECS, PACKED_FROM_BYTES, codec_of
 from service.web.gateway import Gateway
 from service.web.problems import MEDIA_TYPE, PROBLEMS, Problem
+from service.web.taking import Taking
 
 logger = logging.getLogger("oncelog.http")
 
@@ -42,7 +43,7 @@ REQUESTS_AT_ONCE = 30
 HEADS_MAX = 1000
 """How many heads are remembered, so that each is parsed once."""
 BODY_S, UNREAD_S = 60.0, 120.0
-"""A body must have come within the first time. An answer must be taken within the second."""
+"""A body must have come within the first time. Something of an answer must be taken within the second."""
 IDLE_S = 3630.0
 """How long a silent connection is kept: as long as aiohttp keeps one, which is longer than any proxy does."""
 STATUSES = {200, *(kind.status for kind in PROBLEMS.values())}
@@ -165,7 +166,8 @@ class Lane(asyncio.Protocol):
         """How many bytes of the first request's body have not come, as far as that is known."""
         self._task: asyncio.Task[None] | None = None
         """The request whose answer is not ready yet."""
-        self._is_paused = False
+        self._taking: Taking | None = None
+        """Whether the client takes something of the answers that wait. None: none waits for it."""
         self._has_ended = False
         """The client sends no more, but may wait for an answer."""
         self._loop = asyncio.get_running_loop()
@@ -200,15 +202,15 @@ class Lane(asyncio.Protocol):
         if self._is_slow:
             self._slow.pause_writing()
         else:
-            self._is_paused = True
             self._transport.pause_reading()
+            self._taking = Taking(self._transport)
             self._wait(UNREAD_S)
 
     def resume_writing(self) -> None:
         if self._is_slow:
             self._slow.resume_writing()
         else:
-            self._is_paused = False
+            self._taking = None
             self._wait(IDLE_S)
             self._resume()
 
@@ -234,7 +236,7 @@ class Lane(asyncio.Protocol):
     def _resume(self) -> None:
         if self._is_slow:
             return  # aiohttp says itself when it wants to read
-        if self._task is None and not self._is_paused and not self._transport.is_closing():
+        if self._task is None and self._taking is None and not self._transport.is_closing():
             if not self._has_ended:
                 self._transport.resume_reading()
             self._go_on(self._take_rest())
@@ -252,7 +254,7 @@ class Lane(asyncio.Protocol):
         at, left = 0, REQUESTS_AT_ONCE
         self._lacks_bytes = 0
         while at < len(data):
-            if self._task is not None or self._is_paused:
+            if self._task is not None or self._taking is not None:
                 if len(data) - at > REST_BYTES_MAX:
                     self._transport.pause_reading()
                 return at
@@ -373,7 +375,9 @@ class Lane(asyncio.Protocol):
         left_s = self._seen_s + self._patience_s - self._loop.time()
         if left_s > 0 or self._task is not None:
             self._timer = self._loop.call_later(max(left_s, 1.0), self._look)
-        elif self._lacks_bytes > 0 and not self._is_paused:
+        elif self._taking is not None and self._taking.goes_on():
+            self._wait(UNREAD_S)
+        elif self._lacks_bytes > 0 and self._taking is None:
             self._refuse_slow()
         else:
             self._transport.abort()

@@ -27,6 +27,8 @@ class Pipe(asyncio.Transport):
         super().__init__()
         self.protocol: asyncio.Protocol = protocol
         self.told = bytearray()
+        self.waiting_bytes = 0
+        """How much of the answers a test says is not taken yet."""
         self._is_closing = False
         self._is_reading = True
         self._unread: list[bytes] = []
@@ -58,6 +60,9 @@ class Pipe(asyncio.Transport):
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview[Any]]) -> None:
         self.write(b"".join(list_of_data))
+
+    def get_write_buffer_size(self) -> int:
+        return self.waiting_bytes
 
     def pause_reading(self) -> None:
         self._is_reading = False

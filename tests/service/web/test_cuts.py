@@ -203,12 +203,17 @@ def test_a_body_that_comes_in_pieces_is_looked_at_once(tmp_path: Path) -> None:
 
 
 def test_who_takes_no_answer_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_module, "UNREAD_S", 0.05)
+    """Who takes them slowly is not: a client had to take all that waited in the time."""
+    monkeypatch.setattr(lane_module, "UNREAD_S", 0.5)
 
     async def scene(server: Server) -> None:
         pipe = Pipe(server.web._connected())
         await pipe.send([WHOLE])
+        pipe.waiting_bytes = 100_000
         pipe.protocol.pause_writing()
+        for _ in range(30):
+            pipe.waiting_bytes -= 100
+            await asyncio.sleep(0.05)
         assert not pipe.is_closing()
         await until(pipe.is_closing)
 
