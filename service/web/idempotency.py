@@ -55,7 +55,7 @@ _BARE_ITEM = (
     r"|\?[01]"  # a truth value
 )
 _PARAMETERS = rf"(?:; *[a-z*][a-z0-9_.*-]*(?:=(?:{_BARE_ITEM}))?)*"
-_ITEM = re.compile(rf" *(?:{_STRING}|{_BARE}){_PARAMETERS} *")
+_ITEM = re.compile(rf" *(?:{_STRING}{_PARAMETERS}|{_BARE}) *")
 Digest = bytes
 
 
@@ -71,8 +71,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 def key_of(request: web.Request) -> str:
-    """The key: a string of structured fields (RFC 9651), also accepted without quotes. Its parameters, none of which
-    means anything yet, are passed over.
+    """The key: a string of structured fields (RFC 9651), also accepted without quotes. Parameters, none of which means
+    anything yet, are passed over behind quotes; a key without them has none, so that no two such keys are one.
     """
     given = request.headers.getall(IDEMPOTENCY_KEY)
     if len(given) != 1:
