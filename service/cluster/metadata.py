@@ -51,6 +51,7 @@ from service.stores.port import (
     MetadataStore,
     Op,
     Result,
+    SessionExpired,
     StoreError,
     StoreFailed,
     StoreSession,
@@ -132,6 +133,7 @@ class ClusterMetadata:
             MAX_WAITING_COMMANDS
         )
         self._waiting: list[tuple[int, asyncio.Future[Any]]] = []
+        self._catching_up: list[asyncio.Timeout] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -257,6 +259,7 @@ class ClusterMetadata:
                         self._lost("This broker leaves the cluster, to join it again.")
                 else:
                     logger.error("%s: this broker leads nothing for now", NOT_ANSWERED)
+                    self._end_catching_up()
                     self.on_session_lost()
             await asyncio.sleep(self._session_timeout_s / LOOKS_PER_LEASE)
 
@@ -332,12 +335,38 @@ class ClusterMetadata:
         return self.is_controller and self._session is not None and self._session.lease_left() > 0
 
     async def catch_up(self) -> None:
-        """Wait until the image shows every commit that was made before this call. Raises `MetadataLost`."""
-        session = self._session
-        if session is not None:
-            await self._reach(await self._barrier(session))
-        if session is None or self._session is not session:
-            raise MetadataLost(ErrorCode.NOT_CONTROLLER, "The session with the metadata store is over.")
+        """Wait until the image shows every commit that was answered before this call. Raises `MetadataLost`, at the
+        latest when this broker leads nothing any more: what is asked about its leadership has its answer then.
+        """
+        try:
+            async with asyncio.timeout(None) as patience:
+                self._catching_up.append(patience)
+                try:
+                    await self._catch_up()
+                finally:
+                    self._catching_up.remove(patience)
+        except TimeoutError:
+            raise MetadataLost(ErrorCode.NOT_CONTROLLER, self.why_out_of_session or NOT_ANSWERED) from None
+
+    async def _catch_up(self) -> None:
+        session, delay_s = self._session, RETRY_DELAY_S
+        deadline_s = self._env.clock.monotonic() + PATIENCE_S
+        while session is not None and session is self._session and session.lease_left() > 0:
+            try:
+                number = await session.newest()
+            except SessionExpired:
+                if self._session is session:
+                    self._lost("The session with the metadata store is over.")
+                break
+            if number is not None:
+                await self._reach(number)
+                if self._session is session:
+                    return
+            if self._env.clock.monotonic() > deadline_s:
+                break
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, 1.0)
+        raise MetadataLost(ErrorCode.NOT_CONTROLLER, self.why_out_of_session or NOT_ANSWERED)
 
     # --- changing ---
 
@@ -468,7 +497,7 @@ class ClusterMetadata:
 
     async def _barrier(self, session: StoreSession) -> int:
         """Commit nothing, and return the number of that commit. An image that has reached the number shows all earlier
-        commits.
+        commits. A commit whose answer was lost may still happen: a later one, and not a question, rules that out.
         """
         deadline_s = self._env.clock.monotonic() + PATIENCE_S
         delay_s = RETRY_DELAY_S
@@ -577,6 +606,7 @@ class ClusterMetadata:
         self._tasks.append(self._env.tasks.spawn("rejoin", self._rejoin()))
 
     def _refuse_waiting(self, why: str) -> None:
+        self._end_catching_up()
         waiting, self._waiting = self._waiting, []
         while not self._commands.empty():
             waiting.append((0, self._commands.get_nowait()[2]))
@@ -584,3 +614,8 @@ class ClusterMetadata:
             if not waiter.done():
                 waiter.set_exception(MetadataLost(ErrorCode.NOT_CONTROLLER, why))
                 waiter.exception()  # marks the error as seen: the caller may be gone
+
+    def _end_catching_up(self) -> None:
+        for patience in self._catching_up:
+            if not patience.expired():
+                patience.reschedule(0.0)

@@ -72,7 +72,13 @@ class LedgerSession(Protocol):
     def lease_left(self) -> float: ...
 
     async def newest(self) -> int:
-        """The number of the newest record. It includes every append that was answered before the call."""
+        """The number of the newest record. It includes every append that was answered before the call, unless the
+        server that answers was replaced and does not know it.
+        """
+        ...
+
+    async def confirmed_newest(self) -> int:
+        """As `newest`, but a server that was replaced can't answer, as it can't append."""
         ...
 
     async def append(self, number: int, record: bytes) -> AppendOutcome:
@@ -214,6 +220,9 @@ class LedgerStoreSession:
     async def read(self, prefix: str) -> dict[str, Entry]:
         return await seen_through(self._env, self._read(prefix))
 
+    async def newest(self) -> int | None:
+        return await seen_through(self._env, self._newest())
+
     async def watch(self) -> AsyncIterator[Event]:
         if self._ended:
             return
@@ -346,6 +355,22 @@ class LedgerStoreSession:
                 self._end()
                 raise
             return {key: entry for key, entry in self._snapshot().entries.items() if key.startswith(prefix)}
+
+    async def _newest(self) -> int | None:
+        """The watchers have heard of the commit then: a hint of it may come late."""
+        async with self._turn:
+            if self._ended:
+                raise SessionExpired
+            try:
+                number = await self._ledger.confirmed_newest()
+                if number != self._number:
+                    await self._catch_up()
+            except LedgerAway:
+                return None
+            except SessionExpired:
+                self._end()
+                raise
+            return number
 
     async def _newest_snapshot(self) -> StoreSnapshot:
         async with self._turn:

@@ -179,6 +179,14 @@ class MemorySession:
                     raise SessionExpired
                 return snapshot.entries
 
+    async def newest(self) -> int | None:
+        found: list[int | None] = []
+        if not await self._request(lambda: found.append(self._server.number if self._server.alive(self.id) else None)):
+            return None
+        if found[0] is None:
+            raise SessionExpired
+        return found[0]
+
     async def watch(self) -> AsyncIterator[Event]:
         if not self._server.alive(self.id):
             return

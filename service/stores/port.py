@@ -125,6 +125,14 @@ class StoreSession(Protocol):
         """
         ...
 
+    async def newest(self) -> int | None:
+        """The number of the newest commit; None if the store does not answer. It includes every commit that any session
+        was answered before the call, even if the server that is asked has been replaced and does not know it: it
+        answers only what the others agree to. This session was not over then. Nothing is committed. Raises
+        `SessionExpired`.
+        """
+        ...
+
     def watch(self) -> AsyncIterator[Event]:
         """A `StoreSnapshot`, and then every commit from now on. Ends when the session ends."""
         ...

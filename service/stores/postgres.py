@@ -132,16 +132,11 @@ class PostgresSession(Leased):
     # -- life
 
     async def _beat(self) -> None:
-        mine = update(SESSIONS).where(SESSIONS.c.id == self.id).values(lives_until=self._lives_until())
         try:
             while not self._over:
                 await asyncio.sleep(self._timeout_s / BEATS)
-                asked_s = self._env.clock.monotonic()
                 try:
-                    if await self._run(lambda connection: connection.execute(mine).rowcount):
-                        self._heard_s = asked_s
-                    else:
-                        self._end()
+                    await self.confirmed_newest()
                     await self.living()  # ends the sessions of brokers that died
                 except LedgerAway as away:
                     logger.warning("the metadata store does not answer: %s", away)  # the lease limits how long
@@ -209,6 +204,20 @@ class PostgresSession(Leased):
 
     async def newest(self) -> int:
         return await self._run(lambda connection: connection.execute(select(HEAD.c.number)).scalar_one())
+
+    async def confirmed_newest(self) -> int:
+        """A sign of life: a database that was replaced can't write it, because its standby does not follow it any more.
+        It touches no row of another broker, so nobody's append waits for it or comes too late by it.
+        """
+        mine = update(SESSIONS).where(SESSIONS.c.id == self.id).values(lives_until=self._lives_until())
+        asking = mine.returning(select(HEAD.c.number).scalar_subquery())
+        asked_s = self._env.clock.monotonic()
+        number: int | None = await self._run(lambda connection: connection.execute(asking).scalar_one_or_none())
+        if number is None:
+            self._end()
+            raise SessionExpired
+        self._heard_s = max(self._heard_s, asked_s)
+        return number
 
     async def append(self, number: int, record: bytes) -> AppendOutcome:
         def append(connection: Connection) -> AppendOutcome:

@@ -177,6 +177,8 @@ class StoreServer:
             elif what == "read":
                 entries = await session.read(told[0])
                 answer = [number, {key: _entry(entry) for key, entry in entries.items()}]
+            elif what == "newest":
+                answer = [number, await session.newest()]
             else:
                 async for event in session.watch():
                     writer.write(_encode(encode_event(event)))
@@ -229,6 +231,13 @@ class SharedSession:
         if told is None or told[0] == "expired":
             raise SessionExpired
         return {key: Entry(value.encode("latin-1"), version) for key, (value, version) in told[0].items()}
+
+    async def newest(self) -> int | None:
+        told = await self._ask("newest")
+        if told is None or told[0] == "expired":
+            raise SessionExpired
+        newest: int | None = told[0]
+        return newest
 
     async def watch(self) -> AsyncIterator[Event]:
         if self._over:

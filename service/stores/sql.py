@@ -154,6 +154,11 @@ class SqlDatabase:
             return connection.execute(select(SESSIONS.c.id).where(SESSIONS.c.id == session)).first() is not None
 
     @_one_at_a_time
+    def number(self) -> int:
+        with self.engine.connect() as connection:
+            return _number(connection)
+
+    @_one_at_a_time
     def snapshot(self, prefix: str = "") -> StoreSnapshot:
         found = select(ENTRIES.c.key, ENTRIES.c.value, ENTRIES.c.version).order_by(ENTRIES.c.key)
         if prefix:
@@ -325,6 +330,18 @@ class SqlSession:
         if snapshot is None:
             raise SessionExpired
         return snapshot.entries
+
+    async def newest(self) -> int | None:
+        if self._ended:
+            raise SessionExpired
+        try:
+            number = await self._store.run(lambda database: database.number() if database.alive(self.id) else None)
+        except exc.DBAPIError as error:
+            logger.error("the metadata store can't be read: %s", error.orig)
+            return None
+        if number is None:
+            raise SessionExpired
+        return number
 
     async def watch(self) -> AsyncIterator[Event]:
         if self._ended:

@@ -207,6 +207,17 @@ class ZooKeeperSession(Leased):
         _, head = await asyncio.gather(synced, self._look_at_head())
         return head
 
+    async def confirmed_newest(self) -> int:
+        """A leader that was replaced, and does not know it, answers a `sync` alone. A transaction that only checks
+        needs a majority like any other, and changes nothing. The look at the head comes behind it.
+        """
+        checked = self._ask(self._checked().commit_async, by_leader=True)
+        [alive], head = await asyncio.gather(checked, self._look_at_head())
+        if isinstance(alive, Exception):
+            self._end()
+            raise SessionExpired
+        return head
+
     async def _look_at_head(self) -> int:
         stat = await self._ask(lambda: self._client.exists_async("/head", watch=self._watched))
         if stat is None:

@@ -327,6 +327,22 @@ def test_commit_numbers_rise_by_one_over_all_sessions(holds: Test) -> None:
     holds(promise)
 
 
+def test_the_newest_number_includes_what_others_were_answered_and_to_ask_for_it_commits_nothing(holds: Test) -> None:
+    async def promise(harness: Harness) -> None:
+        one, other = await harness.session(), await harness.session()
+        events = aiter(one.watch())
+        await anext(events)
+        for version in range(-1, 5):
+            _, number = await other.commit(Create("a", b"") if version < 0 else Put("a", b"", version))
+            assert await one.newest() == number
+            told = await asyncio.wait_for(anext(events), 5)
+            assert isinstance(told, Change) and told.number == number
+        assert [await session.newest() for session in (one, other, one)] == [number] * 3
+        assert (await one.commit(Check("a", 5)))[1] == number + 1
+
+    holds(promise)
+
+
 def test_session_ids_are_never_used_again(holds: Test) -> None:
     async def promise(harness: Harness) -> None:
         seen = []
@@ -358,6 +374,8 @@ def test_an_ended_session_does_nothing_any_more(holds: Test) -> None:
         assert await result(one, Create("a", b"")) is Result.EXPIRED
         with pytest.raises(SessionExpired):
             await one.read("")
+        with pytest.raises(SessionExpired):
+            await one.newest()
         assert [event async for event in one.watch()] == []
         assert await other.read("") == {}
 

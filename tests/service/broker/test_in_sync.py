@@ -12,6 +12,7 @@ from service.broker.in_sync import InSyncSets
 from service.broker.partition import Appended, Leading, Partition
 from service.cluster.controller import RaiseLeaderEpoch, Refusal
 from service.cluster.image import PartitionState
+from service.stores.memory import Faults, MemorySession
 from service.wire.error_codes import ErrorCode
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.broker.cluster_stage import ClusterStage, on_cluster_stage, until
@@ -166,3 +167,35 @@ def test_a_follower_whose_disk_failed_leaves_and_does_not_come_back(tmp_path: Pa
         assert stage.state().partition_epoch == changed
 
     on_cluster_stage(tmp_path, scene, 1, 2, given={"log.durability": "os", "replica.lag.time.max.ms": "600"})
+
+
+def test_whether_it_leads_is_answered_by_no_as_soon_as_it_leads_nothing_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One question waited for half a minute, and the next one, behind it, as long again."""
+
+    class Away(Faults):
+        def delay_s(self) -> float:
+            return 3600.0
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2)
+        metadata, in_sync = stage.broker(1).metadata, stage.broker(1).replication.in_sync
+        partition = stage.partition(1)
+        judged = [(partition, partition.leader_epoch)]
+        assert await in_sync.led_until_now(judged) == [True]
+        session = metadata._session
+        assert isinstance(session, MemorySession)
+        session._faults = Away()
+        first = asyncio.ensure_future(in_sync.led_until_now(judged))
+        await asyncio.wait([first], timeout=0.1)
+        second = asyncio.ensure_future(in_sync.led_until_now(judged))
+        await asyncio.wait([first, second], timeout=0.1)
+        assert not first.done() and not second.done()
+        monkeypatch.setattr(session, "lease_left", lambda: -1.0)
+        async with asyncio.timeout(5):
+            for question in (first, second, in_sync.led_until_now(judged)):
+                assert await question == [False]
+        assert not partition.is_leading
+
+    on_cluster_stage(tmp_path, scene, 1, 2)

@@ -425,6 +425,70 @@ def test_a_broker_whose_lease_has_run_out_leads_nothing_until_the_store_answers(
     asyncio.run(main())
 
 
+class Away(Faults):
+    """Answers no request, for longer than a lease lasts, once switched on."""
+
+    def __init__(self, delayed_s: float) -> None:
+        self.delayed_s = delayed_s
+        self.away = False
+
+    def delay_s(self) -> float:
+        return self.delayed_s if self.away else 0.0
+
+    def fate(self) -> Fate:
+        return Fate.REQUEST_LOST if self.away else Fate.ANSWERED
+
+
+@pytest.mark.parametrize("delayed_s", [0.001, 3600.0], ids=["its answers are lost", "it does not answer"])
+@pytest.mark.parametrize("ends", ["its lease", "its session"])
+def test_who_waits_for_the_newest_image_is_told_when_this_broker_leads_nothing_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delayed_s: float, ends: str
+) -> None:
+    """A question about its leadership waited for half a minute, and the next one as long again."""
+    monkeypatch.setattr(metadata_module, "LOOKS_PER_LEASE", 6000)
+
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            faults = Away(delayed_s)
+            metadata = await world.broker(1, faults=faults)
+            await metadata.register(ENDPOINTS, rack=None, clean=True)
+            await metadata.catch_up()
+            lost = asyncio.Event()
+            metadata.on_session_lost = lost.set
+            faults.away = True
+            asking = asyncio.ensure_future(metadata.catch_up())
+            await asyncio.wait([asking], timeout=0.1)
+            assert not asking.done()
+            if ends == "its lease":
+                monkeypatch.setattr(MemorySession, "lease_left", lambda session: -1.0)
+            else:
+                world.server.end_session(metadata.image.controller_session)
+            async with asyncio.timeout(5):
+                await lost.wait()
+                for question in (asking, metadata.catch_up()):
+                    with pytest.raises(MetadataLost):
+                        await question
+
+    asyncio.run(main())
+
+
+def test_to_wait_for_the_newest_image_commits_nothing(tmp_path: Path) -> None:
+    """Brokers that asked so at the same time kept each other, and the controller, from committing."""
+
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            metadata, other = [await world.broker(number) for number in (1, 2)]
+            await other.register(ENDPOINTS, rack=None, clean=True)
+            await other.execute(new_topics("orders"))
+            number = world.server.number
+            for _ in range(3):
+                await metadata.catch_up()
+            assert metadata.image.number == world.server.number == number
+            assert "orders" in metadata.image.topics
+
+    asyncio.run(main())
+
+
 def test_a_store_that_has_gone_back_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata_module, "REJOIN_S_MIN", 0.001)
 

@@ -88,6 +88,31 @@ def test_a_session_goes_on_at_the_next_address_when_the_database_fails_over(tmp_
             server.stop()
 
 
+def test_a_database_whose_standby_is_gone_confirms_nothing(server: PostgresServer) -> None:
+    """The standby may have taken its place, and have answered commits that this one does not know. It still reads."""
+    with psycopg.connect(server.url, autocommit=True) as connection:
+
+        def followed_by(names: str) -> None:
+            connection.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
+            connection.execute("SELECT pg_reload_conf()")
+
+        async def promise(store: LedgerStore) -> None:
+            one = await store.session(20)
+            _, number = await one.commit(Create("a", b""))
+            assert await one.newest() == number
+            followed_by("gone")
+            try:
+                await asyncio.sleep(0.5)  # every process of the database reads it
+                asking = asyncio.ensure_future(one.newest())
+                await asyncio.wait([asking], timeout=1)
+                assert not asking.done()
+            finally:
+                followed_by("")
+            assert await asking == number
+
+        play(at(server.url), promise)
+
+
 def test_what_a_silent_session_left_goes_when_its_time_is_up(server: PostgresServer) -> None:
     async def promise(store: LedgerStore) -> None:
         other = await store.session(2)

@@ -220,6 +220,31 @@ def test_a_server_that_lost_its_leader_extends_no_lease(tmp_path: Path) -> None:
         play(ZooKeeper(follower.address).session, promise)
 
 
+def test_a_leader_without_a_majority_confirms_nothing(tmp_path: Path) -> None:
+    """The others may have elected another, and have answered commits that this one does not know. It still syncs."""
+    with ensemble(tmp_path) as servers:
+        leader = next(server for server in servers if server.leads())
+
+        async def promise(store: LedgerStore) -> None:
+            one = await store.session(20)
+            await until_ok(one, "first")
+            number = await one.newest()
+            others = [server for server in servers if server is not leader]
+            for server in others:
+                server.pause()
+            try:
+                asking = asyncio.ensure_future(one.newest())
+                await asyncio.wait([asking], timeout=2)
+                assert not asking.done()
+                assert await asyncio.to_thread(leader.leads), "it has not noticed yet"
+            finally:
+                for server in others:
+                    server.resume()
+            assert await asking in (number, None)
+
+        play(ZooKeeper(leader.address).session, promise)
+
+
 def test_with_a_user_the_metadata_is_closed_to_strangers(server: ZooKeeperServer) -> None:
     async def promise(store: LedgerStore) -> None:
         one = await store.session(20)
