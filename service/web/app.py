@@ -141,7 +141,7 @@ class Connection(web.RequestHandler):
             # noticed when more of it comes; until then the connection is idle.
             is_coming = self._messages[-1][1] is EMPTY_PAYLOAD and data[-1:] not in (b"", b"\n")
         else:
-            is_coming = bool(data) and self._awaits_head
+            is_coming = self._awaits_head and data.strip(b"\r\n") != b""  # empty lines before a request are none of it
         if is_coming and self._late is None:
             self._late = self._loop.call_later(HEAD_S, self._end_late)
 

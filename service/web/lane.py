@@ -258,6 +258,9 @@ class Lane(asyncio.Protocol):
                 if len(data) - at > REST_BYTES_MAX:
                     self._transport.pause_reading()
                 return at
+            if data[at] in b"\r\n":  # a server passes over empty lines before a request
+                at = len(data) - len(data[at:].lstrip(b"\r\n"))
+                continue
             end = data.find(b"\r\n\r\n", at, at + HEAD_BYTES_MAX)
             if end < 0:
                 break

@@ -220,6 +220,18 @@ def test_who_takes_no_answer_is_ended(tmp_path: Path, monkeypatch: pytest.Monkey
     at_server(tmp_path, scene)
 
 
+def test_empty_lines_before_a_request_are_passed_over(tmp_path: Path) -> None:
+    """They took the connection off the short way."""
+
+    async def scene(server: Server) -> None:
+        with patch.object(Lane, "_leave", autospec=True, side_effect=Lane._leave) as leaves:
+            told = await server.ask([b"\r\n" + WHOLE + b"\r", b"\n\r\n", WHOLE])
+        assert told.answers.count(b"200 OK") == 2
+        assert not leaves.called
+
+    at_server(tmp_path, scene)
+
+
 def test_a_connection_that_is_busy_here_is_not_idle_for_aiohttp(tmp_path: Path) -> None:
     async def scene(server: Server) -> None:
         manager = server.web._runner.server
