@@ -427,6 +427,8 @@ async def _refuse_parts(gateway: Gateway, name: Name, known: Open | None, record
     if found is None or _shown(name, found).state != "Ongoing":
         return  # the end tells what is wrong with it, or that it was ended already
     if records < 0:
+        if branch_of(name.transactional_id) is not None and await _producer_of(gateway, name).refusal() in FENCED:
+            return  # it is sealed, and the end answers so again
         raise Problem(
             "invalid-txn-state",
             f"{_NOT_KNOWN}, and the last may be there in part: commit it {_WITH_RECORDS}, or abort it",
@@ -464,7 +466,7 @@ async def _end(gateway: Gateway, request: web.Request, *, is_commit: bool, recor
                 gateway.open_transactions.close(name)
                 return as_json(state)  # it is decided, and in the way that the caller wants
             if problem.error in FENCED or problem.error == ErrorCode.INVALID_TXN_STATE:
-                _complain_of(name, state)
+                _complain_of(name, state, is_fenced=problem.error in FENCED)
             raise
         if is_commit and (branch := branch_of(name.transactional_id)) is not None:
             if known is not None:
@@ -521,15 +523,14 @@ def _shown(name: Name, found: TransactionState | None) -> TransactionStatus:
 async def _complain(gateway: Gateway, name: Name) -> None:
     """Raise the problem of a transaction whose coordinator, or a leader, lets nothing more be written in it."""
     found = await find_transaction(gateway.cluster, name.transactional_id)
-    state = _shown(name, found)
-    _complain_of(name, state)
-    if branch_of(name.transactional_id) is not None:  # a seal keeps the pair that is shown
-        raise Problem("invalid-txn-state", "the branch is sealed: it waits for the decision", state=state.state)
+    _complain_of(name, _shown(name, found), is_fenced=True)
 
 
-def _complain_of(name: Name, state: TransactionStatus) -> None:
+def _complain_of(name: Name, state: TransactionStatus, *, is_fenced: bool) -> None:
     """Raise the problem for a transaction that can't be written to or ended any more."""
     if state.state in ("Ongoing", "Empty"):
+        if is_fenced and branch_of(name.transactional_id) is not None:  # a seal keeps the pair that is shown
+            raise Problem("invalid-txn-state", "the branch is sealed: it waits for the decision", state=state.state)
         return
     if state.outcome == "applied":
         raise Problem("invalid-txn-state", "the transaction is committed", outcome="applied", state=state.state)

@@ -289,6 +289,34 @@ def test_what_comes_after_a_branch_was_sealed_elsewhere_is_not_written(
     on_stage(tmp_path, scene)
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_the_end_of_a_sealed_branch_may_be_repeated_and_is_not_changed(tmp_path: Path, is_known: bool) -> None:
+    """A broker that had forgotten the branch since asked for the number of its records to seal it again. An abort was
+    told of an id, and nothing of a seal.
+    """
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("t", 1)
+        async with serving(stage) as (web, client):
+            begun = await (await client.post("transactions", json={"transactional_id": "r::1/a"})).json()
+            path = f"transactions/{begun['txn']}"
+            assert (await client.put(f"{path}/batches/0", json=batch_of(0))).status == 200
+            if not is_known:
+                web.gateway.open_transactions._open.clear()
+                lost = await client.post(f"{path}:commit")
+                assert (lost.status, "records" in (await lost.json())["detail"]) == (409, True), "it is not sealed yet"
+            sealed = await client.post(f"{path}:commit?records=1")
+            assert (sealed.status, (await sealed.json())["state"]) == (200, "Sealed")
+            again = await client.post(f"{path}:commit")
+            assert await again.json() == await sealed.json()
+            refused = await client.post(f"{path}:abort")
+            problem = await refused.json()
+            assert (refused.status, problem["type"], problem["outcome"]) == (409, "/problems/invalid-txn-state", "none")
+            assert "is sealed" in problem["detail"]
+
+    on_stage(tmp_path, scene)
+
+
 @pytest.mark.parametrize("end", ["commit", "abort"])
 @pytest.mark.parametrize("what", ["batches/0", "offsets/g"])
 def test_what_waited_behind_the_end_of_its_transaction_is_not_written(tmp_path: Path, what: str, end: str) -> None:
