@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from log.manifest import MANIFEST
+from service.broker.data_folder import LAYOUT
 from tests.peers.process import free_port
 from tests.service.cli.kit import COMMAND, PATIENCE_S, ROOT, Ended, Running, Serving, oncelog, process
 
@@ -224,7 +225,7 @@ def test_a_folder_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path) -
     with Serving.on(data) as serving:
         assert serving.stop().status == 0
     meta = data / "meta.properties"
-    meta.write_text(meta.read_text().replace("oncelog.layout=1", "oncelog.layout=999"))
+    meta.write_text(meta.read_text().replace(f"oncelog.layout={LAYOUT}", "oncelog.layout=999"))
     before = _files(data)
     assert "newer" in _refused("--port", "0", "--data", str(data)).err
     assert _files(data) == before
