@@ -143,7 +143,7 @@ class AbortedRanges:
     # -- snapshots
 
     def to_bytes(self) -> bytes:
-        columns = [_little_endian(column).tobytes() for column in (self._producer, self._first, self._last)]
+        columns = [little_endian(column).tobytes() for column in (self._producer, self._first, self._last)]
         return _COUNT.pack(len(self._last)) + b"".join(columns)
 
     @classmethod
@@ -156,7 +156,7 @@ class AbortedRanges:
         for at in range(_COUNT.size, len(data), size or 1):
             column = array("q")
             column.frombytes(data[at : at + size])
-            columns.append(_little_endian(column))
+            columns.append(little_endian(column))
         ranges = cls()
         if columns:
             ranges._producer, ranges._first, ranges._last = columns
@@ -164,7 +164,7 @@ class AbortedRanges:
         return ranges
 
 
-def _little_endian(column: "array[int]") -> "array[int]":
+def little_endian(column: "array[int]") -> "array[int]":
     """The column in the byte order of files. On most machines that is the column itself."""
     if sys.byteorder == "little":
         return column

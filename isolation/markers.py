@@ -5,11 +5,11 @@ What always holds: of a partition the newest markers are known, KEPT of them if 
 """
 
 import struct
-import sys
 from array import array
 from bisect import bisect_left
 from typing import Final, NamedTuple
 
+from isolation.aborted import little_endian
 from log.batch import Buffer
 
 KEPT: Final = 500
@@ -87,8 +87,8 @@ class Markers:
     # -- snapshots, and answers to other brokers
 
     def to_bytes(self) -> bytes:
-        """`known_from`, the number of offsets, the offsets; big-endian."""
-        known = _big_endian(self._offsets[-KEPT:])
+        """`known_from` and the number of offsets, big-endian; the offsets, little-endian."""
+        known = little_endian(self._offsets[-KEPT:])
         return _HEAD.pack(self.known_from, len(known)) + known.tobytes()
 
     @classmethod
@@ -103,14 +103,5 @@ class Markers:
             raise ValueError("the markers are cut short")
         markers = cls(known_from)
         markers._offsets.frombytes(data[at:end])
-        markers._offsets = _big_endian(markers._offsets)
+        markers._offsets = little_endian(markers._offsets)
         return markers, end
-
-
-def _big_endian(offsets: "array[int]") -> "array[int]":
-    """The offsets as they are in files and on the wire, or back again."""
-    if sys.byteorder == "big":
-        return offsets
-    swapped = offsets[:]
-    swapped.byteswap()
-    return swapped
