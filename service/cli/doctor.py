@@ -326,7 +326,9 @@ async def _groups(cluster: Cluster) -> list[Diagnosis]:
     for group, offsets in committed.items():
         there = {each: ends[each].left_from(offset) for each, offset in offsets.items() if each in ends}
         if group in abandoned:
-            left += [f"{group} ({lag})"] if (lag := sum(each.total for each in there.values())) else []
+            if lag := sum(each.total for each in there.values()):
+                at_most = "" if all(each.is_exact for each in there.values()) else "at most "
+                left.append(f"{group} ({at_most}{lag})")
         elif more := {each: offsets[each] for each, records in there.items() if records.decided}:
             unread[group] = more
     found = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 import click
 
@@ -40,6 +40,7 @@ class ReadingRow:
     group: str
     records_per_s: float | None
     lag: int
+    lag_is: Literal["exact", "at most"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class _Seen:
 
 
 WRITING_COLUMNS = ("topic", "records_per_s", "end_offset")
-READING_COLUMNS = ("group", "records_per_s", "lag")
+READING_COLUMNS = ("group", "records_per_s", "lag_is", "lag")
 WAITING_COLUMNS = ("topic", "partition", "transactional_id", "producer_id", "age_ms", "pinned_records", "reason")
 
 
@@ -100,8 +101,8 @@ async def _look(cluster: Cluster, before: _Seen | None) -> tuple[Top, _Seen, lis
     found = await ends_of(cluster, since)
     ends = {partition: answer.high_watermark for partition, answer in found.items()}
     committed = {name: sum(there.values()) for name, there in offsets.items()}
-    lags = {
-        name: sum(found[each].left_from(offset).total for each, offset in there.items() if each in found)
+    left = {
+        name: [found[each].left_from(offset) for each, offset in there.items() if each in found]
         for name, there in offsets.items()
     }
     seen = _Seen(asyncio.get_running_loop().time(), ends, committed)
@@ -111,7 +112,15 @@ async def _look(cluster: Cluster, before: _Seen | None) -> tuple[Top, _Seen, lis
         WritingRow(topic, _rate(was.ends, ends, places, passed_s), sum(ends[each] for each in places))
         for topic, places in _of_topics(ends).items()
     ]
-    reads = [ReadingRow(name, _rate(was.committed, committed, [name], passed_s), lags[name]) for name in committed]
+    reads = [
+        ReadingRow(
+            group=name,
+            records_per_s=_rate(was.committed, committed, [name], passed_s),
+            lag=sum(each.total for each in there),
+            lag_is="exact" if all(each.is_exact for each in there) else "at most",
+        )
+        for name, there in left.items()
+    ]
     if cluster.silent:
         notes.append("what waits can't be told: all leaders and coordinators are needed for it")
     waits = [] if cluster.silent else await find_pins(cluster)

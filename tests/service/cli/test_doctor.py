@@ -18,6 +18,9 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from service.cli.failures import Exit
+from service.client.cluster import Cluster
+from service.wire.base import Struct
+from service.wire.messages import DescribeEndsRequest
 from tests.monitoring.test_prometheus import in_transaction, wait_for, write_unasked
 from tests.peers import zookeeper
 from tests.peers.zookeeper import ZooKeeperServer
@@ -84,6 +87,30 @@ def test_what_is_wrong_is_named_with_its_cure_and_by_the_status(bootstrap: str) 
     told = oncelog("txn", "hanging", "-o", "json", bootstrap=bootstrap)  # as the cure says, however young it is
     assert told.status == Exit.CONDITION
     assert [(row["topic"], row["hangs"]) for row in told.json()] == [("orders", True)]
+
+
+def test_a_lag_in_which_markers_count_is_told_as_at_most(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By brokers that do not tell markers from records, such as Apache Kafka's."""
+    in_transaction(bootstrap, "pay", "orders").commit_transaction(30)
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "gone"})
+    consumer.commit(offsets=[TopicPartition("orders", 0, 0)], asynchronous=False)
+    consumer.close()
+
+    def told() -> tuple[str, int, str]:
+        (row,) = [
+            row for row in oncelog("doctor", "-o", "json", bootstrap=bootstrap).json() if row["check"] == "groups"
+        ]
+        look = oncelog("top", "-n", "1", "-o", "ndjson", bootstrap=bootstrap).json()
+        (read,) = look["reads"]
+        return row["finding"], read["lag"], read["lag_is"]
+
+    assert told() == ("1 have lag and no members: gone (1)", 1, "exact")
+
+    async def offers(cluster: Cluster, request: Struct, *, node: int | None = None) -> bool:
+        return not isinstance(request, DescribeEndsRequest)
+
+    monkeypatch.setattr(Cluster, "offers", offers)
+    assert told() == ("1 have lag and no members: gone (at most 2)", 2, "at most")
 
 
 def test_groups_that_there_is_no_time_for_are_counted(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
