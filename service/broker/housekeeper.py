@@ -8,7 +8,7 @@ clients. A disk fault takes the folder out of service; the work goes on in the o
 import asyncio
 import errno
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 
 from log.batch import CorruptBatch
@@ -167,6 +167,18 @@ class Housekeeper:
                 return folder.failed is not None or topic_partition not in self.written_points.get(folder, {})
         finally:
             forgetting.pop(topic_partition, None)
+
+    async def forget_in_a_start(self, folder: LogFolder, gone: Collection[TopicPartition]) -> None:
+        """Remove recovery points when nobody can wait for room: if the list can't be written without them, there is
+        none. Raises `DiskFault` if they are still there then.
+        """
+        async with self._writing_points:
+            written = self.written_points.get(folder, {})
+            if not written.keys().isdisjoint(gone):
+                others = {key: point for key, point in written.items() if key not in gone}
+                fault = await self._write_points(folder, others)
+                if fault is not None and (fault := await self._drop_points(folder)) is not None:
+                    raise fault
 
     @asynccontextmanager
     async def distrusting(self, partition: Partition, offset: int) -> AsyncIterator[None]:

@@ -106,10 +106,10 @@ class PartitionMaker:
             # Without a manifest a whole partition may have been lost in a power cut, with nothing left that shows it.
             self.was_clean = self.was_clean and manifests[folder.name].is_there
         await self._remove_unremoved(present)
-        points = {folder.name: self._housekeeper.written_points[folder] for folder in self._folders}
         for folder in self._folders:
             folder.unused = dict.fromkeys((each for each in sorted(present[folder.name]) if each.endswith(STRAY)), 0)
         await self._settle_moves(image, node_id, present, in_doubt=any_away(found))
+        points = {folder.name: self._housekeeper.written_points[folder] for folder in self._folders}
         progress, topics = self.progress, list(image.topics.values())
         progress.partitions = sum(node_id in state.replicas for each in topics for state in each.partitions.values())
         for topic in topics:
@@ -126,8 +126,7 @@ class PartitionMaker:
             # Recovery points of topics that were deleted before a crash, or of partitions that moved to another folder
             # before it, must not be applied to new topics of the same names.
             here = {partition.topic_partition for partition in self._partitions if partition.folder is folder}
-            if not points[folder.name].keys() <= here:
-                await self._housekeeper.write_points(folder)
+            await self._housekeeper.forget_in_a_start(folder, points[folder.name].keys() - here)
             for (topic_id, index), high_watermark in read_high_watermarks(folder.disk).items():
                 partition = (self._partitions.topic_by_id(topic_id) or {}).get(index)
                 if partition is not None and partition.folder is folder:
@@ -145,7 +144,7 @@ class PartitionMaker:
                         "%s/%s is removed: this broker gave %s up while that disk had failed",
                         *(folder.name, name, topic_partition),
                     )
-                    await self._housekeeper.forget_point(folder, topic_partition)
+                    await self._housekeeper.forget_in_a_start(folder, {topic_partition})
                 elif not name.endswith(FUTURE):
                     continue
                 folder.disk.discard(name)
@@ -175,7 +174,7 @@ class PartitionMaker:
                 if tells is None or fate_of_named(tells, placed=None, is_known=is_known) is Fate.LEFT:
                     folder.unused[name] = 0
                     continue
-                await self._housekeeper.forget_point(folder, topic_partition)
+                await self._housekeeper.forget_in_a_start(folder, {topic_partition})
                 stem = stem_of(tells, topic_partition.partition)
                 self._move_aside(folder, name, stem, f"other brokers hold {topic_partition}")
                 has_moved = True
@@ -296,6 +295,8 @@ class PartitionMaker:
             await origin.disk.sync_dir("")
         # If a folder has the partition's name already, the copy is that of a later move: it may lack something.
         if home is None and (home := self._decided_on(topic_id, stem, targets)) is not None:
+            # The copy is not measured by how far another log of that name had come.
+            await self._housekeeper.forget_in_a_start(home, {topic_partition})
             if home in named:
                 self._free_name(home, topic_partition)
             home.disk.rename(stem + FUTURE, name)
@@ -391,8 +392,8 @@ class PartitionMaker:
             await self._start_over(topic, index, config, folder, ended)
             return
         # The partition begins anew, perhaps in a folder that it, or its predecessor, had moved out of.
-        if any(topic_partition in points[folder.name] for folder in self._folders):
-            await self._housekeeper.forget_points(topic_partition)
+        for folder in self._folders:
+            await self._housekeeper.forget_in_a_start(folder, {topic_partition})
         self.add(topic, index, self.emptiest_folder(), config, None, 0)
 
     async def _is_of(self, topic: Topic, index: int, folder: LogFolder, known: CleanState | None) -> bool:
@@ -401,7 +402,7 @@ class PartitionMaker:
         if self._fate_of(folder, topic_partition, topic.id, known) is Fate.USED:
             return True
         # The recovery point is removed first, while the folder still says whose it was.
-        await self._housekeeper.forget_point(folder, topic_partition)
+        await self._housekeeper.forget_in_a_start(folder, {topic_partition})
         self._free_name(folder, topic_partition)
         await folder.disk.sync_dir("")
         return False

@@ -15,7 +15,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -904,28 +904,23 @@ def compacted_while_it_moves() -> Iterator[None]:
 @contextlib.contextmanager
 def a_former_folder_keeps_its_point() -> Iterator[None]:
     """A topic that is made again is judged by how far its predecessor had come in a folder that it moved out of."""
-    open_all = PartitionMaker.open_all
 
     async def forget(keeper: Housekeeper, partition: TopicPartition) -> bool:
         name = folder_of(partition)
         homes = [folder for folder in keeper._folders if folder.failed is None and folder.disk.exists(name)]
         return all([await keeper.forget_point(folder, partition) for folder in homes])
 
-    async def keep(keeper: Housekeeper, folder: LogFolder) -> None:
+    async def keep(keeper: Housekeeper, folder: LogFolder, gone: Collection[TopicPartition]) -> None:
         return
 
     @contextlib.asynccontextmanager
     async def trusting(keeper: Housekeeper, partition: Partition, offset: int) -> AsyncIterator[None]:
         yield
 
-    async def open_all_as_noted(maker: PartitionMaker, image: Image, node_id: int) -> None:
-        with replaced(Housekeeper, "write_points", keep):
-            await open_all(maker, image, node_id)
-
     with (
         replaced(Housekeeper, "forget_points", forget),
         replaced(Housekeeper, "distrusting", trusting),
-        replaced(PartitionMaker, "open_all", open_all_as_noted),
+        replaced(Housekeeper, "forget_in_a_start", keep),
     ):
         yield
 

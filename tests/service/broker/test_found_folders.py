@@ -6,6 +6,7 @@ alone held what they held.
 """
 
 import asyncio
+import errno
 import os
 import re
 import shutil
@@ -351,3 +352,53 @@ def test_what_was_moved_aside_is_put_back_as_the_documentation_says(tmp_path: Pa
         for name in (MANIFEST, RECOVERY_POINTS):
             (folder / name).unlink(missing_ok=True)
     machine.live(scene)
+
+
+def test_a_copy_that_takes_the_partition_over_is_not_measured_by_what_had_its_name(tmp_path: Path) -> None:
+    """A folder of another topic was in its way, and had come further. The copy was taken for damaged, and not
+    served.
+    """
+    machine = Machine(tmp_path)
+    machine.decide()
+    in_the_way = machine.two / "orders-0"
+    shutil.copytree(machine.former, in_the_way)
+    (in_the_way / PARTITION_METADATA).write_bytes(OTHER)
+    (machine.two / RECOVERY_POINTS).write_text("0\n1\norders 0 999\n")
+
+    async def scene(stage: Stage) -> None:
+        partition = stage.broker.partitions.get(ORDERS)
+        assert partition is not None
+        assert (partition.folder.name, partition.offline, values(partition)) == (str(machine.two), False, BATCHES)
+
+    machine.live(scene)
+
+
+def in_the_way(machine: Machine) -> None:
+    tells(OTHER)(machine)
+
+
+def in_the_way_of_a_copy(machine: Machine) -> None:
+    machine.decide()
+    shutil.copytree(machine.former, machine.two / "orders-0")
+    (machine.two / "orders-0" / PARTITION_METADATA).write_bytes(OTHER)
+
+
+@pytest.mark.parametrize("plant", [in_the_way, in_the_way_of_a_copy])
+def test_a_full_disk_keeps_no_point_of_what_is_moved_aside(
+    tmp_path: Path, plant: Callable[[Machine], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list of points had no room to be written anew, so what took the name was measured by it after a crash, and
+    not served.
+    """
+    machine = Machine(tmp_path)
+    plant(machine)
+    for folder in machine.all:
+        (folder / RECOVERY_POINTS).write_text("0\n2\nother 7 9\norders 0 999\n")
+
+    async def full(disk: RealDisk, path: str, data: bytes) -> None:
+        raise DiskFault(errno.ENOSPC, "no room", path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RealDisk, "write_atomic", full)
+        machine.start()
+    assert not any((folder / RECOVERY_POINTS).exists() for folder in machine.all)
