@@ -449,7 +449,7 @@ class Mount:
                     raise DiskFault(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
                 folder = node
 
-    def rename(self, source: str, target: str) -> None:
+    def rename(self, source: str, target: str, *, must: bool = False) -> None:
         with Change(self, "rename", source):
             folder, name = self._place(source)
             node = self._found(folder, name, source)
