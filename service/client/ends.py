@@ -50,36 +50,48 @@ async def ends_of(cluster: Cluster, since: Mapping[TopicPartition, int]) -> dict
     """
     deadline = Deadline(cluster.timeout_s)
     found: dict[TopicPartition, Ends] = {}
-    missing, turn = list(since), Turn(NAMED_A_TURN)
+    missing = list(since)
     while missing:
-        again = []
-        code, where = 0, missing[0]
+        refusals: dict[TopicPartition, int] = {}
         for node, partitions in (await cluster.by_leader(missing)).items():
-            if not await cluster.offers(DescribeEndsRequest(), node=node):
-                found |= await _by_offsets(cluster, partitions)
-                continue
-            topics = [
-                EndsTopic(name, [EndsPartition(each.partition, since[each]) for each in of_topic])
-                for name, of_topic in by_topic(partitions).items()
-            ]
-            answer = await cluster.ask(DescribeEndsRequest(topics), node=node)
-            for topic in answer.topics:
-                for told in topic.partitions:
-                    if turn.is_over():
-                        await asyncio.sleep(0)
-                    partition = TopicPartition(topic.name, told.partition_index)
-                    if not told.error_code:
-                        found[partition] = _ends(told)
-                    elif told.error_code != ErrorCode.KAFKA_STORAGE_ERROR:
-                        code, where = told.error_code, partition
-                        cluster.forget_leader(partition)
-                        again.append(partition)
-        missing = again
-        if code:
+            there, refused_there = await ends_at(cluster, node, {each: since[each] for each in partitions})
+            found |= there
+            refusals |= refused_there
+        for where, code in refusals.items():
+            cluster.forget_leader(where)
             if (code not in MOVED and code != ErrorCode.OFFSET_NOT_AVAILABLE) or deadline.passed():
                 raise refused(f"ends of {where.topic} partition {where.partition}", code)
+        missing = list(refusals)
+        if missing:
             await asyncio.sleep(RETRY_PAUSE_S)
     return found
+
+
+async def ends_at(
+    cluster: Cluster, node: int, since: Mapping[TopicPartition, int]
+) -> tuple[dict[TopicPartition, Ends], dict[TopicPartition, int]]:
+    """The ends that one broker tells, and its errors for partitions of which it tells none, such as that it does not
+    lead them any more. Partitions whose disk has failed are left out.
+    """
+    found: dict[TopicPartition, Ends] = {}
+    refusals: dict[TopicPartition, int] = {}
+    if not await cluster.offers(DescribeEndsRequest(), node=node):
+        return await _by_offsets(cluster, since), refusals
+    topics = [
+        EndsTopic(name, [EndsPartition(each.partition, since[each]) for each in of_topic])
+        for name, of_topic in by_topic(since).items()
+    ]
+    turn = Turn(NAMED_A_TURN)
+    for topic in (await cluster.ask(DescribeEndsRequest(topics), node=node)).topics:
+        for told in topic.partitions:
+            if turn.is_over():
+                await asyncio.sleep(0)
+            partition = TopicPartition(topic.name, told.partition_index)
+            if not told.error_code:
+                found[partition] = _ends(told)
+            elif told.error_code != ErrorCode.KAFKA_STORAGE_ERROR:
+                refusals[partition] = told.error_code
+    return found, refusals
 
 
 def _ends(told: DescribedEnds) -> Ends:

@@ -34,7 +34,7 @@ async def ends_elsewhere(gateway: Gateway, wanted: Places) -> dict[tuple[str, in
     """
     cluster = kept_of(gateway).cluster
     since = {TopicPartition(*place): offset for place, offset in wanted.items()}
-    asks = {node: ends_there(cluster, led, since) for node, led in led_by(gateway, since).items()}
+    asks = {node: ends_there(cluster, node, led, since) for node, led in led_by(gateway, since).items()}
     answers = await Told().ask_each("offsets", asks)
     return {(each.topic, each.partition): ends for there in answers.values() for each, ends in there.items()}
 

@@ -24,7 +24,7 @@ from service.broker.coordination import Coordination
 from service.broker.internal_topics import TRANSACTIONS
 from service.broker.partition import Partition
 from service.client.cluster import READ_COMMITTED, READ_UNCOMMITTED, by_topic
-from service.client.ends import NO_MARKERS, Ends, ends_of
+from service.client.ends import NO_MARKERS, Ends, ends_at
 from service.client.failures import ClientFailure, error_name
 from service.client.groups import committed_offsets
 from service.client.transactions import (
@@ -288,7 +288,7 @@ async def offsets_of(
         elif leader != gateway.node_id:
             elsewhere.append(each)
     by_leader = led_by(gateway, elsewhere[:ASKED_ELSEWHERE_MAX])
-    asks = {node: ends_there(cluster, led, since) for node, led in by_leader.items()}
+    asks = {node: ends_there(cluster, node, led, since) for node, led in by_leader.items()}
     for there in (await told.ask_each("offsets", asks)).values():
         for each, ends in there.items():
             found[each] = PartitionOffsets(*ends[:3], ends.high_watermark, ends.markers)
@@ -306,11 +306,12 @@ def led_by(gateway: Gateway, partitions: Iterable[TopicPartition]) -> dict[int, 
 
 
 async def ends_there(
-    cluster: NearCluster, partitions: Sequence[TopicPartition], since: Mapping[TopicPartition, int]
+    cluster: NearCluster, node: int, partitions: Sequence[TopicPartition], since: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, Ends]:
-    """The ends of partitions that one other broker leads."""
+    """The ends of partitions that one other broker leads. Those that it leads no more, or not yet, are left out."""
     await cluster.metadata(by_topic(partitions))
-    return await ends_of(cluster, {each: since.get(each, NO_MARKERS) for each in partitions})
+    found, _ = await ends_at(cluster, node, {each: since.get(each, NO_MARKERS) for each in partitions})
+    return found
 
 
 @dataclass(slots=True)
