@@ -31,6 +31,8 @@ logger = logging.getLogger("oncelog.housekeeping")
 
 FLUSH_CHECK_MS = 1_000
 """How long a rolled segment may wait for its fsync. Also the precision of `flush.ms`."""
+SHORT_OF_ROOM_CHECK_MS = 10_000
+"""Where producers are slowed down or refused because the disk is nearly full, retention is looked at this often."""
 PARTITIONS_A_TURN = 256
 FLUSH, RETENTION, PRODUCERS = "flush", "retention", "producers"
 
@@ -63,7 +65,7 @@ class Housekeeper:
             self._clock_watch.look(int(now_s * 1000), clock.wall_ms())
             self._look_for_folders()
             await self._each(FLUSH, self._flush_rolled)
-            if now_s - retention_s >= self._config.log_retention_check_interval_ms / 1000:
+            if now_s - retention_s >= self._retention_check_ms / 1000:
                 retention_s = now_s
                 await self._each(RETENTION, self._remove_expired)
                 await self.look_at_unused()
@@ -78,6 +80,12 @@ class Housekeeper:
             if now_s - producers_s >= self._config.producer_id_expiration_check_interval_ms / 1000:
                 producers_s = now_s
                 await self._each(PRODUCERS, self._forget_idle_producers)
+
+    @property
+    def _retention_check_ms(self) -> int:
+        usual_ms = self._config.log_retention_check_interval_ms
+        is_short = any(folder.headroom.is_short or folder.headroom.delay_s for folder in self._folders)
+        return min(usual_ms, SHORT_OF_ROOM_CHECK_MS) if is_short else usual_ms
 
     def _look_for_folders(self) -> None:
         """Take a folder out of service that somebody has removed. Its open files can still be written and synced, but

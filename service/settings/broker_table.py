@@ -354,7 +354,10 @@ class BrokerSettings:
         mode=ANYWHERE,
     )
     log_retention_check_interval_ms = long(
-        "log.retention.check.interval.ms", 300000, "How often segments are looked through for what may go.", at_least=1
+        "log.retention.check.interval.ms",
+        300000,
+        "How often segments are looked through for what may go; every ten seconds while the disk is nearly full.",
+        at_least=1,
     )
     log_cleanup_policy = listing(
         "log.cleanup.policy",

@@ -554,7 +554,11 @@ def being_watched(contender: Contender, effort: Effort) -> Rows:
         time.sleep(1.0)  # spans leave once a second
 
     collector = watching.Collector()
-    given = {"log.retention.bytes": "100000000", "log.segment.bytes": "100000000"}
+    given = {
+        "log.retention.bytes": "100000000",
+        "log.segment.bytes": "100000000",
+        "log.retention.check.interval.ms": "5000",  # or 60 GB lie on the disk before anything is removed
+    }
     try:
         with (
             running(contender, settings={**given, "http.listeners": ""}) as plain,

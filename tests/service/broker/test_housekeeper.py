@@ -1,5 +1,6 @@
 """What the housekeeper writes down, while logs are being cut."""
 
+import asyncio
 import errno
 import logging
 import shutil
@@ -117,6 +118,25 @@ def test_retention_goes_on_where_that_of_another_partition_fails(
         assert evil.log.start_offset == 0
 
     on_stage(tmp_path, scene, {"log.retention.check.interval.ms": "1"})
+
+
+def test_a_disk_that_runs_full_is_not_left_so_until_the_next_regular_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Producers were refused for up to five minutes beside segments that had long expired."""
+    monkeypatch.setattr(service.broker.housekeeper, "FLUSH_CHECK_MS", 10)
+    monkeypatch.setattr(service.broker.housekeeper, "SHORT_OF_ROOM_CHECK_MS", 100)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders", 1, retention_ms="1")
+        partition = await stage.served("orders")
+        await write(partition, b"x")
+        await asyncio.sleep(0.3)
+        assert partition.log.start_offset == 0, "there is room: nothing hurries"
+        partition.folder.headroom.run_out()
+        await until(lambda: partition.log.start_offset == 1)
+
+    on_stage(tmp_path, scene)
 
 
 def test_what_is_in_folders_that_nobody_uses_is_known(tmp_path: Path) -> None:
