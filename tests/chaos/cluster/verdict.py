@@ -53,7 +53,8 @@ class Verdict:
 
 def judge_values(verdict: Verdict, topic: str, told: Told, read: list[Read], isolation: str) -> None:
     """Each acknowledged value is there once, at its offset, and the values of a partition are in order."""
-    for partition, (acknowledged, found) in enumerate(zip(told.acknowledged, read, strict=True)):
+    for partition, found in enumerate(read):
+        acknowledged = told.acknowledged[partition]
         where = f"{topic}-{partition}, {isolation}"
         at = {offset: int(value or b"-1") for offset, _, value in found}
         counts = Counter(at.values())
@@ -62,6 +63,9 @@ def judge_values(verdict: Verdict, topic: str, told: Told, read: list[Read], iso
                 verdict.lost.append(f"{where}: value {value}, acknowledged at offset {offset}")
             elif at.get(offset) != value:
                 verdict.unlike.append(f"{where}: value {value} is not at offset {offset}, where it was acknowledged")
+        verdict.lost += [
+            f"{where}: value {value}, acknowledged" for value in told.somewhere[partition] if not counts[value]
+        ]
         verdict.doubled += [f"{where}: value {value}, {count} times" for value, count in counts.items() if count > 1]
         values = list(at.values())
         if values != sorted(values) and not any(count > 1 for count in counts.values()):

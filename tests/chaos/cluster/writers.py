@@ -27,6 +27,8 @@ class Told:
     """What was acknowledged: of each partition the values at their offsets; and where they were not, for how long."""
 
     acknowledged: list[dict[int, int]]
+    somewhere: list[set[int]]
+    """Acknowledged without an offset: repeats of batches that are there, but too old for the broker to tell where."""
     gaps: list[tuple[float, float]] = field(default_factory=list)
     sent: int = 0
     ambiguous: int = 0
@@ -38,7 +40,7 @@ class SteadyWriter(threading.Thread):
 
     def __init__(self, bootstrap: str, topic: str, partitions: int, *, acks: str) -> None:
         super().__init__(name="the steady writer", daemon=True)
-        self.told = Told([{} for _ in range(partitions)])
+        self.told = Told([{} for _ in range(partitions)], [set() for _ in range(partitions)])
         self._topic = topic
         self._over = threading.Event()
         self._next = [0] * partitions
@@ -69,9 +71,10 @@ class SteadyWriter(threading.Thread):
                 if error.fatal():
                     self.told.failures.append(f"fatal to an idempotent producer: {error}")
                 return
-            offset = message.offset()
-            assert offset is not None
-            self.told.acknowledged[partition][offset] = value
+            if (offset := message.offset()) is None:
+                self.told.somewhere[partition].add(value)
+            else:
+                self.told.acknowledged[partition][offset] = value
             self.told.gaps.append((self.heard_s[partition], now_s))
             self.heard_s[partition] = now_s
 
