@@ -35,15 +35,16 @@ TOP, LIST, RECORD = 1, 2, 3
 class BodyScan:
     """The scan of one body."""
 
-    def __init__(self, text: bytes, record: int = RECORD, name: bytes = RECORDS) -> None:
+    def __init__(self, text: bytes, record: int = RECORD, name: bytes = RECORDS, *, cut_bytes: int = CUT_BYTES) -> None:
         self._text = text
         self._record = record
         self._name = name
         """The name of the list of records, in quotes."""
+        self._cut_bytes = cut_bytes
         self.records_at = self.records_end = -1
         """Where the content of the list of records begins and ends."""
         self.cuts: list[int] = []
-        """The positions of some commas between records, at a distance from each other."""
+        """The positions of commas between records, at least `cut_bytes` from each other."""
 
     def all(self) -> None:
         for _ in self.steps():
@@ -81,7 +82,7 @@ class BodyScan:
                     if records >= RECORDS_MAX:
                         raise Problem("record-too-large", f"there are more than {RECORDS_MAX} records")
                     last_comma = at
-                    if at - last_cut >= CUT_BYTES:
+                    if at - last_cut >= self._cut_bytes:
                         self.cuts.append(at)
                         last_cut = at
             elif kind in (_LIST, _OBJECT):

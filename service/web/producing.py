@@ -189,7 +189,10 @@ def _decode(body: bytes, decoder: msgspec.json.Decoder[T], place: re.Pattern[str
 async def read_batch(body: bytes) -> tuple[BatchIn, list[RecordIn]]:
     """The body and its records. A long body is decoded in several turns of the loop."""
     if len(body) <= DECODED_AT_ONCE:
-        batch = _decode(body, _batches, _IN_BODY)
+        try:
+            batch = _decode(body, _batches, _IN_BODY)
+        except Problem as problem:
+            raise await _about_its_record(problem, body) from None
         refuse_doubles(body, batch.records)
         return batch, batch.records
     look = BodyScan(body)
@@ -199,13 +202,39 @@ async def read_batch(body: bytes) -> tuple[BatchIn, list[RecordIn]]:
         raise Problem("malformed", "the body is not JSON, or has no list of records")
     if len(look.rest) > REST_BYTES_MAX:
         raise Problem("record-too-large", "there is more beside the records than a request may have")
-    batch = read_json(look.rest, _batches)
+    try:
+        batch = read_json(look.rest, _batches)
+    except Problem as problem:
+        raise await _about_its_record(problem, body) from None
     records: list[RecordIn] = []
     for piece in look.pieces:
-        some: list[RecordIn] = _decode(piece, _lists, _IN_LIST, len(records))
+        try:
+            some: list[RecordIn] = _decode(piece, _lists, _IN_LIST, len(records))
+        except Problem as problem:
+            raise await _about_its_record(problem, b'{"records":%b}' % piece, len(records)) from None
         records += some
         await asyncio.sleep(0)
     return batch, records
+
+
+async def _about_its_record(problem: Problem, body: bytes, first: int = 0) -> Problem:
+    """The problem of the first record that is no JSON, or no UTF-8; the given one, if that says where it is, or if no
+    record alone is to blame. `first` is the number of the body's first record.
+    """
+    if "records" in problem.more:
+        return problem
+    look = BodyScan(body, cut_bytes=0)
+    for _ in look.steps():
+        await asyncio.sleep(0)
+    for index, piece in enumerate(look.pieces if look.records_end >= 0 else (), first):
+        try:
+            read_json(piece[1:-1], _records)
+        except Problem as found:
+            found.detail = f"{found.detail}".replace("the body", "it", 1)
+            return found.about_record(index)
+        if index % RECORDS_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return problem
 
 
 async def place_all(

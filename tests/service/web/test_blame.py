@@ -54,6 +54,32 @@ def test_a_member_that_is_there_twice_is_named_with_its_record(http: Http, topic
     assert (answer.status, answer.json["records"]) == (400, [2])
 
 
+@pytest.mark.parametrize("padding", [0, 20_000])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b'{"value": tru}',
+        b'{"value": 1 "key": "k"}',
+        b'{"value": "\xff"}',
+        b'{"key": "\\ud800", "value": 1}',
+        b'{"value": [1,}',
+        b'{"value": %b}' % (b"[" * 3000 + b"]" * 3000),
+        b"",
+    ],
+)
+def test_a_record_that_is_no_json_is_named(http: Http, topic: str, bad: bytes, padding: int) -> None:
+    """Only the byte was told, and in a long body it was that of the piece in which it was decoded."""
+    body = b'{"records": [%b]}' % b",".join([*[b'{"value": 1}'] * (padding + 1), bad, b'{"value": 1}'])
+    answer = http.post(f"/v1/topics/{topic}/records", body, headers={"Content-Type": "application/json"})
+    assert (answer.status, answer.json["records"]) == (400, [padding + 1]), answer
+
+
+@pytest.mark.parametrize("body", ['{"records": [{"value": 1}', '{"records": [{"value": 1}], x}', "x"])
+def test_no_record_is_blamed_for_what_is_wrong_around_them(http: Http, topic: str, body: str) -> None:
+    answer = http.post(f"/v1/topics/{topic}/records", body, headers={"Content-Type": "application/json"})
+    assert (answer.status, "records" in answer.json) == (400, False), answer
+
+
 @pytest.mark.parametrize("key", [{}, {"Idempotency-Key": '"blame"'}])
 def test_records_that_the_log_refuses_are_named_by_their_place_in_the_request(
     http: Http, topic: str, key: dict[str, str]
