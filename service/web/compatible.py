@@ -183,14 +183,17 @@ def _v3_record(given: Any, now_ms: int) -> tuple[NewRecord, int | None, dict[str
         raise Problem("malformed", "a record is an object")
     key, key_form = _v3_part(given.get("key"), "key")
     value, value_form = _v3_part(given.get("value"), "value")
-    headers = []
-    for header in given.get("headers") or []:
+    wanted, headers = given.get("headers"), []
+    if wanted is not None and not isinstance(wanted, list):
+        raise Problem("invalid-record", "headers are a list")
+    for header in wanted or ():
         if not isinstance(header, dict) or not isinstance(header.get("name"), str):
             raise Problem("invalid-record", "a header has a name, and a value in base64")
+        encoded(header["name"])  # a problem if it is no text
         content = header.get("value")
         headers.append((header["name"], None if content is None else _bytes_of("BINARY", content)))
     timestamp = given.get("timestamp")
-    if timestamp is not None and not isinstance(timestamp, str | int):
+    if timestamp is not None and (not isinstance(timestamp, str | int) or isinstance(timestamp, bool)):
         raise Problem("invalid-record", "a timestamp is a time as RFC 3339 writes it")
     moment = now_ms if timestamp is None else milliseconds(timestamp)
     partition = given.get("partition_id")
@@ -459,7 +462,10 @@ async def v2_records(gateway: Gateway, request: web.Request) -> web.StreamRespon
             raise Problem("malformed", "partition is a number")
         if partition is not None and partition not in topic.partitions:
             raise InstanceProblem("unknown-topic", 40402, "Partition not found.")
-        key, value = _bytes_of(kind, each.get("key")), _bytes_of(kind, each.get("value"))
+        try:
+            key, value = _bytes_of(kind, each.get("key")), _bytes_of(kind, each.get("value"))
+        except Problem as problem:
+            raise problem.about_record(count - 1) from None
         placed.add(partitioner.place(topic, partition, key), (key, value, (), now_ms))
         if count % RECORDS_AT_ONCE == 0:
             await asyncio.sleep(0)

@@ -83,6 +83,24 @@ def test_what_is_no_json_as_it_would_be_stored_is_refused(http: Http, topic: str
         assert failed["error_code"] in (40002, 422)
 
 
+@pytest.mark.parametrize(
+    "wrong", ['"headers":6e16', '"headers":true', '"headers":[{"name":"\\ud800"}]', '"timestamp":true']
+)
+def test_a_record_of_version_3_with_wrong_members_is_refused(http: Http, topic: str, wrong: str) -> None:
+    """All but the last failed in the broker."""
+    path = f"/v3/clusters/{cluster(http)}/topics/{topic}/records"
+    for body, where in ((f"{{{wrong}}}", path), (f'{{"entries":[{{"id":"1",{wrong}}}]}}', f"{path}:batch")):
+        raw = http.session.post(http.url + where, data=body, headers={"Content-Type": "application/json"}, timeout=30)
+        (failed,) = raw.json().get("failures") or [raw.json()]
+        assert (raw.status_code < 300, failed["error_code"]) == (True, 422)
+
+
+def test_a_record_of_version_2_that_is_wrong_is_named(http: Http, topic: str) -> None:
+    headers = {"Content-Type": "application/vnd.kafka.binary.v2+json"}
+    answer = http.post(f"/topics/{topic}", {"records": [{"value": "eA=="}, {"value": "?"}]}, headers=headers)
+    assert (answer.status, "record 1" in answer.json["message"]) == (422, True)
+
+
 def test_a_record_that_comes_in_many_pieces_is_looked_at_once() -> None:
     """Each byte of a long record cost as much as all before it: one client kept the broker from everybody."""
     record = '{"a":"' + r"\\\"}{" * 50_000 + '","b":[{},{}]}'
