@@ -71,9 +71,9 @@ class Producer:
         self.sequences: dict[TopicPartition, int] = {}
         self._gateway = gateway
         self._ends_anywhere = ends_anywhere
-        """The transaction may be ended, or sealed, at any broker. What comes late must not get into it, and leaders
-        can't tell: so the coordinator is asked before each attempt to write. What is on its way to a leader at that
-        moment may still get in, as from a Kafka client that ends its transaction without waiting for its answers.
+        """The transaction may be over without this one's knowledge: it was aborted at another broker, or the answer to
+        its end, or to its seal, was lost. What comes late must not get into it, and leaders can't tell: so the
+        coordinator is asked before each attempt to write.
         """
 
     async def own(self) -> None:

@@ -1,12 +1,16 @@
 """Transactions as resources: they are begun, filled with numbered batches, committed or aborted, and may be asked about
 at any time.
 
-A transaction's name holds the producer id and epoch with which it was begun. So a client that has the name can end it
-or ask about it at any broker, also after restarts. The numbers of its batches are known to the broker that coordinates
-it, and other brokers forward to that one. A number names a batch for good, because it stands for sequence numbers of
-the producer: a batch that is sent again is written once, and answered as before.
+A transaction's name holds the producer id and epoch with which it was begun. So a client that has the name can abort
+it or ask about it at any broker, also after restarts. The numbers of its batches are known to the broker that has begun
+it, which coordinated it then, and other brokers forward to who coordinates it. A number names a batch for good, because
+it stands for sequence numbers of the producer: a batch that is sent again is written once, and answered as before.
 
-What always holds: every answer tells what became of the transaction. If the outcome is `unknown`, asking resolves it.
+What always holds:
+ - Every answer tells what became of the transaction. If the outcome is `unknown`, asking resolves it.
+ - Only the broker that has begun a transaction writes to it, and commits or seals it, one request at a time. So nothing
+   is on its way to a leader then, and no batch is there in part. Another broker could tell neither of them: leaders
+   take what was sent before the end until they have its marker, and of a seal they never hear.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from log.ids import TopicPartition
-from service.broker.internal_topics import INTERNAL_TOPICS, TRANSACTIONS
+from service.broker.internal_topics import TRANSACTIONS
 from service.client.failures import ClientFailure
 from service.client.transactions import (
     TransactionState,
@@ -328,18 +332,22 @@ async def put_batch(gateway: Gateway, request: web.Request) -> web.StreamRespons
 
 
 async def _is_not_open(gateway: Gateway, name: Name) -> Problem:
-    """What is wrong with a batch of a transaction that this broker does not know."""
-    if code := await _producer_of(gateway, name).refusal():
-        if code in FENCED:
-            await _complain(gateway, name)
-        return of_error(code, f"transactional id {name.transactional_id!r}")
-    return Problem("invalid-txn-state", f"{_NOT_KNOWN}: commit it as it is, {_WITH_RECORDS}, or abort it")
+    """What is wrong with a batch, or offsets, of a transaction that this broker does not know."""
+    if (code := await _producer_of(gateway, name).refusal()) in FENCED:
+        await _complain(gateway, name)
+    return of_error(code, _who(name)) if code else _not_known()
 
 
-_NOT_KNOWN = (
-    "this broker does not know the transaction's batches: it has begun elsewhere, or before a restart, or too long ago"
-)
-_WITH_RECORDS = "saying how many ?records= it must have"
+def _not_known() -> Problem:
+    return Problem(
+        "invalid-txn-state",
+        "this broker does not know the transaction's batches: it has begun elsewhere, or before a restart, or too long"
+        " ago; abort it, and begin another",
+    )
+
+
+def _who(name: Name) -> str:
+    return f"transactional id {name.transactional_id!r}"
 
 
 async def _write(gateway: Gateway, name: Name, open_one: Open, number: int, body: bytes, fingerprint: str) -> BatchOut:
@@ -392,10 +400,12 @@ async def put_offsets(gateway: Gateway, request: web.Request) -> web.StreamRespo
         return await forward(gateway, node, request, body)
     given = msgspec.convert({"group": group, **msgspec.to_builtins(wanted)}, OffsetsIn)
     async with gateway.open_transactions.turn(name):
-        if (known := gateway.open_transactions.find(name)) is not None:
-            known.started()
+        open_one = gateway.open_transactions.find(name)
+        if open_one is None:
+            raise await _is_not_open(gateway, name)
+        open_one.started()
         try:
-            await commit_offsets(_producer_of(gateway, name), given)
+            await commit_offsets(open_one.producer, given)
         except Problem as problem:
             if problem.error in FENCED:
                 await _complain(gateway, name)
@@ -410,40 +420,25 @@ def _producer_of(gateway: Gateway, name: Name) -> Producer:
 
 
 async def commit(gateway: Gateway, request: web.Request) -> web.StreamResponse:
-    return await _end(gateway, request, is_commit=True, records=query_int(request, "records", -1))
+    return await _end(gateway, request, is_commit=True)
 
 
 async def abort(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     return await _end(gateway, request, is_commit=False)
 
 
-async def _refuse_parts(gateway: Gateway, name: Name, known: Open | None, records: int) -> None:
-    """Raise a problem if the transaction can't be committed because a batch of it may be written only in part."""
-    if known is not None and known.in_part is not None:
+async def _refuse_parts(gateway: Gateway, name: Name, known: Open | None) -> None:
+    """Raise a problem if the transaction can't be committed here, because of its batches."""
+    if known is None:
+        code = await _producer_of(gateway, name).refusal()
+        if code not in FENCED:
+            raise of_error(code, _who(name), in_doubt=True) if code else _not_known()
+        # Nothing is decided with its pair any more: the end tells what was.
+    elif known.in_part is not None:
         raise Problem("invalid-txn-state", "a batch was written in part: put it again, or abort the transaction")
-    if known is not None and records < 0:
-        return
-    found = await find_transaction(gateway.cluster, name.transactional_id)
-    if found is None or _shown(name, found).state != "Ongoing":
-        return  # the end tells what is wrong with it, or that it was ended already
-    if records < 0:
-        if branch_of(name.transactional_id) is not None and await _producer_of(gateway, name).refusal() in FENCED:
-            return  # it is sealed, and the end answers so again
-        raise Problem(
-            "invalid-txn-state",
-            f"{_NOT_KNOWN}, and the last may be there in part: commit it {_WITH_RECORDS}, or abort it",
-        )
-    written = 0
-    partitions = [each for each in found.partitions if each.topic not in INTERNAL_TOPICS]
-    for producers in (await producers_of(gateway.cluster, partitions)).values():
-        for each in producers:
-            if (each.producer_id, each.producer_epoch) == (name.producer_id, name.epoch):
-                written += each.last_sequence + 1
-    if written != records:
-        raise Problem("invalid-txn-state", f"the transaction has {written} records, not {records}", written=written)
 
 
-async def _end(gateway: Gateway, request: web.Request, *, is_commit: bool, records: int = -1) -> web.StreamResponse:
+async def _end(gateway: Gateway, request: web.Request, *, is_commit: bool) -> web.StreamResponse:
     name = name_of(request.match_info["txn"])
     if (node := await _elsewhere(gateway, name.transactional_id)) is not None:
         return await forward(gateway, node, request, b"")
@@ -452,7 +447,7 @@ async def _end(gateway: Gateway, request: web.Request, *, is_commit: bool, recor
     async with gateway.open_transactions.turn(name):
         known = gateway.open_transactions.find(name)
         if is_commit:
-            await _refuse_parts(gateway, name, known, records)
+            await _refuse_parts(gateway, name, known)
         try:
             await asyncio.shield(producer.end(commit=is_commit))
         except Problem as problem:
@@ -636,9 +631,7 @@ ROUTES = (
     Route("PUT", _ONE + "/offsets/{group}", put_offsets, "Commit what a group has read, with the transaction.",
           "transactions", body=GroupOffsetsIn, answer=TransactionOutcome, problems=(400, 404, 409, 410, 422, 503, 504)),
     Route("POST", _ONE + ":commit", commit, "Make everything visible at once. May be repeated.", "transactions",
-          answer=TransactionStatus, problems=(400, 404, 409, 410, 503, 504), parameters=(
-              integer("records", "Only if so many were written; it must be said once the transaction's broker is"
-                                 " another, or was started anew."),)),
+          answer=TransactionStatus, problems=(404, 409, 410, 503, 504)),
     Route("POST", _ONE + ":abort", abort, "Let nothing become visible. May be repeated.", "transactions",
           answer=TransactionStatus, problems=(404, 409, 410, 503, 504)),
     Route("POST", _ALL + ":find-hanging", find_hanging, "Transactions that no coordinator will end.", "transactions",

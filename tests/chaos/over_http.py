@@ -190,7 +190,7 @@ def copy_in_transactions(urls: str, source: str, target: str, group: str, until:
             ]
             http_.until_answered("PUT", f"{txn}/offsets/{group}", {"offsets": read}, until=until)
             if turn % ABORT_EVERY:
-                http_.until_answered("POST", f"{txn}:commit?records={len(records)}", until=until)
+                http_.until_answered("POST", f"{txn}:commit", until=until)
             else:
                 http_.until_answered("POST", f"{txn}:abort", until=until)
         except Refused as refused:

@@ -279,7 +279,7 @@ def record_of(partition: TopicPartition, key: bytes | None, value: bytes) -> dic
     return record if key is None else {**record, "key": key.decode()}
 
 
-def _heard(line: WebLine, asked: asyncio.Future[Answer]) -> None:
+def let_go(line: WebLine, asked: asyncio.Future[Answer]) -> None:
     line.drop()
     if not asked.cancelled():
         asked.exception()  # the writer has it too, unless it was ended
@@ -338,7 +338,7 @@ class KeyedWriter(WebActor):
             asked: asyncio.Future[Answer] = asyncio.ensure_future(
                 line.ask("POST", "/v1/records", post.body, key=post.key)
             )
-            asked.add_done_callback(partial(_heard, line))
+            asked.add_done_callback(partial(let_go, line))
             crowd.append((post, asked))
         await asyncio.wait([asked for _, asked in crowd])
         for post, answered in crowd:
@@ -453,9 +453,8 @@ class Contender(WebActor):
 
     async def _commit(self, path: str, txn: Transaction, written: list[tuple[list[Write], Answer]]) -> None:
         txn.committed_asked, txn.end_invoked, txn.outcome = True, self.clients.now, Outcome.UNKNOWN
-        ask = f"{path}:commit?records={len(txn.values)}" if self.chance.random() < 0.5 else f"{path}:commit"
         try:
-            outcome = (await self.insist("POST", ask)).json["outcome"]
+            outcome = (await self.insist("POST", f"{path}:commit")).json["outcome"]
         except Unanswered:
             outcome = "unknown"
         if outcome == "none" and not self.in_doubt:
