@@ -3,7 +3,8 @@ one decision over them.
 
 Two drivers share a root. Of one token only one attempt may count, whatever was repeated blindly, and each is told what
 became of its own branches. They leave branches open, unnamed or unsealed, and come back with tokens that are decided.
-What comes to a branch after its seal, at any broker, is not taken.
+What comes to a branch after its seal, at any broker, is not taken; and what is on its way meanwhile is in it or never
+will be, as the same batch, put again, is told.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from tests.sim.history import Outcome, TokenTold, Transaction, Write
 from tests.sim.plan import INPUT
-from tests.sim.web_clients import Answer, WebActor, record_of
-from tests.sim.workload import SETTLE_WITHIN, Unanswered
+from tests.sim.web_clients import Answer, Told, WebActor, WebLine, let_go, record_of
+from tests.sim.workload import SETTLE_WITHIN, Clients, Unanswered
 
 ROOT, GROUP = "webstreams", "branches"
 
@@ -35,6 +38,10 @@ class Broken(Exception):
 
 
 class BranchDriver(WebActor):
+    def __init__(self, clients: Clients, name: str, brokers: Sequence[str], told: Told) -> None:
+        super().__init__(clients, name, brokers, told)
+        self._brokers = brokers
+
     async def turn(self) -> None:
         await asyncio.sleep(5 * self.chance.random())
         with contextlib.suppress(Broken):
@@ -91,6 +98,8 @@ class BranchDriver(WebActor):
         if not is_last and chance.random() < 0.1:
             return False  # the driver died
         for branch in branches:
+            if chance.random() < 0.3:
+                await self._overtake(branch, txn)
             await self._seal(branch)
             if chance.random() < 0.3:
                 await self._come_late(branch, token)
@@ -119,6 +128,24 @@ class BranchDriver(WebActor):
     async def _seal(self, branch: Branch) -> None:
         answer = await self._done("POST", f"{branch.path}:commit", 200)
         branch.named = answer.json["branch"]
+
+    async def _overtake(self, branch: Branch, txn: Transaction) -> None:
+        """Seal while a batch is on its way to any broker, and then ask what became of that."""
+        batch = self.open_transaction(ROOT)
+        values = self.some_records(f"b{batch.number}")
+        writes = self.note(batch, values)
+        body = json.dumps({"records": [record_of(*each) for each in values]}).encode()
+        path = f"{branch.path}/batches/{len(branch.written)}"
+        line = WebLine(self, self._brokers)
+        asyncio.ensure_future(line.ask("PUT", path, body)).add_done_callback(partial(let_go, line))
+        await asyncio.sleep(self.chance.choice((0.0, 0.02, 0.5)) * self.chance.random())
+        self.web.drop()
+        await self.insist("POST", f"{branch.path}:commit")  # refused if the batch is there in part
+        answer = await self.insist("PUT", path, body)
+        if answer.status == 200:
+            txn.values += batch.values
+            batch.values.clear()
+            branch.written.append((writes, answer))
 
     async def _come_late(self, branch: Branch, token: int) -> None:
         """With what was not written before the seal; nothing of it may ever show."""

@@ -263,6 +263,19 @@ def nobody_asks_whether_a_transaction_takes_more() -> Planting:
     return replaced(Producer, "refusal", refusal)
 
 
+def a_broker_that_does_not_know_a_transaction_ends_it() -> Planting:
+    """A batch that is on its way from the broker that has begun it comes into it afterwards."""
+
+    async def refuse_parts(gateway: Any, name: Any, known: Any) -> None:
+        """Nothing is in part, as far as is known."""
+
+    return replaced(service.web.transactions, "_refuse_parts", refuse_parts)
+
+
+def an_end_does_not_wait_for_a_batch() -> Planting:
+    return replaced(service.web.transactions.OpenTransactions, "turn", lambda *_: asyncio.Lock())
+
+
 MUTANTS: dict[str, Callable[[], Planting]] = {
     plant.__name__: plant
     for plant in (
@@ -284,6 +297,8 @@ MUTANTS: dict[str, Callable[[], Planting]] = {
         an_instance_commits_an_answer_that_may_be_lost,
         a_decision_of_another_is_told_as_ones_own,
         nobody_asks_whether_a_transaction_takes_more,
+        a_broker_that_does_not_know_a_transaction_ends_it,
+        an_end_does_not_wait_for_a_batch,
     )
 }
 
