@@ -27,6 +27,7 @@ from msgspec import UNSET, UnsetType
 
 from log.ids import TopicPartition
 from service.broker.internal_topics import TRANSACTIONS
+from service.broker.writing import MAY_BE_WRITTEN
 from service.client.failures import ClientFailure
 from service.client.transactions import (
     TransactionState,
@@ -42,7 +43,7 @@ from service.web.branches import COMMITTED, LAST_EPOCH, BranchName
 from service.web.forwarding import forward
 from service.web.gateway import Gateway
 from service.web.problems import Outcome, Problem, of_error
-from service.web.producers import FENCED, Producer
+from service.web.producers import AGAIN, FENCED, Producer
 from service.web.producing import (
     BatchIn,
     BatchOut,
@@ -233,6 +234,8 @@ class Open:
     in_part: InPart | None = None
     is_broken: bool = False
     """A part of a batch was written, and the rest can't be. The transaction can only be aborted."""
+    unsure: set[str] = field(default_factory=set)
+    """The groups whose offsets may be there or on their way. They must be put again, or the transaction be aborted."""
 
     def started(self) -> None:
         """Something is about to be written. The transaction's time begins with the first that is."""
@@ -404,12 +407,17 @@ async def put_offsets(gateway: Gateway, request: web.Request) -> web.StreamRespo
         if open_one is None:
             raise await _is_not_open(gateway, name)
         open_one.started()
+        was_unsure = group in open_one.unsure
+        open_one.unsure.add(group)
         try:
             await commit_offsets(open_one.producer, given)
         except Problem as problem:
+            if not was_unsure and problem.error not in AGAIN | MAY_BE_WRITTEN:
+                open_one.unsure.remove(group)
             if problem.error in FENCED:
                 await _complain(gateway, name)
             raise
+        open_one.unsure.remove(group)
     return as_json(TransactionOutcome("none"))
 
 
@@ -436,6 +444,9 @@ async def _refuse_parts(gateway: Gateway, name: Name, known: Open | None) -> Non
         # Nothing is decided with its pair any more: the end tells what was.
     elif known.in_part is not None:
         raise Problem("invalid-txn-state", "a batch was written in part: put it again, or abort the transaction")
+    elif known.unsure:
+        groups = ", ".join(sorted(known.unsure))[:300]
+        raise Problem("invalid-txn-state", f"offsets of {groups} may be missing: put them again, or abort it")
 
 
 async def _end(gateway: Gateway, request: web.Request, *, is_commit: bool) -> web.StreamResponse:

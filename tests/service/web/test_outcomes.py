@@ -403,6 +403,28 @@ def test_an_end_waits_for_offsets_that_are_being_written(tmp_path: Path) -> None
     on_stage(tmp_path, scene)
 
 
+def test_offsets_that_may_be_on_their_way_are_put_again_before_the_end(tmp_path: Path) -> None:
+    """They could come in after the end, or never."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("t", 1)
+        async with serving(stage) as (web, client):
+            begun = await (await client.post("transactions", json={"transactional_id": "x"})).json()
+            path = f"transactions/{begun['txn']}"
+            assert (await client.put(f"{path}/offsets/g", json={"offsets": [], "generation": 2**40})).status == 422
+            ask = web.gateway.ask_coordinator
+            cast(Any, web.gateway).ask_coordinator = AsyncMock(side_effect=LOST)
+            lost = await client.put(f"{path}/offsets/g", json=offsets_of(20))
+            assert (lost.status, (await lost.json())["outcome"]) == (504, "unknown")
+            cast(Any, web.gateway).ask_coordinator = ask
+            refused = await client.post(f"{path}:commit")
+            assert (refused.status, "put them again" in (await refused.json())["detail"]) == (409, True)
+            assert (await client.put(f"{path}/offsets/g", json=offsets_of(20))).status == 200
+            assert (await client.post(f"{path}:commit")).status == 200
+
+    on_stage(tmp_path, scene)
+
+
 LOST = ClientFailure("the connection broke", FailureKind.UNREACHABLE, may_come_late=True)
 NEVER_SENT = ClientFailure("no broker there", FailureKind.UNREACHABLE)
 
