@@ -36,14 +36,8 @@ from log.batch import (
     read_stored_records,
     read_varint,
 )
-from log.cleaning_job import (
-    AbortedTransactions,
-    Cleaned,
-    CleaningJob,
-    LastBatches,
-    TooLittleRoom,
-    groups_of,
-)
+from log.cleaning_job import Cleaned, CleaningJob, TooLittleRoom, groups_of
+from log.cleaning_rules import AbortedTransactions, LastBatches
 from log.compress import compress
 from log.control import ControlType, read_marker
 from log.disk import Disk

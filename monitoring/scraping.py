@@ -26,9 +26,9 @@ WAITED_S: Final = 0.02
 SHARE: Final = 0.01
 """The share of the broker's time for looks at all groups that no scrape asked for."""
 
-Places = Mapping[tuple[str, int], int]
+LowestOffsets = Mapping[tuple[str, int], int]
 """Partitions, and for each the lowest offset that a group has there."""
-Elsewhere = Callable[[Places], Awaitable[Mapping[tuple[str, int], shapes.Ends]]]
+Elsewhere = Callable[[LowestOffsets], Awaitable[Mapping[tuple[str, int], shapes.Ends]]]
 """Asks leaders for the ends of partitions. Those that are not learned are left out."""
 Holders = Callable[[Collection[int]], Awaitable[Mapping[int, str] | None]]
 """Asks all coordinators for the open transactions of these producer ids; None if not all of them answered."""

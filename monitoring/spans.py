@@ -24,8 +24,8 @@ PARTITIONS_MAX: Final = 200
 """How many partitions of one transaction get a span."""
 INTERNAL: Final = 1
 OK, ERROR = 1, 2
-Place = tuple[str, int]
-"""A partition: its topic, its number."""
+PartitionName = tuple[str, int]
+"""Of a topic and a partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class Followed:
     why: str = ""
     commits: bool = False
     pair: tuple[int, int] = (-1, -1)
-    begun: dict[Place, int] = field(default_factory=dict)
-    marked: dict[Place, int] = field(default_factory=dict)
+    begun: dict[PartitionName, int] = field(default_factory=dict)
+    marked: dict[PartitionName, int] = field(default_factory=dict)
 
 
 class Spans:
@@ -92,7 +92,7 @@ class Spans:
             followed.begun.setdefault(partition, at_ms)
         return followed
 
-    def marked(self, name: str, partitions: Iterable[Place], at_ms: int) -> None:
+    def marked(self, name: str, partitions: Iterable[PartitionName], at_ms: int) -> None:
         """The markers of these partitions are written."""
         followed = self._followed.get(name)
         if followed is not None:

@@ -39,6 +39,11 @@ class Turn:
         return True
 
 
+async def breathe() -> None:
+    """Let other tasks have a turn."""
+    await asyncio.sleep(0)
+
+
 async def in_turns(things: Iterable[Thing], at_once: int) -> AsyncIterator[Thing]:
     """`things`, one after the other. After each `at_once` of them other tasks get a turn."""
     for count, thing in enumerate(things):

@@ -48,6 +48,7 @@ from spark_sink.messages import (
     EndBranchesResponse,
     NamedBranch,
 )
+from spark_sink.options import TopicPartition
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +70,6 @@ REFUSALS = {
     " message.timestamp.after.max.ms and message.timestamp.before.max.ms allow",
     ErrorCode.message_too_large: "the topic's max.message.bytes is less than it was a minute ago",
 }
-
-Place = tuple[str, int]
 
 
 class BranchFenced(OncelogError):
@@ -96,7 +95,7 @@ class Branch:
         self.producer_epoch = i16(-1)
         self._client = client
         self._root = root
-        self._unacknowledged: dict[Place, deque[RecordBatch]] = {}
+        self._unacknowledged: dict[TopicPartition, deque[RecordBatch]] = {}
         self._flights: deque[_Flight] = deque()
 
     def open(self, timeout_ms: int) -> None:
@@ -124,7 +123,7 @@ class Branch:
             for batch in wave:
                 self._make_room(batch)
             for batch in wave:
-                self._unacknowledged.setdefault(batch.target.place, deque()).append(batch)
+                self._unacknowledged.setdefault(batch.target.topic_partition, deque()).append(batch)
             try:
                 for node, share in self._requests(wave):
                     self._flights.append(self._launch(node, share))
@@ -176,7 +175,7 @@ class Branch:
 
     def _make_room(self, batch: RecordBatch) -> None:
         while self._flights and (
-            len(self._unacknowledged.get(batch.target.place, ())) >= UNANSWERED_PER_PARTITION
+            len(self._unacknowledged.get(batch.target.topic_partition, ())) >= UNANSWERED_PER_PARTITION
             or sum(flight.size_bytes for flight in self._flights) > UNANSWERED_BYTES
         ):
             self._settle()
@@ -187,7 +186,7 @@ class Branch:
         open_ones: dict[int, tuple[list[RecordBatch], int]] = {}
         for batch in wave:
             self._check_same_topic(batch.target)
-            node = self._client.leader(*batch.target.place)
+            node = self._client.leader(*batch.target.topic_partition)
             share, size_bytes = open_ones.get(node, ([], REQUEST_BYTES))
             if size_bytes + len(batch.data) > REQUEST_BYTES:
                 share, size_bytes = [], 0
@@ -237,16 +236,16 @@ class Branch:
     def _collect(self, flight: _Flight) -> None:
         """Take note of what is acknowledged; raise the first error of what isn't."""
         answer = flight.pending.result()
-        results: dict[Place, PartitionProduceResponse] = {
+        results: dict[TopicPartition, PartitionProduceResponse] = {
             (flight.topics[topic.topic_id or NO_ID], partition.index): partition
             for topic in answer.responses
             for partition in topic.partition_responses
         }
         problem: OncelogError | None = None
         for batch in flight.batches:
-            result = results[batch.target.place]
+            result = results[batch.target.topic_partition]
             if result.error_code in (ErrorCode.none, ErrorCode.duplicate_sequence_number):
-                self._unacknowledged[batch.target.place].remove(batch)
+                self._unacknowledged[batch.target.topic_partition].remove(batch)
                 continue
             try:
                 doing = f"writing to partition {batch.target.partition} of topic {batch.target.topic!r}"
@@ -299,10 +298,10 @@ def _furthest_from_now(batch: RecordBatch) -> str:
 def _waves(batches: Iterable[RecordBatch]) -> list[list[RecordBatch]]:
     """In order, with at most one batch of a partition in a wave: a request holds no more."""
     waves: list[list[RecordBatch]] = []
-    seen: dict[Place, int] = {}
+    seen: dict[TopicPartition, int] = {}
     for batch in batches:
-        number = seen.get(batch.target.place, 0)
-        seen[batch.target.place] = number + 1
+        number = seen.get(batch.target.topic_partition, 0)
+        seen[batch.target.topic_partition] = number + 1
         if number == len(waves):
             waves.append([])
         waves[number].append(batch)

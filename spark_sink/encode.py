@@ -59,7 +59,7 @@ class Target:
     topic_id: UUID | None = None  # None: whatever has the name
 
     @property
-    def place(self) -> tuple[str, int]:
+    def topic_partition(self) -> tuple[str, int]:
         return self.topic, self.partition
 
 
@@ -153,8 +153,8 @@ class Encoder:
     def _batch(
         self, target: Target, body: bytes | memoryview, codec: int, count: int, times: tuple[int, int]
     ) -> RecordBatch:
-        sequence = self._sequences.get(target.place, 0)
-        self._sequences[target.place] = (sequence + count) % SEQUENCES
+        sequence = self._sequences.get(target.topic_partition, 0)
+        self._sequences[target.topic_partition] = (sequence + count) % SEQUENCES
         header = bytearray(HEADER.size)
         HEADER.pack_into(
             header, 0, 0, HEADER.size + len(body) - LENGTH_COUNTS_FROM, NO_LEADER_EPOCH, MAGIC, 0,

@@ -16,7 +16,7 @@ from kio.static.primitive import i8, i32, i64
 
 from spark_sink.client import GROUP, Client
 from spark_sink.errors import OptionError, check
-from spark_sink.options import AtOffsets, Edge, Place, SourceOptions, Subscription, TopicPartition, check_names_all
+from spark_sink.options import AtOffsets, Bound, Edge, SourceOptions, Subscription, TopicPartition, check_names_all
 
 Offsets = dict[TopicPartition, int]
 CONSUMER = BrokerId(-1)
@@ -70,7 +70,7 @@ def edges(client: Client, partitions: Iterable[TopicPartition], edge: Edge, *, c
 
 def starts(client: Client, partitions: set[TopicPartition], options: SourceOptions) -> Offsets:
     """Where the options say that reading begins."""
-    found = _places(client, partitions, options.starting, committed=options.committed)
+    found = _bounds(client, partitions, options.starting, committed=options.committed)
     without = sorted(part for part, offset in found.items() if offset < 0)
     if without and not options.latest_where_no_timestamp:
         assert not isinstance(options.starting, Edge)
@@ -85,23 +85,23 @@ def starts(client: Client, partitions: set[TopicPartition], options: SourceOptio
 
 def ends(client: Client, partitions: set[TopicPartition], options: SourceOptions) -> Offsets:
     """Where the options say that reading ends."""
-    found = _places(client, partitions, options.ending, committed=options.committed)
+    found = _bounds(client, partitions, options.ending, committed=options.committed)
     open_ended = [part for part, offset in found.items() if offset < 0]
     return found | edges(client, open_ended, Edge.LATEST, committed=options.committed)
 
 
-def _places(client: Client, partitions: set[TopicPartition], place: Place, *, committed: bool) -> Offsets:
+def _bounds(client: Client, partitions: set[TopicPartition], bound: Bound, *, committed: bool) -> Offsets:
     """-1 where no record has the timestamp."""
-    if isinstance(place, Edge):
-        return edges(client, partitions, place, committed=committed)
-    if isinstance(place, AtOffsets):
-        check_names_all(place, place.offsets, partitions)
-        relative = {part: offset for part, offset in place.offsets.items() if offset < 0}
-        return dict(place.offsets) | offsets_at(client, relative, committed=committed)
-    if place.timestamps_ms is None:
-        return offsets_at(client, dict.fromkeys(partitions, place.timestamp_ms), committed=committed)
-    check_names_all(place, place.timestamps_ms, partitions)
-    return offsets_at(client, place.timestamps_ms, committed=committed)
+    if isinstance(bound, Edge):
+        return edges(client, partitions, bound, committed=committed)
+    if isinstance(bound, AtOffsets):
+        check_names_all(bound, bound.offsets, partitions)
+        relative = {part: offset for part, offset in bound.offsets.items() if offset < 0}
+        return dict(bound.offsets) | offsets_at(client, relative, committed=committed)
+    if bound.timestamps_ms is None:
+        return offsets_at(client, dict.fromkeys(partitions, bound.timestamp_ms), committed=committed)
+    check_names_all(bound, bound.timestamps_ms, partitions)
+    return offsets_at(client, bound.timestamps_ms, committed=committed)
 
 
 def publish(client: Client, group: str, offsets: Offsets) -> None:

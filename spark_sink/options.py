@@ -191,7 +191,7 @@ class AtTimestamps:
     timestamp_ms: int = 0
 
 
-Place = Edge | AtOffsets | AtTimestamps
+Bound = Edge | AtOffsets | AtTimestamps
 
 
 @dataclass(frozen=True)
@@ -214,8 +214,8 @@ class Subscription:
 class SourceOptions:
     client: ClientSettings
     subscription: Subscription
-    starting: Place
-    ending: Place
+    starting: Bound
+    ending: Bound
     latest_where_no_timestamp: bool
     committed: bool
     fail_on_data_loss: bool
@@ -246,8 +246,8 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOpti
     subscription = _subscription(read)
     starting = _starting(read, streaming=streaming)
     ending = _ending(read, streaming=streaming)
-    for place in (starting, ending):
-        _check_is_assigned(place, subscription)
+    for bound in (starting, ending):
+        _check_is_assigned(bound, subscription)
     most = read.number("maxOffsetsPerTrigger", highest=LONG_MAX)
     fewest = read.number("minOffsetsPerTrigger", highest=LONG_MAX)
     if most and fewest and fewest > most:
@@ -313,27 +313,27 @@ def _is_partition(number: object) -> bool:
     return type(number) is int and 0 <= number <= INT_MAX
 
 
-def _starting(read: OptionReader, *, streaming: bool) -> Place:
+def _starting(read: OptionReader, *, streaming: bool) -> Bound:
     timestamps = _timestamps(read, "startingTimestamp", "startingOffsetsByTimestamp")
-    place = _offsets(read, "startingOffsets", Edge.LATEST if streaming else Edge.EARLIEST)
+    bound = _offsets(read, "startingOffsets", Edge.LATEST if streaming else Edge.EARLIEST)
     if timestamps is not None:
         return timestamps
-    if not streaming and (place is Edge.LATEST or (isinstance(place, AtOffsets) and -1 in place.offsets.values())):
+    if not streaming and (bound is Edge.LATEST or (isinstance(bound, AtOffsets) and -1 in bound.offsets.values())):
         raise OptionError("startingOffsets", "a batch query can't start at the latest offset: there is nothing behind")
-    return place
+    return bound
 
 
-def _ending(read: OptionReader, *, streaming: bool) -> Place:
+def _ending(read: OptionReader, *, streaming: bool) -> Bound:
     timestamps = _timestamps(read, "endingTimestamp", "endingOffsetsByTimestamp")
-    place = _offsets(read, "endingOffsets", Edge.LATEST)
+    bound = _offsets(read, "endingOffsets", Edge.LATEST)
     for name in ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets"):
         if streaming and read.text(name) is not None:
             raise OptionError(name, "a streaming query has no end")
     if timestamps is not None:
         return timestamps
-    if place is Edge.EARLIEST or (isinstance(place, AtOffsets) and -2 in place.offsets.values()):
+    if bound is Edge.EARLIEST or (isinstance(bound, AtOffsets) and -2 in bound.offsets.values()):
         raise OptionError("endingOffsets", "a query can't end at the earliest offset: there is nothing before")
-    return place
+    return bound
 
 
 def _timestamps(read: OptionReader, for_all: str, for_each: str) -> AtTimestamps | None:
@@ -343,7 +343,7 @@ def _timestamps(read: OptionReader, for_all: str, for_each: str) -> AtTimestamps
     return AtTimestamps(for_each, _numbers_by_partition(for_each, text, lowest=0)) if text is not None else None
 
 
-def _offsets(read: OptionReader, name: str, default: Edge) -> Place:
+def _offsets(read: OptionReader, name: str, default: Edge) -> Bound:
     text = read.text(name)
     if text is None:
         return default
@@ -377,21 +377,21 @@ def _json(name: str, text: str, example: str) -> dict[str, Any]:
     return value
 
 
-def _check_is_assigned(place: Place, subscription: Subscription) -> None:
+def _check_is_assigned(bound: Bound, subscription: Subscription) -> None:
     """Where all partitions are known from the options alone, so is what is missing."""
-    named = None if isinstance(place, Edge) else place.offsets if isinstance(place, AtOffsets) else place.timestamps_ms
+    named = None if isinstance(bound, Edge) else bound.offsets if isinstance(bound, AtOffsets) else bound.timestamps_ms
     if named is not None and subscription.partitions:
-        check_names_all(place, named, subscription.partitions)
+        check_names_all(bound, named, subscription.partitions)
 
 
-def check_names_all(place: Place, named: Iterable[TopicPartition], assigned: Iterable[TopicPartition]) -> None:
+def check_names_all(bound: Bound, named: Iterable[TopicPartition], assigned: Iterable[TopicPartition]) -> None:
     """As in Spark, a user who names partitions names all of them."""
     missing, unknown = sorted({*assigned} - {*named}), sorted({*named} - {*assigned})
     if missing or unknown:
-        assert not isinstance(place, Edge)
+        assert not isinstance(bound, Edge)
         parts = ", ".join(f"{topic}-{partition}" for topic, partition in missing or unknown)
         problem = f"names nothing for {parts}, which is read" if missing else f"names {parts}, which is not read"
-        raise OptionError(place.option, f"{problem}; all partitions that are read must be named, and no others")
+        raise OptionError(bound.option, f"{problem}; all partitions that are read must be named, and no others")
 
 
 def _group(read: OptionReader, subscription: Subscription) -> str | None:

@@ -16,7 +16,7 @@ from spark_sink.encode import offsets
 from spark_sink.errors import OncelogError
 
 Words = npt.NDArray[np.uint32]
-Places = npt.NDArray[np.int64]
+Longs = npt.NDArray[np.int64]
 
 SEED = np.uint32(0x9747B28C)
 M = np.uint32(0x5BD1E995)
@@ -59,7 +59,7 @@ def murmur2(keys: pa.BinaryArray) -> Words:
     return _finished(hashes)
 
 
-def _mixed(content: pa.Buffer, begins: Places, sizes: Places, hashes: Words) -> Words:
+def _mixed(content: pa.Buffer, begins: Longs, sizes: Longs, hashes: Words) -> Words:
     """The hashes after all bytes of the keys went in. Long keys stand before short ones."""
     data = np.frombuffer(content, np.uint8)
     # Every four neighbouring bytes as a word, wherever they begin.
@@ -92,9 +92,7 @@ class Partitioner:
     def __init__(self, turn: int) -> None:
         self._turn = turn
 
-    def choose(
-        self, key: pa.BinaryArray | None, named: pa.Int32Array | None, counts: Places, size_bytes: int
-    ) -> Places:
+    def choose(self, key: pa.BinaryArray | None, named: pa.Int32Array | None, counts: Longs, size_bytes: int) -> Longs:
         """The partition of each row. `counts`: how many its topic has; `size_bytes`: of all rows together."""
         if key is None or key.null_count == len(key):
             chosen = self._in_turn(counts, size_bytes)
@@ -113,7 +111,7 @@ class Partitioner:
             chosen[rows] = wanted
         return chosen
 
-    def _in_turn(self, counts: Places, size_bytes: int) -> Places:
+    def _in_turn(self, counts: Longs, size_bytes: int) -> Longs:
         """Neighbouring rows together, in as many partitions as there are bytes for."""
         runs = max(1, min(size_bytes // STICKY_BYTES, int(counts.max(initial=1))))
         run = self._turn + np.arange(len(counts)) * runs // max(len(counts), 1)

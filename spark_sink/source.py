@@ -47,7 +47,7 @@ from spark_sink.offsets import (
     tasks,
     to_json,
 )
-from spark_sink.options import AtOffsets, Edge, Place, SourceOptions, TopicPartition, source_options
+from spark_sink.options import AtOffsets, Bound, Edge, SourceOptions, TopicPartition, source_options
 from spark_sink.worker import SentToWorkers, keep_freed_memory, spare_collections
 
 try:  # since PySpark 4.2
@@ -368,16 +368,16 @@ def _ids(client: Client, parts: set[TopicPartition]) -> Ids:
     return {topic: str(id_) for topic, id_ in found.items() if id_ != NO_ID}
 
 
-def _check_within_log(client: Client, offsets: Offsets, place: Place, options: SourceOptions) -> None:
+def _check_within_log(client: Client, offsets: Offsets, bound: Bound, options: SourceOptions) -> None:
     """Offsets that an option names must be there. What is not is moved to the nearest that is, if loss is allowed."""
-    if not isinstance(place, AtOffsets):
+    if not isinstance(bound, AtOffsets):
         return
     first = edges(client, offsets, Edge.EARLIEST, committed=options.committed)
     last = edges(client, offsets, Edge.LATEST, committed=False)
     for part, offset in sorted(offsets.items()):
         if not first[part] <= offset <= last[part]:
             where = f"{part[0]}-{part[1]}, which holds {first[part]} to {last[part]}"
-            report_loss(options, f"option {place.option!r} names offset {offset} of {where}")
+            report_loss(options, f"option {bound.option!r} names offset {offset} of {where}")
             offsets[part] = min(max(offset, first[part]), last[part])
 
 

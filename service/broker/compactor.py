@@ -21,6 +21,7 @@ from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
 from service.ports import Apart, Env
 from service.settings.broker import BrokerConfig
+from service.turns import breathe
 
 logger = logging.getLogger("oncelog.compaction")
 
@@ -166,8 +167,3 @@ class Compactor:
             )
         if report.swapped:
             logger.info("%s: compacted %s", partition.topic_partition, report)
-
-
-async def breathe() -> None:
-    """Let other tasks run."""
-    await asyncio.sleep(0)

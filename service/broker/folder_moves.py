@@ -24,6 +24,7 @@ from service.broker.partition_table import PartitionTable
 from service.cluster.image import ALL_BROKERS
 from service.cluster.metadata import ClusterMetadata
 from service.ports import Env
+from service.turns import breathe
 from service.wire.error_codes import ErrorCode
 
 logger = logging.getLogger("oncelog.broker")
@@ -258,8 +259,3 @@ class FolderMoves:
             if move.target.failed is not None and await self._maker.note_unremoved(move.target, move.name):
                 return
             await asyncio.sleep(REST_S)
-
-
-async def breathe() -> None:
-    """Let other tasks run."""
-    await asyncio.sleep(0)

@@ -68,7 +68,7 @@ LAST_SESSION_EPOCH = 2**31 - 1
 BATCHES_A_TURN = 100
 """The most batches that are appended in one turn of the loop."""
 
-Key = tuple[bytes, int]
+TopicIdPartition = tuple[bytes, int]
 """Topic id and partition."""
 
 
@@ -228,14 +228,14 @@ class Fetcher:
         self._leader = leader
         self._parts = parts
         self._throttle = throttle
-        self._places: dict[Key, FollowedPartition] = {}
-        self._stirred: dict[Key, FollowedPartition] = {}
-        self._gone: dict[Key, None] = {}
+        self._places: dict[TopicIdPartition, FollowedPartition] = {}
+        self._stirred: dict[TopicIdPartition, FollowedPartition] = {}
+        self._gone: dict[TopicIdPartition, None] = {}
         self._looked_s = 0.0
         self._running = False
         self._client: Client | None = None
         self._session_id, self._session_epoch = NO_SESSION, SESSION_BEGINS
-        self._told: dict[Key, FetchPartition] = {}
+        self._told: dict[TopicIdPartition, FetchPartition] = {}
         self._rest_s = 0.0
         self.trouble: tuple[str, float] | None = None
         """Why the leader can't be asked, and since when."""
@@ -315,7 +315,7 @@ class Fetcher:
         now_s = self._now_s()
         if self._throttle.is_on or now_s - self._looked_s >= LOOK_AROUND_MS / 1000:
             self._look_around()
-        due: dict[Key, FollowedPartition] = {}
+        due: dict[TopicIdPartition, FollowedPartition] = {}
         rests_s = float("inf")
         for key, place in self._stirred.items():
             if self._throttle.holds_back(place.partition.topic_partition, self._parts.metadata.broker_id):
@@ -402,7 +402,9 @@ class Fetcher:
         self._gone.clear()
         self._look_around()
 
-    async def _ask(self, client: Client, due: dict[Key, FollowedPartition], until_next_s: float) -> FetchResponse:
+    async def _ask(
+        self, client: Client, due: dict[TopicIdPartition, FollowedPartition], until_next_s: float
+    ) -> FetchResponse:
         config = self._parts.config
         wait_ms = int(min(config.replica_fetch_wait_max_ms, max(until_next_s, 0.0) * 1000))
         request = FetchRequest(
@@ -429,7 +431,7 @@ class Fetcher:
                 self._session_epoch = 1 if self._session_epoch == LAST_SESSION_EPOCH else self._session_epoch + 1
         return answer
 
-    def _news(self, due: dict[Key, FollowedPartition]) -> list[FetchTopic]:
+    def _news(self, due: dict[TopicIdPartition, FollowedPartition]) -> list[FetchTopic]:
         """The questions that the leader's session does not have yet, for the partitions that are due."""
         if self._session_epoch == SESSION_BEGINS:
             self._told.clear()
@@ -622,7 +624,7 @@ class Fetcher:
             self._rest(place, str(fault))
 
 
-def _key(partition: Partition) -> Key:
+def _key(partition: Partition) -> TopicIdPartition:
     return bytes(partition.topic_id), partition.topic_partition.partition
 
 

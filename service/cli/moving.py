@@ -138,7 +138,8 @@ def spread(
     ]
 
 
-Change = Callable[[list[int], int, int, Racks], list[int] | None]
+Shift = Callable[[list[int], int, int, Racks], list[int] | None]
+"""The new replicas, from the old ones, the broker that gives and the one that takes. None: it can't be."""
 
 
 def _shift(
@@ -147,7 +148,7 @@ def _shift(
     alive: Racks,
     share: Counter[int],
     whole: Counter[int],
-    change: Change,
+    change: Shift,
 ) -> bool:
     """Take one partition of a topic from a broker that has more for one that has less; False if none can be taken.
     Each step makes the shares of the topic more alike, or leaves them so and makes those of all topics more alike. So

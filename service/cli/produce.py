@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 READ_BYTES = 1 << 18
 
-Report = Callable[[int, int, Sequence[int]], None]
+OnWritten = Callable[[int, int, Sequence[int]], None]
 """Called with a partition, the offset of the first record there, and the records' timestamps."""
 
 
@@ -144,7 +144,7 @@ class _Sent:
     """What was written, reported as soon as it is certain: at once, or when its transaction is committed."""
 
     def __init__(
-        self, writer: Writer, transaction: Transaction | None, size: int | None, report: Report | None
+        self, writer: Writer, transaction: Transaction | None, size: int | None, report: OnWritten | None
     ) -> None:
         self._writer = writer
         self._transaction = transaction
@@ -188,7 +188,7 @@ def _headers(texts: Sequence[str]) -> tuple[tuple[str, bytes | None], ...]:
     return tuple(found)
 
 
-def _report(topic: str, output: Output) -> Report:
+def _report(topic: str, output: Output) -> OnWritten:
     from service.cli.timestamps import rfc3339
 
     # Reports come batch by batch, so a list would never be closed: JSON is an object a line here.

@@ -9,16 +9,16 @@ still ahead of its target then, and a new assignment is begun.
 from collections.abc import Mapping
 
 from service.groups.assignors import Target
-from service.groups.steps import Steps, take
+from service.groups.small_steps import SmallSteps, take
 
 TARGETS_AT_ONCE = 150  # in one turn of the loop: writing and applying a record takes some ten microseconds
 
 NewTarget = tuple[str, str | None, Mapping[bytes, frozenset[int]]]  # of which member and instance
-Assignment = Steps[tuple[Target, list[NewTarget]]]
+TargetInSteps = SmallSteps[tuple[Target, list[NewTarget]]]
 
 
 class AssignmentRound:
-    def __init__(self, epoch: int, steps: Assignment) -> None:
+    def __init__(self, epoch: int, steps: TargetInSteps) -> None:
         self.epoch = epoch
         self.is_computed = False
         self.target: Target = {}

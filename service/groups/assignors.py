@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heappush, heapreplace
 from typing import NamedTuple
 
-from service.groups.steps import Steps
+from service.groups.small_steps import SmallSteps
 
 Target = dict[str, Mapping[bytes, frozenset[int]]]
-Partition = tuple[bytes, int]
-Holdings = dict[str, dict[Partition, None]]
+TopicIdPartition = tuple[bytes, int]
+HeldByMember = dict[str, dict[TopicIdPartition, None]]
 
 
 class MemberSpec(NamedTuple):
@@ -26,7 +26,7 @@ class MemberSpec(NamedTuple):
     current: Mapping[bytes, frozenset[int]]
 
 
-def assign_range(members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, int]) -> Steps[Target]:
+def assign_range(members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, int]) -> SmallSteps[Target]:
     """For each topic, every subscriber in order gets neighbouring partitions. The first ones get one more if the number
     of partitions is not a multiple.
 
@@ -48,7 +48,7 @@ def assign_range(members: Mapping[str, MemberSpec], partition_counts: Mapping[by
     return dict(target)
 
 
-def assign_uniform(members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, int]) -> Steps[Target]:
+def assign_uniform(members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, int]) -> SmallSteps[Target]:
     """Members get equal numbers of partitions, as far as subscriptions allow, and keep what they have if possible."""
     if not members:
         return {}
@@ -60,7 +60,7 @@ def assign_uniform(members: Mapping[str, MemberSpec], partition_counts: Mapping[
 
 def _kept(
     members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, int]
-) -> Steps[tuple[Target, list[Partition]]]:
+) -> SmallSteps[tuple[Target, list[TopicIdPartition]]]:
     """What each member may keep of its present part, and the partitions that are left over. A member keeps a partition
     that exists, to which it subscribes, and which no other member keeps.
     """
@@ -80,14 +80,14 @@ def _kept(
             yield
         kept[member_id] = held
         yield
-    free: list[Partition] = []
+    free: list[TopicIdPartition] = []
     for topic_id, partitions_left in left.items():
         free.extend((topic_id, partition) for partition in sorted(partitions_left))
         yield
     return kept, free
 
 
-def _level_equal(kept: Target, free: list[Partition]) -> Steps[Target]:
+def _level_equal(kept: Target, free: list[TopicIdPartition]) -> SmallSteps[Target]:
     """All members subscribe to the same topics. Each gets the quotient; the fullest members get one of the rest
     each.
     """
@@ -121,14 +121,14 @@ def _level_equal(kept: Target, free: list[Partition]) -> Steps[Target]:
     return target
 
 
-def _level_unequal(kept: Target, free: list[Partition], members: Mapping[str, MemberSpec]) -> Steps[Target]:
+def _level_unequal(kept: Target, free: list[TopicIdPartition], members: Mapping[str, MemberSpec]) -> SmallSteps[Target]:
     """Free partitions go to the subscriber with the fewest partitions; topics with the fewest subscribers come first.
     Then partitions move from fuller to emptier subscribers, as long as that makes the counts of two members more equal.
 
     This ends, because each move lowers the sum of the squares of the counts. At the end no single move helps. Moves
     that would help only together are not looked for.
     """
-    holdings: Holdings = {}
+    holdings: HeldByMember = {}
     for member_id, held in kept.items():
         holdings[member_id] = dict.fromkeys(_partitions_of(held))
         yield
@@ -150,7 +150,7 @@ def _level_unequal(kept: Target, free: list[Partition], members: Mapping[str, Me
     return target
 
 
-def _give_away(member_id: str, holdings: Holdings, emptiest: "Emptiest") -> Steps[bool]:
+def _give_away(member_id: str, holdings: HeldByMember, emptiest: "Emptiest") -> SmallSteps[bool]:
     """Move partitions of one member to subscribers that have at least two fewer. Returns whether any was moved."""
     mine = holdings[member_id]
     before = len(mine)
@@ -170,12 +170,12 @@ class Emptiest:
     A member that has fewer since must be announced by `has_fewer`.
     """
 
-    def __init__(self, holdings: Holdings, queues: dict[bytes, list[tuple[int, str]]]) -> None:
+    def __init__(self, holdings: HeldByMember, queues: dict[bytes, list[tuple[int, str]]]) -> None:
         self._holdings = holdings
         self._queues = queues
 
     @classmethod
-    def among(cls, holdings: Holdings, members: Mapping[str, MemberSpec]) -> Steps["Emptiest"]:
+    def among(cls, holdings: HeldByMember, members: Mapping[str, MemberSpec]) -> SmallSteps["Emptiest"]:
         queues: dict[bytes, list[tuple[int, str]]] = {}  # each is sorted, and so it is a heap
         for entry in sorted((len(held), member_id) for member_id, held in holdings.items()):
             for topic_id in members[entry[1]].topics:
@@ -183,9 +183,9 @@ class Emptiest:
                 yield
         return cls(holdings, queues)
 
-    def hardest_first(self, free: list[Partition]) -> Iterator[Partition]:
+    def hardest_first(self, free: list[TopicIdPartition]) -> Iterator[TopicIdPartition]:
         """`free`, topics with the fewest subscribers first. Within each topic it is sorted already."""
-        topics: dict[bytes, list[Partition]] = {}
+        topics: dict[bytes, list[TopicIdPartition]] = {}
         for partition in free:
             topics.setdefault(partition[0], []).append(partition)
         for topic_id in sorted(topics, key=lambda topic_id: (len(self._queues[topic_id]), topic_id)):
@@ -204,7 +204,7 @@ class Emptiest:
             heappush(self._queues[topic_id], (len(self._holdings[member_id]), member_id))
 
 
-def _subscribers(members: Mapping[str, MemberSpec], ordered: list[str]) -> Steps[dict[bytes, list[str]]]:
+def _subscribers(members: Mapping[str, MemberSpec], ordered: list[str]) -> SmallSteps[dict[bytes, list[str]]]:
     subscribers: dict[bytes, list[str]] = {}
     for member_id in ordered:
         for topic_id in members[member_id].topics:
@@ -213,11 +213,11 @@ def _subscribers(members: Mapping[str, MemberSpec], ordered: list[str]) -> Steps
     return subscribers
 
 
-def _partitions_of(held: Mapping[bytes, frozenset[int]]) -> Iterator[Partition]:
+def _partitions_of(held: Mapping[bytes, frozenset[int]]) -> Iterator[TopicIdPartition]:
     return ((topic_id, partition) for topic_id in sorted(held) for partition in sorted(held[topic_id]))
 
 
-def _by_topic(held: Iterable[Partition]) -> Steps[dict[bytes, frozenset[int]]]:
+def _by_topic(held: Iterable[TopicIdPartition]) -> SmallSteps[dict[bytes, frozenset[int]]]:
     topics: dict[bytes, set[int]] = {}
     for topic_id, partition in held:
         if topic_id not in topics:
@@ -231,7 +231,7 @@ def _by_topic(held: Iterable[Partition]) -> Steps[dict[bytes, frozenset[int]]]:
     return whole
 
 
-ASSIGNORS: dict[str, Callable[[Mapping[str, MemberSpec], Mapping[bytes, int]], Steps[Target]]] = {
+ASSIGNORS: dict[str, Callable[[Mapping[str, MemberSpec], Mapping[bytes, int]], SmallSteps[Target]]] = {
     "uniform": assign_uniform,
     "range": assign_range,
 }

@@ -21,7 +21,7 @@ the right one in its place.
 from collections.abc import Callable, Collection, Iterable, Set
 from typing import NamedTuple
 
-from service.groups.assignment_round import TARGETS_AT_ONCE, Assignment, AssignmentRound, NewTarget
+from service.groups.assignment_round import TARGETS_AT_ONCE, AssignmentRound, NewTarget, TargetInSteps
 from service.groups.assignors import ASSIGNORS, MemberSpec
 from service.groups.commands import (
     JOIN_EPOCH,
@@ -57,9 +57,9 @@ from service.groups.records import (
 from service.groups.regex import MATCHED_AT_ONCE, BoundedRegex, InvalidRegex, RegexRound, TopicMatches
 from service.groups.resuming import Resuming
 from service.groups.settings import ConsumerTimes, GroupSettings
+from service.groups.small_steps import SMALL_STEPS_A_TURN, SmallSteps, take
 from service.groups.states import MemberState
-from service.groups.steps import STEPS_AT_ONCE, Steps, take
-from service.groups.topics import TopicView, fingerprint, fingerprint_in_steps
+from service.groups.topics import TopicView, fingerprint, fingerprint_in_small_steps
 from service.groups.verdicts import Draft, Fault, GroupRefusal, Token
 
 # A group resolves its regular expressions at most once in the first interval, except for the first expression of a
@@ -353,7 +353,7 @@ class ConsumerDecisions:
         return self._hash_of(group, group.topics_subscribed(without=without, and_by=and_by), draft)
 
     def _hash_of(self, group: ConsumerGroup, topics: Set[str], draft: Draft) -> int | None:
-        if len(topics) <= STEPS_AT_ONCE:
+        if len(topics) <= SMALL_STEPS_A_TURN:
             return fingerprint(self._topics, topics)
         self._deadlines.set_if_absent(("look", group.group_id, ""), draft.now_ms)
         return None
@@ -374,8 +374,8 @@ class ConsumerDecisions:
         """
         look, group.metadata_look = group.metadata_look, None  # what raises is begun anew
         if look is None:
-            look = MetadataLook(self._topics.version, fingerprint_in_steps(self._topics, group.topics_subscribed))
-        metadata_hash = take(look.work, STEPS_AT_ONCE)
+            look = MetadataLook(self._topics.version, fingerprint_in_small_steps(self._topics, group.topics_subscribed))
+        metadata_hash = take(look.work, SMALL_STEPS_A_TURN)
         if metadata_hash is None:
             group.metadata_look = look
             self._deadlines.set(("look", group.group_id, ""), draft.now_ms)
@@ -399,7 +399,7 @@ class ConsumerDecisions:
             if len(group.members) < TARGETS_AT_ONCE and self._may_assign(group, draft):
                 topics = group.topics_subscribed(without=group.replaced_by(member), and_by=member)
                 ahead = AssignmentRound(epoch, self._assign(group, group.members_with(member), topics))
-                if ahead.compute(STEPS_AT_ONCE):
+                if ahead.compute(SMALL_STEPS_A_TURN):
                     for name, _, part in ahead.unwritten:
                         draft.records.append(target_record(group.group_id, name, part))
                     draft.records.append(target_epoch_record(group.group_id, epoch, draft.wall_ms))
@@ -413,7 +413,7 @@ class ConsumerDecisions:
             wait_ms = self._wait_before_assigning_ms(group, draft)
             self._deadlines.set(("assign", group.group_id, ""), draft.now_ms + wait_ms)
 
-    def _assign(self, group: ConsumerGroup, members: dict[str, ConsumerMember], topics: set[str]) -> Assignment:
+    def _assign(self, group: ConsumerGroup, members: dict[str, ConsumerMember], topics: set[str]) -> TargetInSteps:
         """Compute the target of the group for these members and topics, and the parts of it that differ from the old
         one.
         """
@@ -451,7 +451,7 @@ class ConsumerDecisions:
                 self.assign_later(group, draft)  # the interval or the wall clock was set meanwhile
                 return
             ahead = AssignmentRound(group.epoch, self._assign(group, group.members.copy(), group.topics_subscribed()))
-        if ahead.compute(STEPS_AT_ONCE):
+        if ahead.compute(SMALL_STEPS_A_TURN):
             for name, instance_id, part in ahead.next_unwritten(TARGETS_AT_ONCE):
                 member = group.members.get(name) or group.static_member(instance_id)
                 if member is not None:
@@ -484,7 +484,7 @@ class ConsumerDecisions:
         quiet_ms = max(QUIET_MS // (1 + len(group.members) // 100), QUIET_MS_MIN)
         return min(wait_ms, max(group.raised_ms + quiet_ms - draft.now_ms, 0))
 
-    def _specs(self, group: ConsumerGroup, members: Iterable[ConsumerMember]) -> Steps[dict[str, MemberSpec]]:
+    def _specs(self, group: ConsumerGroup, members: Iterable[ConsumerMember]) -> SmallSteps[dict[str, MemberSpec]]:
         """The members as assignors need them. Members with the same subscription share one set of topic ids; in most
         groups all do.
         """
@@ -501,7 +501,7 @@ class ConsumerDecisions:
                 yield  # because two long lists of names were compared
         return specs
 
-    def _topic_ids(self, names: Iterable[str]) -> Steps[frozenset[bytes]]:
+    def _topic_ids(self, names: Iterable[str]) -> SmallSteps[frozenset[bytes]]:
         topic_ids: list[bytes] = []
         for name in names:
             if (facts := self._topics.by_name(name)) is not None:

@@ -28,8 +28,8 @@ from service.groups.consumer_protocol import PROTOCOL_TYPE
 from service.groups.kinds import OffsetCheck, any_offset
 from service.groups.offsets import CommittedOffset
 from service.groups.regex import RegexRound, TopicMatches
+from service.groups.small_steps import SmallSteps
 from service.groups.states import ConsumerState, MemberState
-from service.groups.steps import Steps
 from service.groups.verdicts import Fault
 
 Key = TypeVar("Key")
@@ -143,7 +143,7 @@ class MetadataLook(NamedTuple):
     """
 
     version: int
-    work: Steps[int]
+    work: SmallSteps[int]
 
 
 class Raised(NamedTuple):

@@ -24,7 +24,6 @@ from itertools import islice
 from types import NoneType
 from typing import Any
 
-from service.groups.cleaning import CLEANING, Cleaning
 from service.groups.commands import (
     Command,
     CommitOffsets,
@@ -41,6 +40,7 @@ from service.groups.commands import (
     NamesReply,
 )
 from service.groups.deadlines import DeadlineName, Deadlines
+from service.groups.forgetting import FORGETTING, Forgetting
 from service.groups.kinds import Decide, FallDue, Group, Kind, Kinds, MakeKinds
 from service.groups.known_kinds import known_kinds
 from service.groups.offset_decisions import OffsetDecisions
@@ -80,7 +80,7 @@ class GroupCoordinator:
         self._put_ahead = 0  # how many of the next records were applied with it
         self._asleep: dict[str, None] = {}  # groups as the log left them: the first command about a group wakes it
         self._offset_decisions = OffsetDecisions(settings, self._offsets)
-        self._cleaning = Cleaning(
+        self._forgetting = Forgetting(
             settings,
             self._offsets,
             topics,
@@ -108,7 +108,7 @@ class GroupCoordinator:
         self._wakers: dict[tuple[str, type], FallDue] = {
             (what, kind.group_type): fall_due for kind in known.kinds for what, fall_due in kind.deadlines.items()
         }
-        self._in_turns = {WAKING[0], *CLEANING}.union(*(kind.done_in_turns for kind in known.kinds))
+        self._in_turns = {WAKING[0], *FORGETTING}.union(*(kind.done_in_turns for kind in known.kinds))
 
     # The machine's four sides -----------------------------------------------------------------------------------------
 
@@ -228,7 +228,7 @@ class GroupCoordinator:
             return
         self._is_live = True
         self._asleep = dict.fromkeys(self._groups)
-        self._cleaning.begin(draft)
+        self._forgetting.begin(draft)
         self._deadlines.set(WAKING, draft.now_ms)
 
     def _wake_some(self, draft: Draft) -> None:
@@ -255,8 +255,8 @@ class GroupCoordinator:
 
     def _fall_due(self, name: DeadlineName, draft: Draft) -> None:
         what, group_id, member_id = name
-        if what in CLEANING:
-            self._cleaning.go_on(name, draft)
+        if what in FORGETTING:
+            self._forgetting.go_on(name, draft)
         elif name == WAKING:
             self._wake_some(draft)
         else:
@@ -279,7 +279,7 @@ class GroupCoordinator:
         draft.answer(token, ListReply(answer))
 
     def _delete_group(self, ask: DeleteGroup, token: Token, draft: Draft) -> None:
-        self._cleaning.delete_group(ask.group_id, token, draft)
+        self._forgetting.delete_group(ask.group_id, token, draft)
 
     # Offsets ----------------------------------------------------------------------------------------------------------
 
@@ -304,7 +304,7 @@ class GroupCoordinator:
         draft.answer(token, self._offset_decisions.delete(self._find(ask.group_id, draft), ask, draft))
 
     def _forget_topic(self, ask: ForgetTopic, token: Token, draft: Draft) -> None:
-        self._cleaning.forget_topic(ask.topic, ask.topic_id, draft)
+        self._forgetting.forget_topic(ask.topic, ask.topic_id, draft)
         draft.answer(token, FaultReply())
 
     def _apply_offset(self, key: bytes, value: bytes | None, producer_id: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Set
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
-from service.groups.steps import Steps
+from service.groups.small_steps import SmallSteps
 
 
 class TopicFacts(NamedTuple):
@@ -38,7 +38,7 @@ def fingerprint(topics: TopicView, names: Iterable[str]) -> int:
     return _as_stored(sum(_mark(topics, name) for name in names))
 
 
-def fingerprint_in_steps(topics: TopicView, names: Callable[[], Set[str]]) -> Steps[int]:
+def fingerprint_in_small_steps(topics: TopicView, names: Callable[[], Set[str]]) -> SmallSteps[int]:
     """The fingerprint of what `names` returns when this ends. It may return other names later than at the begin."""
     total, counted = 0, frozenset[str]()
     while (present := names()) != counted:

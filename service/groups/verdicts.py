@@ -14,6 +14,7 @@ from service.groups.offsets import OffsetsByTopic
 _new = tuple.__new__  # takes half the time of a class's own constructor
 
 Token = object
+"""Names a command that is to be answered: the shard gives it, and finds by it where the answer goes."""
 RecordPair = tuple[bytes, bytes | None]
 
 

@@ -51,7 +51,7 @@ class Limits:
     send_timeout_s: float = 60.0  # while the peer reads nothing of what waits for it
 
 
-class Buffer(bytearray):
+class LentBuffer(bytearray):
     """A buffer of BUFFER_BYTES, which is lent and given back."""
 
 
@@ -75,7 +75,7 @@ class Server(Generic[SessionT]):
         self._next: OrderedDict[Connection[SessionT], None] = OrderedDict()  # requests of these start after that
         self._turn: asyncio.Handle | None = None
         self._ended: deque[Connection[SessionT]] = deque()  # clients send nothing more on these
-        self._spare: list[Buffer] = []
+        self._spare: list[LentBuffer] = []
         self._least_spare = 0  # the fewest that were unused since the last look
         self._lent = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -179,7 +179,7 @@ class Server(Generic[SessionT]):
         if wanted <= BUFFER_BYTES and (self._spare or self._lent < MAX_BUFFERS):
             self._lent += 1
             if not self._spare:
-                return memoryview(Buffer(BUFFER_BYTES))[:wanted]
+                return memoryview(LentBuffer(BUFFER_BYTES))[:wanted]
             buffer = self._spare.pop()
             self._least_spare = min(self._least_spare, len(self._spare))
             return memoryview(buffer)[:wanted]
@@ -191,7 +191,7 @@ class Server(Generic[SessionT]):
 
     def give_back(self, buffer: memoryview) -> None:
         owner: Any = buffer.obj
-        if isinstance(owner, Buffer):
+        if isinstance(owner, LentBuffer):
             self._lent -= 1
             self._spare.append(owner)
 

@@ -57,7 +57,7 @@ from service.web.pages import routes as pages
 from service.web.problems import MEDIA_TYPE, Problem, of_failure
 from service.web.producers import ProducerPool
 from service.web.routing import IDEMPOTENCY_KEY, NDJSON, STREAMING, Route
-from service.web.sending import Numbers
+from service.web.sending import ProducerIds
 from service.web.sharing import Sharing
 from service.web.taking import Taking
 from service.web.transactions import OpenTransactions
@@ -223,7 +223,7 @@ class WebServer:
         )
         self.gateway = Gateway(broker, scraper, outgoing_max)
         self.gateway.routes = [route for table in TABLES for route in table]
-        self.gateway.numbers = Numbers(self.gateway)
+        self.gateway.producer_ids = ProducerIds(self.gateway)
         self.gateway.producers = ProducerPool(self.gateway)
         self.gateway.keys = Keys(self.gateway)
         broker.requests.http.keys = self.gateway.keys.count

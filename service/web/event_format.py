@@ -47,7 +47,7 @@ _TEXT_MEDIA = re.compile(
 )
 
 
-class Event(msgspec.Struct):
+class CloudEvent(msgspec.Struct):
     """The attributes that every event must have. The others are not looked at."""
 
     id: Annotated[str, Meta(min_length=1)]
@@ -64,7 +64,7 @@ class EventOut(msgspec.Struct, gc=False):
     content: dict[str, Any]
 
 
-_event = msgspec.json.Decoder(Event)
+_event = msgspec.json.Decoder(CloudEvent)
 _members = msgspec.json.Decoder(dict[str, Raw])
 _any_json = msgspec.json.Decoder(Raw)
 _anything = msgspec.json.Decoder()

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from service.web.members import Members
     from service.web.producers import ProducerPool
     from service.web.routing import Route
-    from service.web.sending import Numbers
+    from service.web.sending import ProducerIds
     from service.web.sharing import Sharing
     from service.web.transactions import OpenTransactions
 
@@ -129,7 +129,7 @@ class Gateway:
         self.routes: Sequence[Route]
         self.document: bytes | None = None
         """The OpenAPI document, made at the first request for it."""
-        self.numbers: Numbers
+        self.producer_ids: ProducerIds
         self.producers: ProducerPool
         self.keys: Keys
         self.sharing: Sharing

@@ -65,13 +65,13 @@ class GroupOut(msgspec.Struct):
     members: list[MemberOut]
 
 
-Status = Literal["WARN", "STOP", "STALL", "REWIND"]
-CODES: Final[Mapping[int, Status]] = {2: "WARN", 4: "STOP", 5: "STALL", 6: "REWIND"}
+BurrowStatus = Literal["WARN", "STOP", "STALL", "REWIND"]
+CODES: Final[Mapping[int, BurrowStatus]] = {2: "WARN", 4: "STOP", 5: "STALL", 6: "REWIND"}
 
 
 class LateGroup(msgspec.Struct):
     name: str
-    status: Status
+    status: BurrowStatus
     """Burrow's: it falls behind; it commits no more; it commits the same offset again and again; it went back."""
 
 

@@ -59,7 +59,7 @@ def _status_lines(media: str, of_problems: str) -> dict[int, bytes]:
     }
 
 
-class Way(NamedTuple):
+class ShortWay(NamedTuple):
     """A route that has a short way."""
 
     route: str
@@ -71,13 +71,13 @@ class Way(NamedTuple):
     """Makes the answer of a problem, if that is not as this API's own."""
 
 
-OWN = Way(
+OWN = ShortWay(
     "/v1/topics/{topic}/records",
     re.compile(rb"POST (/v1/topics/([A-Za-z0-9._-]{1,249})/records) HTTP/1\.1"),
     {b"application/json": quick.write_json, b"application/octet-stream": quick.write_bytes},
     _status_lines("application/json", MEDIA_TYPE),
 )
-V2 = Way(
+V2 = ShortWay(
     compatible.V2,
     re.compile(rb"POST (/topics/([A-Za-z0-9._-]{1,249})) HTTP/1\.1"),
     {f"application/vnd.kafka.{form}.v2+json".encode(): partial(compatible.write_v2, form)
@@ -90,7 +90,7 @@ V2 = Way(
 class QuickRequest(NamedTuple):
     """The head of a request that may go the short way."""
 
-    way: Way
+    way: ShortWay
     path: str
     names: Mapping[str, str]
     """The variable parts of the path: the topic."""

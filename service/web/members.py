@@ -118,8 +118,8 @@ class Commit(msgspec.Struct, forbid_unknown_fields=True):
 
 _joins = msgspec.json.Decoder(Join)
 _commits = msgspec.json.Decoder(Commit)
-Place = tuple[str, int, int]
-Token = tuple[int, list[Place]]
+Position = tuple[str, int, int]
+Token = tuple[int, list[Position]]
 _tokens = msgspec.json.Decoder(Token)
 
 
@@ -182,7 +182,7 @@ class HttpMember:
         for each in partitions:
             self.positions.pop(each, None)
 
-    def go_back(self, seen: list[Place]) -> None:
+    def go_back(self, seen: list[Position]) -> None:
         """The client has got answers up to these positions, and of other partitions nothing. What it got before another
         member had the partition does not count: the group is further now.
         """
@@ -552,7 +552,7 @@ async def _poll(
     gateway: Gateway,
     request: web.Request,
     member: HttpMember,
-    seen: list[Place] | None,
+    seen: list[Position] | None,
     lens: Lens,
     most: int,
     max_bytes: int,

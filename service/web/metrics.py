@@ -8,7 +8,7 @@ from aiohttp import web
 from log.ids import TopicPartition
 from monitoring import shapes
 from monitoring.collectors import Scrape
-from monitoring.scraping import Elsewhere, Holders, Places, Scraper, content_type, wants_openmetrics
+from monitoring.scraping import Elsewhere, Holders, LowestOffsets, Scraper, content_type, wants_openmetrics
 from service.client.ends import Ends
 from service.client.transactions import transactions_of
 from service.web.gateway import Gateway
@@ -28,7 +28,7 @@ def scraper_of(broker: shapes.Broker, elsewhere: Elsewhere | None = None, holder
     return Scraper(Scrape(broker, version=our_version()), elsewhere, holders)
 
 
-async def ends_elsewhere(gateway: Gateway, wanted: Places) -> dict[tuple[str, int], Ends]:
+async def ends_elsewhere(gateway: Gateway, wanted: LowestOffsets) -> dict[tuple[str, int], Ends]:
     """The ends of partitions, as far as the leaders tell them within a short time: a broker that does not answer must
     not hold up a scrape, nor hide what others tell.
     """

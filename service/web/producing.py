@@ -647,7 +647,7 @@ async def _write_plain_lines(
                 line = those[number]
                 reports[line] = b'{"line":%d,"partition":%d,"offset":%d}\n' % (first_number + line, index, offset)
             continue
-        told: Told = [(Report(first_number + line), (*records[line], (), now_ms)) for line in those]
+        told: ToldRecords = [(Report(first_number + line), (*records[line], (), now_ms)) for line in those]
         runs = {sent.partition: [told]}
         _tell(runs, [sent], is_named=True)
         await _write_told(gateway, runs, is_named=True)
@@ -656,11 +656,11 @@ async def _write_plain_lines(
     return b"".join(reports)
 
 
-Told = list[tuple["Report", NewRecord]]
+ToldRecords = list[tuple["Report", NewRecord]]
 """Records that make up a batch, each with the report on it."""
 
 
-async def _write_told(gateway: Gateway, runs: dict[TopicPartition, list[Told]], *, is_named: bool) -> None:
+async def _write_told(gateway: Gateway, runs: dict[TopicPartition, list[ToldRecords]], *, is_named: bool) -> None:
     """Write the records in this order, and tell each report what became of its record."""
     while runs:
         batches = [
@@ -671,7 +671,7 @@ async def _write_told(gateway: Gateway, runs: dict[TopicPartition, list[Told]], 
         _tell(runs, batches, is_named=is_named)
 
 
-def _tell(runs: dict[TopicPartition, list[Told]], batches: Sequence[OutgoingBatch], *, is_named: bool) -> None:
+def _tell(runs: dict[TopicPartition, list[ToldRecords]], batches: Sequence[OutgoingBatch], *, is_named: bool) -> None:
     """Tell the reports on the first run of each partition. If single records are to blame, the others are to be sent
     again, before those that follow them: every line stands for itself. Not so if the batch may be written all the same,
     because another leader had it before.
@@ -698,7 +698,7 @@ async def _write_lines(
     gateway: Gateway, lines: Sequence[bytes], first_number: int, topic_name: str | None
 ) -> list[Report]:
     reports: list[Report] = []
-    told: dict[TopicPartition, Told] = {}
+    told: dict[TopicPartition, ToldRecords] = {}
     now_ms = gateway.env.clock.wall_ms()
     partitioner = Partitioner(gateway.next_turn())
     topics: dict[str, Topic] = {}
@@ -719,7 +719,7 @@ async def _write_lines(
             told.setdefault(partitioner.place(topics[name], given.partition, record[0]), []).append((report, record))
         except Problem as problem:
             report.problem = Raw(problem.body())
-    runs: dict[TopicPartition, list[Told]] = {}
+    runs: dict[TopicPartition, list[ToldRecords]] = {}
     for partition, those in told.items():
         left = iter(those)
         lengths = map(len, cut([record for _, record in those], batch_bytes(gateway, partition.topic)))

@@ -88,7 +88,7 @@ class OutgoingBatch:
         return of_error(error, detail, writing=True, topic=topic, partition=index)
 
 
-class Numbers:
+class ProducerIds:
     """Producer ids for batches that have no sequence numbers. Each id is lent to one sender at a time, so that its
     batches reach a partition one after the other.
     """
@@ -190,7 +190,7 @@ async def send_one_each(
 
 async def _number(gateway: Gateway, batches: Sequence[OutgoingBatch]) -> Lent | None:
     """Give the batches sequence numbers. None: there are none now, and all batches are refused."""
-    lent = await gateway.numbers.borrow()
+    lent = await gateway.producer_ids.borrow()
     for each in batches:
         if isinstance(lent, Lent):
             lent.number(each)
@@ -208,7 +208,7 @@ def _settle(gateway: Gateway, lent: Lent, batches: Sequence[OutgoingBatch]) -> N
     for each in batches:
         if not each.error and each.numbered:
             lent.used(each)
-    gateway.numbers.give_back(lent)
+    gateway.producer_ids.give_back(lent)
 
 
 Way = tuple[int, frozenset[int]]

@@ -18,7 +18,7 @@ from idempotence.verdicts import (
 )
 from isolation.stable import StableOffsets
 from log.batch import BatchHeader, build_batch, build_from_stored, read_header
-from log.cleaning_job import LastBatches
+from log.cleaning_rules import LastBatches
 from log.views import whole
 from tests import batches
 from tests.rules import rule

@@ -6,7 +6,8 @@ from log import cleaning
 from log.batch import BatchHeader, CorruptBatch, StoredRecord, build_from_stored, checksum_ok, read_header
 from log.batch import read_stored_records as open_records
 from log.cleaning import clean
-from log.cleaning_job import AbortedTransactions, Cleaned, CleaningJob, LastBatches, groups_of
+from log.cleaning_job import Cleaned, CleaningJob, groups_of
+from log.cleaning_rules import AbortedTransactions, LastBatches
 from log.control import ControlType, read_marker
 from log.disk import Disk
 from log.ids import NO_OFFSET

@@ -16,10 +16,10 @@ import service.groups.migration
 import service.groups.offset_decisions
 from service.groups.classic_decisions import ClassicDecisions
 from service.groups.classic_group import ClassicGroup
-from service.groups.cleaning import Cleaning
 from service.groups.commands import JoinReply
 from service.groups.consumer_decisions import ConsumerDecisions
 from service.groups.consumer_group import ConsumerGroup, ConsumerMember, Raised
+from service.groups.forgetting import Forgetting
 from service.groups.migration import Migration
 from service.groups.offsets import Offsets, OffsetsByTopic
 from service.groups.records import current_record, member_tombstones, target_epoch_record
@@ -189,13 +189,13 @@ def partitions_still_read_at_an_upgrade_not_recorded() -> Planting:
 
 
 def offsets_expire_though_they_are_new() -> Planting:
-    original = Cleaning._is_expired
+    original = Forgetting._is_expired
 
-    def is_expired(cleaning: Cleaning, group_id: str, topic: str, partition: int) -> bool:
-        with replaced(cleaning, "_settings", dataclasses.replace(cleaning._settings, offsets_retention_ms=0)):
-            return original(cleaning, group_id, topic, partition)
+    def is_expired(forgetting: Forgetting, group_id: str, topic: str, partition: int) -> bool:
+        with replaced(forgetting, "_settings", dataclasses.replace(forgetting._settings, offsets_retention_ms=0)):
+            return original(forgetting, group_id, topic, partition)
 
-    return replaced(Cleaning, "_is_expired", is_expired)
+    return replaced(Forgetting, "_is_expired", is_expired)
 
 
 MUTANTS: dict[str, Callable[[], Planting]] = {

@@ -23,7 +23,7 @@ from typing import Any
 import idempotence.producers
 import idempotence.sequence
 import log.cleaning
-import log.cleaning_job
+import log.cleaning_rules
 import log.partition_log
 import log.recovery
 import log.relocation
@@ -668,7 +668,7 @@ def the_cleaner_drops_markers() -> contextlib.AbstractContextManager[None]:
 
 def the_cleaner_keeps_what_was_aborted() -> contextlib.AbstractContextManager[None]:
     """And takes what was committed before for superseded by it."""
-    return replaced(log.cleaning_job.AbortedTransactions, "is_aborted", lambda transactions, header: False)
+    return replaced(log.cleaning_rules.AbortedTransactions, "is_aborted", lambda transactions, header: False)
 
 
 # ---------------------------------------------------------------- markers, branches, what is prepared

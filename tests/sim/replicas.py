@@ -14,7 +14,7 @@ from idempotence.producers import ProducerStates
 from idempotence.window import HEAD, WINDOW_AT
 from isolation.stable import StableOffsets
 from log.batch import CorruptBatch, read_records, split
-from log.cleaning_job import AbortedTransactions
+from log.cleaning_rules import AbortedTransactions
 from log.disk import DiskFault
 from log.ids import NO_EPOCH
 from service.broker.coordinators import Coordinators

@@ -16,6 +16,7 @@ MACHINES = (
     "log/replica.py",
     "log/epochs.py",
     "log/retention.py",
+    "log/cleaning_rules.py",
     "idempotence",
     "isolation",
     "txn",

@@ -40,7 +40,7 @@ from service.cluster.image import NO_LEADER, Image, PartitionState
 from service.settings.broker import WEB
 from service.turns import in_turns, slices_in_turns
 from service.web.gateway import Gateway
-from service.web.groups import LateGroups, Status, late_at, late_here, standing_first
+from service.web.groups import BurrowStatus, LateGroups, late_at, late_here, standing_first
 from service.web.pages.near import TIMEOUT_S, NearCluster
 from service.web.pages.tracing import whole_batches
 from service.web.problems import Problem
@@ -566,7 +566,7 @@ async def groups(
 class AllLateGroups:
     """Which groups don't keep up, and how."""
 
-    status: dict[str, Status]
+    status: dict[str, BurrowStatus]
     """Those that stand still come first."""
     total: int
     is_known: bool
@@ -574,7 +574,7 @@ class AllLateGroups:
     is_whole: bool
     """Whether all brokers told all of theirs."""
 
-    def of(self, group: str) -> Status | Literal["OK"] | None:
+    def of(self, group: str) -> BurrowStatus | Literal["OK"] | None:
         """None if it is not known."""
         return self.status.get(group) or ("OK" if self.is_whole else None)
 

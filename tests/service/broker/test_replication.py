@@ -20,7 +20,7 @@ from log.views import whole
 from service.broker import fetch_sessions, replication
 from service.broker.partition import Appended, Partition, PartitionLost
 from service.broker.reading import Reading
-from service.broker.replication import BATCHES_A_TURN, Fetcher, FollowedPartition, Key
+from service.broker.replication import BATCHES_A_TURN, Fetcher, FollowedPartition, TopicIdPartition
 from service.client.cluster import Cluster
 from service.client.connection import Client
 from service.client.pool import Address
@@ -620,7 +620,7 @@ def test_what_came_while_it_connected_is_not_asked_beyond_before_it_is_durable(
             return client
 
         async def ask(
-            fetcher: Fetcher, client: Client, due: dict[Key, FollowedPartition], until_next_s: float
+            fetcher: Fetcher, client: Client, due: dict[TopicIdPartition, FollowedPartition], until_next_s: float
         ) -> FetchResponse:
             for place in due.values():
                 asked.append(place.partition.log.flushed_offset == place.partition.log.end_offset)

@@ -16,8 +16,8 @@ from service.groups.coordinator import FAILED_AGAIN_MS
 from service.groups.records import current_record
 from service.groups.regex import MATCHED_AT_ONCE, STEPS_OF_A_NAME
 from service.groups.settings import ConsumerTimes, GroupSettings
+from service.groups.small_steps import SMALL_STEPS_A_TURN, SmallSteps
 from service.groups.states import MemberState
-from service.groups.steps import STEPS_AT_ONCE, Steps
 from service.groups.topics import TopicFacts
 from service.groups.verdicts import Fault, GroupDecision
 from tests.service.groups.driver import Driver, Topics, Unwalked, assigned_at_once
@@ -485,7 +485,7 @@ def members_given(driver: Driver) -> dict[str, int]:
 def test_a_large_groups_target_is_computed_and_written_in_turns() -> None:
     driver = large_group()
     records = [len(turn.records) for turn in turns(driver)]
-    assert len(records) > 3 * LARGE / STEPS_AT_ONCE + LARGE / TARGETS_AT_ONCE
+    assert len(records) > 3 * LARGE / SMALL_STEPS_A_TURN + LARGE / TARGETS_AT_ONCE
     assert max(records) <= TARGETS_AT_ONCE + 1
     assert set(members_given(driver).values()) == {1}
     facts = driver.consumer()
@@ -573,8 +573,8 @@ def test_a_heartbeat_that_raises_leaves_nothing_to_the_target_of_the_next_one(mo
 
 
 def test_an_assignment_that_raises_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    def raises(members: object, partition_counts: object) -> Steps[Target]:
-        for _ in range(STEPS_AT_ONCE):
+    def raises(members: object, partition_counts: object) -> SmallSteps[Target]:
+        for _ in range(SMALL_STEPS_A_TURN):
             yield
         raise ZeroDivisionError
 
@@ -593,7 +593,7 @@ def test_an_assignment_that_raises_is_begun_anew(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_look_at_the_metadata_that_raises_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [f"t{number}" for number in range(STEPS_AT_ONCE + 1)]
+    names = [f"t{number}" for number in range(SMALL_STEPS_A_TURN + 1)]
     times = ConsumerTimes(2 * FAILED_AGAIN_MS, 5_000, 0)
     driver = Driver(GroupSettings(consumer_times=lambda group_id: times), Topics(**dict.fromkeys(names, 1)))
     driver.beat("a", 0, subscribed_topics=tuple(names))
@@ -624,7 +624,7 @@ def test_a_refused_heartbeat_does_not_put_off_the_target_that_others_wait_for() 
 
 
 def test_the_first_member_of_a_group_may_name_thousands_of_topics_without_a_second_epoch(driver: Driver) -> None:
-    names = [f"t{number}" for number in range(STEPS_AT_ONCE + 1)]
+    names = [f"t{number}" for number in range(SMALL_STEPS_A_TURN + 1)]
     for name in names:
         driver.topics.put(name, 1)
     driver.beat("a", 0, subscribed_topics=tuple(names))

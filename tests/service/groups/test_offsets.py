@@ -376,7 +376,7 @@ def test_a_deleted_topics_many_offsets_go_in_turns() -> None:
 def test_the_groups_that_have_offsets_of_a_deleted_topic_are_looked_for_in_turns(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.groups.cleaning.LOOKED_AT_ONCE", 10)
+    monkeypatch.setattr("service.groups.forgetting.LOOKED_AT_ONCE", 10)
     for number in range(1_000):
         driver.commit(11, topic="events", group=f"g{number}")
     driver.commit(12, group="the last")

@@ -13,7 +13,7 @@ from log.batch import HEADER_BYTES
 from log.ids import TopicPartition
 from service.web import producing
 from service.web.gateway import Gateway
-from service.web.producing import Report, Told, _write_told
+from service.web.producing import Report, ToldRecords, _write_told
 from service.web.sending import OutgoingBatch
 from service.wire.error_codes import ErrorCode
 from tests.service.web.kit import Answer, Http, Served, read_all
@@ -164,7 +164,7 @@ def test_lines_that_may_be_written_are_not_written_again(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(producing, "send", send)
     reports = [Report(number) for number in range(3)]
-    run: Told = [(report, (None, b"x", (), 1000)) for report in reports]
+    run: ToldRecords = [(report, (None, b"x", (), 1000)) for report in reports]
     asyncio.run(_write_told(cast(Gateway, None), {TopicPartition("t", 0): [run]}, is_named=True))
     assert len(sent) == 1
     assert [json.loads(bytes(cast(Raw, each.problem)))["outcome"] for each in reports] == ["unknown"] * 3

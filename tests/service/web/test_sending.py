@@ -15,7 +15,7 @@ from service.client.failures import ClientFailure, FailureKind
 from service.web import sending
 from service.web.gateway import Gateway
 from service.web.problems import Problem
-from service.web.sending import Numbers, OutgoingBatch, send, send_one_each
+from service.web.sending import OutgoingBatch, ProducerIds, send, send_one_each
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     ConditionalProduceRequest,
@@ -44,7 +44,7 @@ class Elsewhere:
         image = SimpleNamespace(partition=self.state, topics={"t": SimpleNamespace(id=bytes(16))})
         self.node_id, self.image = 1, image
         self.own_session = None
-        self.numbers = Numbers(cast(Gateway, self))
+        self.producer_ids = ProducerIds(cast(Gateway, self))
 
     def state(self, partition: TopicPartition) -> Any:
         leader = self.leaders[partition.partition]

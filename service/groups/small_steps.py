@@ -1,5 +1,5 @@
-"""Work that takes longer than one turn of the loop: a generator yields after each step of a microsecond or two, and so
-many steps are taken in one turn.
+"""Work that takes longer than one turn of the loop: a generator yields after each step of a microsecond or two, and a
+thousand steps are taken in one turn. (Those of `service.turns` yield when a turn is over.)
 """
 
 from collections.abc import Generator
@@ -7,12 +7,12 @@ from typing import TypeVar
 
 Result = TypeVar("Result")
 
-STEPS_AT_ONCE = 1_000
+SMALL_STEPS_A_TURN = 1_000
 
-Steps = Generator[None, None, Result]
+SmallSteps = Generator[None, None, Result]
 
 
-def take(work: Steps[Result], count: int) -> Result | None:
+def take(work: SmallSteps[Result], count: int) -> Result | None:
     """Take up to `count` steps. The result, if the work is over with them."""
     try:
         for _ in range(count):

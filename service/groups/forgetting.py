@@ -28,13 +28,13 @@ GONE_AT_ONCE = 500
 GONE_AT_ONCE_BYTES = 500_000
 
 EXPIRY: DeadlineName = ("offsets", "", "")
-CLEANING = ("offsets", "forget", "delete")  # the names of the deadlines for this work
+FORGETTING = ("offsets", "forget", "delete")  # the names of the deadlines for this work
 
 # Yields after every look. True: the records written so far must be applied before the work goes on.
 Work = Iterator[bool]
 
 
-class Cleaning:
+class Forgetting:
     """`find` gives a live group, `bury` the records that remove one, `group_ids` the ids of all groups."""
 
     def __init__(
