@@ -259,13 +259,13 @@ class PartitionMaker:
 
     @contextmanager
     def _misfortune_of(self, topic_partition: TopicPartition) -> Iterator[None]:
-        """What can't be read of a partition does not keep others from being served. A change that failed does: its disk
-        takes no other one.
+        """What can't be read of a partition does not keep others from being served. A change that failed does, because
+        its disk takes no other one, and so does an error that passes, because the next start may serve them all.
         """
         try:
             yield
         except DiskFault as fault:
-            if any(folder.disk.fault is not None for folder in self._folders):
+            if fault.passing or any(folder.disk.fault is not None for folder in self._folders):
                 raise
             self._not_served(topic_partition, f"{fault.filename}: {fault.strerror}")
 

@@ -497,6 +497,21 @@ def test_a_partition_that_cannot_be_read_is_the_only_one_that_is_not_served(
     assert machine.start()["orders-0"] == planted.path.parent
 
 
+def test_a_start_that_finds_no_descriptor_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the partition in question would not be served before somebody starts the broker again."""
+    machine, read = Machine(tmp_path), RealDisk.read
+
+    def none_left(disk: RealDisk, path: str) -> bytes:
+        if path.startswith("orders-0/"):
+            raise DiskFault(errno.EMFILE, "too many open files", path)
+        return read(disk, path)
+
+    with monkeypatch.context() as patch, pytest.raises(DiskFault):
+        patch.setattr(RealDisk, "read", none_left)
+        machine.start()
+    assert machine.start() == {"orders-0": machine.one}
+
+
 def test_a_topic_that_is_made_while_a_full_disk_has_a_folder_in_its_way_is_not_served_and_takes_nothing_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
