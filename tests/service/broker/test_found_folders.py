@@ -527,9 +527,8 @@ def test_a_topic_that_is_made_while_a_full_disk_has_a_folder_in_its_way_is_not_s
         monkeypatch.setattr(os, "replace", full)
         for _ in range(2):
             await stage.create("bills")
-            partition = stage.broker.partitions.get(bills)
-            assert partition is not None
-            assert partition.offline
+            await until(lambda: stage.broker.partitions.get(bills) is not None)
+            assert all(partition.offline for partition in stage.broker.partitions if partition.topic_partition == bills)
             assert [folder.failed for folder in stage.broker.folders] == [None] * 3
             await stage.ask(DeleteTopicsRequest([DeleteTopicState("bills")]))
             await until(lambda: stage.broker.partitions.get(bills) is None)
