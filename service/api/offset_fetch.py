@@ -10,6 +10,7 @@ metadata store: a coordinator that was replaced, and does not know it, may have 
 """
 
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from log.ids import TopicId
@@ -17,6 +18,7 @@ from service.api.group_answers import OFFSETS_AT_ONCE, Groups, answer_with, ask,
 from service.broker.in_sync import InSyncSets
 from service.broker.partition import Partition
 from service.broker.session import Session
+from service.broker.shard import NotCoordinator
 from service.cluster.image import Image
 from service.cluster.metadata import ClusterMetadata
 from service.groups.commands import (
@@ -72,22 +74,24 @@ async def _fetch_confirmed(
 ) -> OffsetFetchResponse:
     names = [group.group_id for group in request.groups] if version >= BATCHES_SINCE else [request.group_id]
     led: dict[int, tuple[Partition, int]] = {}
-    async for name in in_turns(names, NAMED_A_TURN):
-        index = groups.partition_index(name)
-        if index not in led and (shard := groups.at(index)) is not None:
-            led[index] = shard.partition, shard.partition.leader_epoch
-    answer = _fetch_all(groups, metadata, version, request)
-    if isinstance(answer, Awaitable):
-        answer = await answer
-    with session.waits():
-        if not led or all(await in_sync.led_until_now(list(led.values()))):
-            return answer
+    with suppress(NotCoordinator):  # the image has no topic of the coordinators
+        async for name in in_turns(names, NAMED_A_TURN):
+            index = groups.partition_index(name)
+            if index not in led and (shard := groups.at(index)) is not None:
+                led[index] = shard.partition, shard.partition.leader_epoch
+        answer = _fetch_all(groups, metadata, version, request)
+        if isinstance(answer, Awaitable):
+            answer = await answer
+        with session.waits():
+            if not led or all(await in_sync.led_until_now(list(led.values()))):
+                return answer
     error = ErrorCode.NOT_COORDINATOR
     if version >= BATCHES_SINCE:
         refused = [OffsetFetchResponseGroup(name, error_code=error) async for name in in_turns(names, NAMED_A_TURN)]
         return OffsetFetchResponse(groups=refused)
-    told = await done_in_turns(_refused_topics(_as_group(request).topics or [], error))
-    return _of_one_group(OffsetFetchResponseGroup(request.group_id, told, error))
+    wanted = await done_in_turns(_as_group(request))
+    told = await done_in_turns(_refused_topics(wanted.topics or [], error))
+    return await done_in_turns(_of_one_group(OffsetFetchResponseGroup(request.group_id, told, error)))
 
 
 def _fetch_all(
@@ -101,24 +105,46 @@ def _fetch_all(
         and len(topics) <= OFFSETS_AT_ONCE
         and sum([1 + len(topic.partition_indexes) for topic in topics]) <= OFFSETS_AT_ONCE
     ):
-        group = request.groups[0] if version >= BATCHES_SINCE else _as_group(request)
+        group = request.groups[0] if version >= BATCHES_SINCE else done_at_once(_as_group(request))
         return _fetch_few(groups, metadata.image, version, group, request.require_stable)
     return _fetch_in_turns(groups, metadata, version, request)
 
 
-def _as_group(request: OffsetFetchRequest) -> OffsetFetchRequestGroup:
+def _as_group(request: OffsetFetchRequest) -> Steps[OffsetFetchRequestGroup]:
     """The request of a version with one group in the words of later ones."""
-    topics = None
-    if request.topics is not None:
-        topics = [
-            OffsetFetchRequestTopics(topic.name, NO_TOPIC_ID, topic.partition_indexes) for topic in request.topics
-        ]
+    if request.topics is None:
+        return OffsetFetchRequestGroup(request.group_id, topics=None)
+    turn = Turn(NAMED_A_TURN)
+    topics: list[OffsetFetchRequestTopics] = []
+    for topic in request.topics:
+        topics.append(OffsetFetchRequestTopics(topic.name, NO_TOPIC_ID, topic.partition_indexes))
+        if turn.is_over():
+            yield
     return OffsetFetchRequestGroup(request.group_id, topics=topics)
 
 
-def _of_one_group(found: OffsetFetchResponseGroup) -> OffsetFetchResponse:
+def _of_one_group(found: OffsetFetchResponseGroup) -> Steps[OffsetFetchResponse]:
     """The answer in the words of the versions with one group."""
-    return OffsetFetchResponse(topics=[_single(topic) for topic in found.topics], error_code=found.error_code)
+    turn = Turn(NAMED_A_TURN)
+    topics: list[OffsetFetchResponseTopic] = []
+    for topic in found.topics:
+        if turn.is_over():
+            yield
+        partitions: list[OffsetFetchResponsePartition] = []
+        for each in topic.partitions:
+            if turn.is_over():
+                yield
+            partitions.append(
+                OffsetFetchResponsePartition(
+                    each.partition_index,
+                    each.committed_offset,
+                    each.committed_leader_epoch,
+                    each.metadata,
+                    each.error_code,
+                )
+            )
+        topics.append(OffsetFetchResponseTopic(topic.name, partitions))
+    return OffsetFetchResponse(topics=topics, error_code=found.error_code)
 
 
 def _fetch_few(
@@ -136,7 +162,7 @@ def _fetch_few(
             error = reply if isinstance(reply, ErrorCode) else error_code(reply.fault)
             if version < BATCHES_SINCE:
                 told = done_at_once(_refused_topics(topics, error))
-                return _of_one_group(OffsetFetchResponseGroup(wanted.group_id, told, error))
+                return done_at_once(_of_one_group(OffsetFetchResponseGroup(wanted.group_id, told, error)))
             return OffsetFetchResponse(groups=[OffsetFetchResponseGroup(wanted.group_id, error_code=error)])
         found = [
             OffsetFetchResponseTopics(topic.topic, topic.topic_id, _partitions(topic.offsets)) for topic in reply.topics
@@ -144,7 +170,7 @@ def _fetch_few(
         if refused:
             found += done_at_once(_refused_topics(refused, ErrorCode.UNKNOWN_TOPIC_ID))
         group = OffsetFetchResponseGroup(wanted.group_id, found)
-        return OffsetFetchResponse(groups=[group]) if version >= BATCHES_SINCE else _of_one_group(group)
+        return OffsetFetchResponse(groups=[group]) if version >= BATCHES_SINCE else done_at_once(_of_one_group(group))
 
     command = FetchOffsets(wanted.group_id, wanted.member_id, wanted.member_epoch, tuple(asked), require_stable)
     return answer_with(answer, groups, wanted.group_id, command, FetchReply)
@@ -161,11 +187,11 @@ async def _fetch_in_turns(
             async for group in in_turns(wanted_by_id.values(), at_once=1)
         ]
         return OffsetFetchResponse(groups=answers)
-    wanted = _as_group(request)
+    wanted = await done_in_turns(_as_group(request))
     group = await _fetch(groups, metadata, version, wanted, request.require_stable)
     if group.error_code:
         group.topics = await done_in_turns(_refused_topics(wanted.topics or [], group.error_code))
-    return _of_one_group(group)
+    return await done_in_turns(_of_one_group(group))
 
 
 async def _fetch(
@@ -271,20 +297,3 @@ def _refused_topics(topics: list[OffsetFetchRequestTopics], error: int) -> Steps
             partitions.append(OffsetFetchResponsePartitions(index, NO_OFFSET, error_code=error))
         refused.append(OffsetFetchResponseTopics(topic.name, topic.topic_id, partitions))
     return refused
-
-
-def _single(topic: OffsetFetchResponseTopics) -> OffsetFetchResponseTopic:
-    """The same in the words of the versions with one group."""
-    return OffsetFetchResponseTopic(
-        topic.name,
-        [
-            OffsetFetchResponsePartition(
-                each.partition_index,
-                each.committed_offset,
-                each.committed_leader_epoch,
-                each.metadata,
-                each.error_code,
-            )
-            for each in topic.partitions
-        ],
-    )

@@ -7,6 +7,7 @@ import pytest
 
 from log.ids import TopicPartition
 from service.cluster.controller import RemoveFromLeadership
+from service.cluster.image import Image
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     OffsetCommitRequest,
@@ -70,5 +71,22 @@ def test_a_coordinator_that_was_replaced_does_not_tell_older_offsets(tmp_path: P
             heard.set()
             assert (await asking)[0] == ErrorCode.NOT_COORDINATOR
         assert await committed(stage.wire(other), version) == (ErrorCode.NONE, 8)
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=GIVEN)
+
+
+@pytest.mark.parametrize("version", [7, 9])
+def test_who_asks_when_there_are_no_coordinators_at_all_is_told_so(tmp_path: Path, version: int) -> None:
+    """The image lost their topic between the request and its look: the connection was closed."""
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2)
+        await find_coordinator(stage.wire(1), "readers", key_type=0)
+        state = stage.broker(1).metadata.image.partition(COORDINATED)
+        assert state is not None
+        await coordinates(stage, state.replicas[0])
+        groups = stage.broker(state.replicas[0]).coordination.groups
+        groups._image = Image
+        assert (await committed(stage.wire(state.replicas[0]), version)) == (ErrorCode.NOT_COORDINATOR, -1)
 
     on_cluster_stage(tmp_path, scene, 1, 2, given=GIVEN)
