@@ -3,10 +3,12 @@
 It describes consumer groups. For this API a classic group does not exist.
 """
 
+from collections.abc import Iterable
+
 from service.api.group_answers import Groups, ask, error_code, operations
 from service.broker.session import Session
 from service.groups.commands import ConsumerGroupFacts, ConsumerMemberFacts, DescribeConsumerGroup, NamedPartitions
-from service.turns import in_turns
+from service.turns import NAMED_A_TURN, Steps, Turn, done_in_turns, in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -20,7 +22,8 @@ from service.wire.messages import (
 
 CLASSIC_MEMBER = 0
 CONSUMER_MEMBER = 1
-MEMBERS_AT_ONCE = 200
+NAMES_AS_ONE = 10
+"""So many names that a member subscribes to take as long to be told as one topic of its assignment."""
 
 
 async def handle(
@@ -35,7 +38,7 @@ async def handle(
         if isinstance(reply, ErrorCode):
             described.append(ConsumerGroupDescribeResponseDescribedGroup(error_code=reply, group_id=group_id))
         else:
-            members = [_member(facts) async for facts in in_turns(reply.members, MEMBERS_AT_ONCE)]
+            members = await done_in_turns(_members(reply.members))
             described.append(_described(group_id, reply, members, request.include_authorized_operations))
     return ConsumerGroupDescribeResponse(groups=described)
 
@@ -56,26 +59,36 @@ def _described(
     )
 
 
-def _member(facts: ConsumerMemberFacts) -> Member:
-    return Member(
-        member_id=facts.member_id,
-        instance_id=facts.instance_id,
-        rack_id=facts.rack_id,
-        member_epoch=facts.member_epoch,
-        client_id=facts.client_id,
-        client_host=facts.client_host,
-        subscribed_topic_names=list(facts.subscribed_topics),
-        subscribed_topic_regex=facts.subscribed_regex,
-        assignment=_assignment(facts.assigned),
-        target_assignment=_assignment(facts.target),
-        member_type=CLASSIC_MEMBER if facts.uses_classic_protocol else CONSUMER_MEMBER,
-    )
+def _members(described: Iterable[ConsumerMemberFacts]) -> Steps[list[Member]]:
+    turn = Turn(NAMED_A_TURN)
+    members: list[Member] = []
+    for facts in described:
+        assigned = yield from _assignment(facts.assigned, turn)
+        target = yield from _assignment(facts.target, turn)
+        members.append(
+            Member(
+                member_id=facts.member_id,
+                instance_id=facts.instance_id,
+                rack_id=facts.rack_id,
+                member_epoch=facts.member_epoch,
+                client_id=facts.client_id,
+                client_host=facts.client_host,
+                subscribed_topic_names=list(facts.subscribed_topics),
+                subscribed_topic_regex=facts.subscribed_regex,
+                assignment=assigned,
+                target_assignment=target,
+                member_type=CLASSIC_MEMBER if facts.uses_classic_protocol else CONSUMER_MEMBER,
+            )
+        )
+        if turn.is_over(3 + len(facts.subscribed_topics) // NAMES_AS_ONE):
+            yield
+    return members
 
 
-def _assignment(topics: tuple[NamedPartitions, ...]) -> ConsumerGroupDescribeResponseAssignment:
-    return ConsumerGroupDescribeResponseAssignment(
-        [
-            ConsumerGroupDescribeResponseTopicPartitions(topic.topic_id, topic.topic, list(topic.partitions))
-            for topic in topics
-        ]
-    )
+def _assignment(topics: Iterable[NamedPartitions], turn: Turn) -> Steps[ConsumerGroupDescribeResponseAssignment]:
+    named: list[ConsumerGroupDescribeResponseTopicPartitions] = []
+    for topic in topics:
+        named.append(ConsumerGroupDescribeResponseTopicPartitions(topic.topic_id, topic.topic, list(topic.partitions)))
+        if turn.is_over():
+            yield
+    return ConsumerGroupDescribeResponseAssignment(named)

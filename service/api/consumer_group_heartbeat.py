@@ -4,13 +4,14 @@ One API to join (epoch 0), to stay, to leave (-1) and to leave for a while (-2, 
 RE2's (service/groups/regex.py).
 """
 
+import asyncio
 from collections.abc import Awaitable
 
 from service.api.group_answers import Groups, answer_with, error_code, fresh_member_id, host_of
 from service.broker.session import Session
 from service.groups.commands import ConsumerHeartbeat, ConsumerHeartbeatReply, PartitionsByTopic
 from service.ports import Env
-from service.turns import NAMED_A_TURN, Steps, Turn, now_or_in_turns
+from service.turns import NAMED_A_TURN, Steps, Turn, in_turns, now_or_in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -26,8 +27,39 @@ NAMES_ITSELF_SINCE = 1
 def handle(
     groups: Groups, env: Env, session: Session, header: RequestHeader, request: ConsumerGroupHeartbeatRequest
 ) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse]:
-    names = request.subscribed_topic_names
-    owned = request.topic_partitions
+    names, owned = request.subscribed_topic_names, request.topic_partitions
+    if len(names or ()) > NAMED_A_TURN or len(owned or ()) > NAMED_A_TURN:
+        return _beat_in_turns(groups, env, session, header, request)
+    partitions = None if owned is None else {topic.topic_id: topic.partitions for topic in owned}
+    return _beat(groups, env, session, header, request, names, partitions)
+
+
+async def _beat_in_turns(
+    groups: Groups, env: Env, session: Session, header: RequestHeader, request: ConsumerGroupHeartbeatRequest
+) -> ConsumerGroupHeartbeatResponse:
+    """The same for a member of very many topics. Their names are sorted before, in a turn of their own; most clients
+    send them so.
+    """
+    names, owned = request.subscribed_topic_names, request.topic_partitions
+    partitions = None
+    if owned is not None:
+        partitions = {topic.topic_id: topic.partitions async for topic in in_turns(owned, NAMED_A_TURN)}
+    if names is not None:
+        names = sorted(set(names))
+    await asyncio.sleep(0)
+    answer = _beat(groups, env, session, header, request, names, partitions)
+    return await answer if isinstance(answer, Awaitable) else answer
+
+
+def _beat(
+    groups: Groups,
+    env: Env,
+    session: Session,
+    header: RequestHeader,
+    request: ConsumerGroupHeartbeatRequest,
+    names: list[str] | None,
+    owned: PartitionsByTopic | None,
+) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse]:
     command = ConsumerHeartbeat(
         group_id=request.group_id,
         member_id=request.member_id,
@@ -38,7 +70,7 @@ def handle(
         subscribed_topics=None if names is None else tuple(names),
         subscribed_regex=request.subscribed_topic_regex,
         server_assignor=request.server_assignor,
-        owned=None if owned is None else {each.topic_id: tuple(each.partitions) for each in owned},
+        owned=owned,
         client_id=header.client_id or "",
         client_host=host_of(session),
         fresh_id="" if request.member_id else fresh_member_id(env),
@@ -68,7 +100,7 @@ def _with_assignment(
     turn = Turn(NAMED_A_TURN)
     topics: list[ConsumerGroupHeartbeatResponseTopicPartitions] = []
     for topic_id, partitions in assignment.items():
-        topics.append(ConsumerGroupHeartbeatResponseTopicPartitions(topic_id, list(partitions)))
+        topics.append(ConsumerGroupHeartbeatResponseTopicPartitions(topic_id, sorted(partitions)))
         if turn.is_over():
             yield
     answer.assignment = ConsumerGroupHeartbeatResponseAssignment(topics)

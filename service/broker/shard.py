@@ -29,6 +29,7 @@ from log.control import ControlType, read_marker
 from log.disk import DiskFault
 from service.broker.partition import Appended, Partition, PartitionLost
 from service.ports import Env
+from service.turns import Turn
 
 logger = logging.getLogger("oncelog.coordinator")
 
@@ -37,7 +38,8 @@ TURN_BYTES = 256 << 10
 BATCH_WORTH_BYTES = 4 << 10
 """The bytes that a smaller batch counts as."""
 RECORDS_A_TURN = 250
-"""How many records of one batch are replayed before other tasks run."""
+"""How many records of one batch are replayed before other tasks run. A long one counts as so many short ones."""
+SHORT_BYTES = 1 << 10
 ANSWERS_A_TURN = 64
 """How many answers that waited for a commit are given before other tasks run. Each takes some 30 microseconds."""
 NAMED_AT_MOST = 10
@@ -259,13 +261,14 @@ class Shard(Generic[MachineT]):
 
     def _replay(self, header: BatchHeader, batch: memoryview) -> Iterator[None]:
         """Apply the records of a batch, and yield after each RECORDS_A_TURN of them."""
+        turn = Turn(RECORDS_A_TURN)
         if not checksum_ok(batch, header):
             raise CorruptBatch(f"the checksum of the batch at offset {header.base_offset} is wrong")
         try:
             if not header.is_control:
-                for count, record in enumerate(read_records(batch, header), 1):
+                for record in read_records(batch, header):
                     self._replay_record(record, header)
-                    if count % RECORDS_A_TURN == 0:
+                    if turn.is_over(1 + len(record.value or b"") // SHORT_BYTES):
                         yield
             elif (kind := read_marker(batch).type) is not None:
                 self.marked(header.producer_id, header.producer_epoch, kind)

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from service.groups.assignors import Target
 from service.groups.small_steps import SmallSteps, take
 
-TARGETS_AT_ONCE = 150  # in one turn of the loop: writing and applying a record takes some ten microseconds
+# In one turn of the loop: writing and applying a record takes some ten microseconds, and so do so many topics of one.
+TARGETS_AT_ONCE = 150
+TOPICS_AS_ONE = 50
 
 NewTarget = tuple[str, str | None, Mapping[bytes, frozenset[int]]]  # of which member and instance
 TargetInSteps = SmallSteps[tuple[Target, list[NewTarget]]]
@@ -33,6 +35,13 @@ class AssignmentRound:
             self.is_computed = True
         return self.is_computed
 
-    def next_unwritten(self, count: int) -> list[NewTarget]:
+    def next_unwritten(self, at_once: int) -> list[NewTarget]:
+        """The next targets, one at least: as many as take the time of `at_once` small ones."""
+        count = 0
+        for _, _, part in self.unwritten:
+            at_once -= 1 + len(part) // TOPICS_AS_ONE
+            count += 1
+            if at_once <= 0:
+                break
         some, self.unwritten = self.unwritten[:count], self.unwritten[count:]
         return some

@@ -4,7 +4,7 @@ A reply has the token of its command. With `fault` None it is a success. `fresh_
 comes in with the command, because a machine draws no random numbers.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from service.groups.verdicts import Fault
@@ -106,7 +106,7 @@ class LeaveReply(NamedTuple):
 
 # Consumer protocol (KIP-848) ------------------------------------------------------------------------------------------
 
-PartitionsByTopic = Mapping[bytes, tuple[int, ...]]
+PartitionsByTopic = Mapping[bytes, Collection[int]]
 
 
 class ConsumerHeartbeat(NamedTuple):
@@ -134,7 +134,7 @@ class ConsumerHeartbeatReply(NamedTuple):
     member_id: str | None = None
     member_epoch: int = 0
     heartbeat_interval_ms: int = 0
-    assignment: PartitionsByTopic | None = None
+    assignment: PartitionsByTopic | None = None  # the group's own, not to be changed
 
 
 # Offsets --------------------------------------------------------------------------------------------------------------
@@ -292,8 +292,8 @@ class ConsumerMemberFacts(NamedTuple):
     client_host: str
     subscribed_topics: tuple[str, ...]
     subscribed_regex: str | None
-    assigned: tuple[NamedPartitions, ...]
-    target: tuple[NamedPartitions, ...]
+    assigned: Iterable[NamedPartitions]  # of a member of thousands of topics: to be read in several turns
+    target: Iterable[NamedPartitions]
     uses_classic_protocol: bool
 
 

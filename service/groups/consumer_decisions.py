@@ -33,6 +33,7 @@ from service.groups.commands import (
     PartitionsByTopic,
 )
 from service.groups.consumer_group import (
+    NO_NAMES,
     ConsumerGroup,
     ConsumerMember,
     EpochsByTopic,
@@ -153,7 +154,7 @@ class ConsumerDecisions:
         regex_change = self.change_regex(group, found, member, draft)
         if isinstance(regex_change, GroupRefusal):
             return regex_change
-        names_changed = self.record_member(group, found, member, draft)
+        names_changed = self.record_member(group, found, member, draft, names=ask.subscribed_topics)
         epoch = self.maybe_raise_epoch(group, member, names_changed or regex_change.is_resolved, draft)
         goal = self.maybe_assign(group, epoch, member, draft)
         walked = self.walk(group, member, goal, ask.owned, names_changed or regex_change.has_changed, draft)
@@ -166,13 +167,14 @@ class ConsumerDecisions:
             and (ask.subscribed_topics is not None or ask.subscribed_regex is not None)
             and ask.owned is not None
         )
-        tells = ask.member_epoch == JOIN_EPOCH or is_full_request or walked.assigned != found.assigned
+        has_changed = walked is not found and walked.assigned != found.assigned
+        tells = ask.member_epoch == JOIN_EPOCH or is_full_request or has_changed
         is_settled = ask.member_epoch != JOIN_EPOCH and walked.is_reconciled_to(epoch)
         return ConsumerHeartbeatReply(
             member_id=member_id,
             member_epoch=walked.member_epoch,
             heartbeat_interval_ms=_interval_ms(group, times, is_settled),
-            assignment=_partitions(walked.assigned) if tells else None,
+            assignment=walked.assigned if tells else None,
         )
 
     def refuse_when_full(self, group: ConsumerGroup, member_id: str) -> GroupRefusal | None:
@@ -214,10 +216,22 @@ class ConsumerDecisions:
 
     # Step one: the member, its subscription, the group's epoch --------------------------------------------------------
 
-    def record_member(self, group: ConsumerGroup, old: ConsumerMember, new: ConsumerMember, draft: Draft) -> bool:
-        """Write the member if it has changed. Returns whether the topics that it names have changed."""
+    def record_member(
+        self,
+        group: ConsumerGroup,
+        old: ConsumerMember,
+        new: ConsumerMember,
+        draft: Draft,
+        *,
+        names: tuple[str, ...] | None = None,
+    ) -> bool:
+        """Write the member if it has changed. Returns whether the topics that it names have changed. `names`: as the
+        member named them just now.
+        """
+        if new is old:  # to compare a set of thousands of names with itself would take half a millisecond
+            return False
         if new != old:
-            draft.records.append(consumer_member_record(group.group_id, new))
+            draft.records.append(consumer_member_record(group.group_id, new, names=names))
         return new.subscribed_topics != old.subscribed_topics
 
     def change_regex(
@@ -396,7 +410,8 @@ class ConsumerDecisions:
     def maybe_assign(self, group: ConsumerGroup, epoch: int, member: ConsumerMember, draft: Draft) -> Goal:
         """The member's target, of a new assignment if one is due and small. A larger one is left to `assign_some`."""
         if group.assignment_epoch < epoch:
-            if len(group.members) < TARGETS_AT_ONCE and self._may_assign(group, draft):
+            is_small = len(group.members) < TARGETS_AT_ONCE and len(member.subscribed_topics) <= SMALL_STEPS_A_TURN
+            if is_small and self._may_assign(group, draft):
                 topics = group.topics_subscribed(without=group.replaced_by(member), and_by=member)
                 ahead = AssignmentRound(epoch, self._assign(group, group.members_with(member), topics))
                 if ahead.compute(SMALL_STEPS_A_TURN):
@@ -528,7 +543,7 @@ class ConsumerDecisions:
                 goal.epoch,
                 goal.target,
                 owned,
-                group.is_held,
+                group.holders,
                 self._is_subscribed(group, member, goal, subscription_changed),
                 subscription_changed,
             ),
@@ -541,19 +556,20 @@ class ConsumerDecisions:
 
     def _is_subscribed(
         self, group: ConsumerGroup, member: ConsumerMember, goal: Goal, subscription_changed: bool
-    ) -> Callable[[bytes], bool]:
-        """Whether the member subscribes to a topic. If nothing has changed since its target was made, that has no other
-        topics, and thousands of them need not be looked up again.
+    ) -> Callable[[bytes], bool] | None:
+        """Whether the member subscribes to a topic. None: to all that it has or is to get. If nothing has changed since
+        its target was made, that has no other topics, and thousands of them need not be looked up again.
         """
         is_new = goal.epoch == group.epoch and not group.must_look_at_metadata(self._topics.version)
         if is_new and not subscription_changed:
-            return lambda topic_id: True
+            return None
         resolved = group.resolved.get(member.regex_or_none or "")
-        matched = frozenset[str]() if resolved is None else resolved.topics
+        named, matched = member.subscribed_topics, NO_NAMES if resolved is None else resolved.topics
+        name_of = self._topics.name_of
 
         def is_subscribed(topic_id: bytes) -> bool:
-            name = self._topics.name_of(topic_id)
-            return name in member.subscribed_topics or name in matched
+            name = name_of(topic_id)
+            return name in named or name in matched
 
         return is_subscribed
 
@@ -687,12 +703,6 @@ def _as_it_says(found: ConsumerMember, ask: ConsumerHeartbeat) -> ConsumerMember
         client_host=ask.client_host,
         classic=None,
     )
-
-
-def _partitions(held: EpochsByTopic) -> PartitionsByTopic:
-    alike = {id(partitions): partitions for partitions in held.values()}  # most of thousands of topics share one
-    in_order = {each: tuple(sorted(partitions)) for each, partitions in alike.items()}
-    return {topic_id: in_order[id(partitions)] for topic_id, partitions in held.items()}
 
 
 def _is_blank(text: str | None) -> bool:

@@ -8,8 +8,9 @@ one. `tallies` are always what counting all members would give. With both, a hea
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from types import MappingProxyType
 from typing import ClassVar, NamedTuple, TypeVar
 
@@ -38,6 +39,7 @@ Key = TypeVar("Key")
 EpochsByTopic = Mapping[bytes, Mapping[int, int]]
 TargetByTopic = Mapping[bytes, frozenset[int]]
 NOTHING: EpochsByTopic = MappingProxyType({})
+NO_NAMES: frozenset[str] = frozenset()
 
 # The first epoch of a group and of its target, so that the first change leads to epoch 2. (After the tombstone of a
 # target its epoch is -1.)
@@ -110,6 +112,16 @@ class ConsumerMember(NamedTuple):
                 held[topic_id] = held.get(topic_id, frozenset()).union(partitions)
         return held
 
+    def holds_besides(self, other: "ConsumerMember | None") -> Iterator[tuple[bytes, Mapping[int, int]]]:
+        """What the member holds, topic by topic, without the topics of which `other` holds the same. These are most of
+        what it has, if `other` is the same member before or after a step.
+        """
+        assigned, revoking = (NOTHING, NOTHING) if other is None else (other.assigned, other.revoking)
+        for held in (self.assigned, self.revoking):
+            for topic_id, partitions in held.items():
+                if assigned.get(topic_id) != partitions != revoking.get(topic_id):
+                    yield topic_id, partitions
+
     @property
     def stale_fault(self) -> Fault:
         """The fault for an epoch that is not the member's, by the protocol that the member uses."""
@@ -163,9 +175,19 @@ class Tallies:
     stable_at: dict[int, int] = field(default_factory=dict)  # by member epoch: stable members with that epoch
     classic: int = 0
 
-    def count(self, member: ConsumerMember, by: int) -> None:
-        for topic in member.subscribed_topics:
-            _add(self.naming, topic, by)
+    def replace(self, old: ConsumerMember | None, new: ConsumerMember | None) -> None:
+        """Count `new` instead of `old`. Topics that both name, which may be thousands, are left as they are."""
+        before = NO_NAMES if old is None else old.subscribed_topics
+        after = NO_NAMES if new is None else new.subscribed_topics
+        for topic in after - before:
+            _add(self.naming, topic, 1)
+        for topic in before - after:
+            _add(self.naming, topic, -1)
+        for member, by in ((old, -1), (new, 1)):
+            if member is not None:
+                self._count(member, by)
+
+    def _count(self, member: ConsumerMember, by: int) -> None:
         if member.regex_or_none is not None:
             _add(self.using, member.regex_or_none, by)
         if member.classic is not None:
@@ -179,9 +201,19 @@ class Tallies:
             _add(self.stable_at, member.member_epoch, by)
 
 
+def _times_named(members: Collection[ConsumerMember]) -> Mapping[str, int]:
+    """How many of these members subscribe to each topic by name. Mostly it is one member."""
+    if len(members) == 1:
+        [member] = members
+        return dict.fromkeys(member.subscribed_topics, 1)
+    return Counter(chain.from_iterable(member.subscribed_topics for member in members))
+
+
 def _add(counts: dict[Key, int], key: Key, by: int) -> None:
-    counts[key] = counts.get(key, 0) + by
-    if not counts[key]:
+    count = counts.get(key, 0) + by
+    if count:
+        counts[key] = count
+    else:
         del counts[key]
 
 
@@ -199,7 +231,7 @@ class ConsumerGroup:
     target: dict[str, TargetByTopic] = field(default_factory=dict)
     resolved: dict[str, ResolvedRegex] = field(default_factory=dict)
     has_partition_metadata: bool = False  # there is a record of an old version, to be removed at the next change
-    holders: dict[tuple[bytes, int], int] = field(default_factory=dict)  # partition -> epoch of the member holding it
+    holders: dict[tuple[bytes, int], str] = field(default_factory=dict)  # partition -> id of the member holding it
     tallies: Tallies = field(default_factory=Tallies)
     unresolved: dict[str, None] = field(default_factory=dict)  # expressions in use that were never resolved
 
@@ -280,12 +312,15 @@ class ConsumerGroup:
         """Every topic to which members subscribe, by name or by a resolved expression. The members in `without` don't
         count; `and_by` does.
         """
-        fewer = Counter(topic for member in without for topic in member.subscribed_topics)
-        topics = set(self.tallies.naming)
-        topics.difference_update(topic for topic, count in fewer.items() if self.tallies.naming.get(topic, 0) <= count)
-        for regex in self.tallies.using:
-            if regex in self.resolved and self.uses(regex, without=without):
-                topics |= self.resolved[regex].topics
+        topics: set[str] = set()
+        if len(without) < len(self.members):
+            naming = self.tallies.naming
+            topics.update(naming)
+            fewer = _times_named(without)
+            topics.difference_update([topic for topic, count in fewer.items() if naming.get(topic, 0) <= count])
+            for regex in self.tallies.using:
+                if regex in self.resolved and self.uses(regex, without=without):
+                    topics |= self.resolved[regex].topics
         return topics if and_by is None else topics | self.topics_of(and_by)
 
     def keeps_its_topics(self, *, without: Collection[ConsumerMember], and_by: ConsumerMember | None) -> bool:
@@ -294,11 +329,12 @@ class ConsumerGroup:
         """
         comes = frozenset[str]() if and_by is None else and_by.subscribed_topics
         expression = None if and_by is None else and_by.regex_or_none
-        fewer = Counter(topic for member in without for topic in member.subscribed_topics)
+        fewer = _times_named(without)
+        naming = self.tallies.naming
         return (
             (expression is None or expression in self.tallies.using)
-            and all(topic in self.tallies.naming for topic in comes)
-            and all(topic in comes or self.tallies.naming[topic] > count for topic, count in fewer.items())
+            and comes <= naming.keys()
+            and all(naming[topic] > count for topic, count in fewer.items() if topic not in comes)
             and all(
                 regex is None or regex == expression or self.uses(regex, without=without)
                 for regex in {member.regex_or_none for member in without}
@@ -401,21 +437,16 @@ class ConsumerGroup:
     def put(self, member: ConsumerMember) -> None:
         old = self.members.get(member.member_id)
         if old is not None:
-            self._release(old, but=member.assigned)
+            self._release(old, but=member)
         if old is not None and member.says_the_same_as(old):  # most steps of a member change only what it holds
             self.tallies.count_state(old, -1)
             self.tallies.count_state(member, 1)
         else:
-            if old is not None:
-                self.tallies.count(old, -1)
-            self.tallies.count(member, 1)
+            self.tallies.replace(old, member)
             for each in (old, member):
                 if each is not None and each.regex_or_none is not None:
                     self._note_unresolved(each.regex_or_none)
-        for held in (member.assigned, member.revoking):
-            for topic_id, partitions in held.items():
-                for partition in partitions:
-                    self.holders[topic_id, partition] = member.member_epoch
+        self._hold(member, but=old)
         self.members[member.member_id] = member
         if member.instance_id is not None:
             self.static_members[member.instance_id] = member.member_id
@@ -430,7 +461,7 @@ class ConsumerGroup:
         if member is None:
             return
         self._release(member)
-        self.tallies.count(member, -1)
+        self.tallies.replace(member, None)
         if member.regex_or_none is not None:
             self._note_unresolved(member.regex_or_none)
         if member.instance_id is not None and self.static_members.get(member.instance_id) == member_id:
@@ -449,15 +480,20 @@ class ConsumerGroup:
         else:
             self.unresolved.pop(regex, None)
 
-    def _release(self, member: ConsumerMember, *, but: EpochsByTopic = NOTHING) -> None:
-        """Take the member out of `holders`. Not for a partition that another member holds at a newer epoch: the records
-        of one decision may move a partition in either order. And not for the topics that are the same in `but`: they
-        are held still, and are most of what a member has.
+    def _hold(self, member: ConsumerMember, *, but: ConsumerMember | None) -> None:
+        """Put the member into `holders`, but not for what it has held as `but`."""
+        holders, member_id = self.holders, member.member_id
+        for topic_id, partitions in member.holds_besides(but):
+            for partition in partitions:
+                holders[topic_id, partition] = member_id
+
+    def _release(self, member: ConsumerMember, *, but: ConsumerMember | None = None) -> None:
+        """Take the member out of `holders`, but not for what it goes on to hold as `but`. Another member may hold a
+        partition of it already: the records of one decision may move a partition in either order.
         """
-        for held in (member.assigned, member.revoking):
-            for topic_id, partitions in held.items():
-                if but.get(topic_id) is partitions:
-                    continue
-                for partition in partitions:
-                    if self.holders.get((topic_id, partition)) == member.member_epoch:
-                        del self.holders[topic_id, partition]
+        holders, member_id = self.holders, member.member_id
+        for topic_id, partitions in member.holds_besides(but):
+            for partition in partitions:
+                name = (topic_id, partition)
+                if holders.get(name) == member_id:
+                    del holders[name]

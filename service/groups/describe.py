@@ -1,6 +1,7 @@
 """The answers to the commands that describe groups. Nothing is changed here."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import overload
 
 from service.groups.classic_group import ClassicGroup
@@ -93,16 +94,24 @@ def _describe_member(member: ConsumerMember, target: TargetByTopic, topics: Topi
         member.client_host,
         tuple(sorted(member.subscribed_topics)),
         member.subscribed_regex,
-        _named(member.held(), topics),
-        _named(target, topics),
+        DescribedPartitions((member.assigned, member.revoking), topics),
+        DescribedPartitions((target,), topics),
         member.classic is not None,
     )
 
 
-def _named(held: Mapping[bytes, frozenset[int]], topics: TopicView) -> tuple[NamedPartitions, ...]:
-    """The partitions with the names of their topics. Topics that no longer exist are left out."""
-    return tuple(
-        NamedPartitions(topic_id, name, tuple(sorted(partitions)))
-        for topic_id, partitions in held.items()
-        if (name := topics.name_of(topic_id)) is not None
-    )
+class DescribedPartitions(Iterable[NamedPartitions]):
+    """The partitions of all these parts, with the names of their topics, each of which is looked up when it is read.
+    Topics that no longer exist are left out.
+    """
+
+    def __init__(self, parts: tuple[Mapping[bytes, Collection[int]], ...], topics: TopicView) -> None:
+        self._parts = parts
+        self._topics = topics
+
+    def __iter__(self) -> Iterator[NamedPartitions]:
+        for topic_id in dict.fromkeys(chain(*self._parts)):
+            name = self._topics.name_of(topic_id)
+            if name is not None:
+                partitions = sorted({each for part in self._parts for each in part.get(topic_id, ())})
+                yield NamedPartitions(topic_id, name, tuple(partitions))

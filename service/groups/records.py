@@ -6,7 +6,8 @@ wire.
 """
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
@@ -24,6 +25,7 @@ from service.groups.states import MemberState
 from service.groups.verdicts import RecordPair
 from service.wire.base import Struct
 from service.wire.codec import decode_data, encode_data
+from service.wire.decoders import Malformed, long_varint
 from service.wire.encoders import varint
 from service.wire.messages import (
     ClassicMemberMetadata,
@@ -101,18 +103,25 @@ CONSUMER_VERSION = 0
 # How many bytes a name may have. The id of a member is made of a client id or instance id and up to 64 bytes more.
 NAME_BYTES_MAX = (1 << 15) - 1 - 64
 
-# How many different things that members say are kept at hand, and how many bytes each of them may have.
+# How many different things that members say are kept at hand, and how many bytes or topics each of them may have.
 SAID_ALIKE = 100
 SAID_BYTES = 1_000
+SAID_TOPICS = 30
 
-# How many different lists of partitions of one topic are kept at hand.
+# How many different short lists of partitions of one topic are kept at hand, and how many partitions these may have: so
+# few that each length in their bytes is one byte.
 PARTITIONS_ALIKE = 5_000
+FEW_PARTITIONS = 31
 
 CURRENT_HEAD = struct.Struct(">iib")  # the member's epoch, the one before, its state
+TOPIC_ID_BYTES = 16
+# What is raised where bytes are not as usual. They may be right all the same: then the codec reads them.
+UNUSUAL = (ValueError, IndexError, struct.error, Malformed)
 NO_TAGS = b"\0"
 EPOCHS_TAG = b"\1\0"  # one tagged field, number 0
 
 Value = TypeVar("Value", bound=Struct)
+Part = TypeVar("Part")
 
 
 def fits(*names: str | None) -> bool:
@@ -352,14 +361,23 @@ def consumer_epoch_record(group_id: str, epoch: int, metadata_hash: int) -> Reco
     )
 
 
-def consumer_member_record(group_id: str, member: ConsumerMember) -> RecordPair:
-    value = _common_member_value(member.said) if member.classic is None else _member_value(member.said)
+def consumer_member_record(
+    group_id: str, member: ConsumerMember, *, names: tuple[str, ...] | None = None
+) -> RecordPair:
+    """`names`: the topics that the member names, if they are at hand in an order. Thousands that are sorted already
+    need not be sorted again.
+    """
+    if member.classic is None and len(member.subscribed_topics) <= SAID_TOPICS:
+        value = _common_member_value(member.said)
+    else:
+        each_once = names is not None and len(names) == len(member.subscribed_topics)
+        value = _member_value(member.said, names if names is not None and each_once else member.subscribed_topics)
     if len(value) > SAID_BYTES:
         _note_value(value, member.said)
     return _key(ConsumerGroupMemberMetadataKey(group_id, member.member_id)), value
 
 
-def _member_value(member: SaidByMember) -> bytes:
+def _member_value(member: SaidByMember, names: Collection[str]) -> bytes:
     classic = None
     if member.classic is not None:
         protocols = [ClassicProtocol(name, metadata) for name, metadata in member.classic.protocols]
@@ -369,7 +387,7 @@ def _member_value(member: SaidByMember) -> bytes:
         rack_id=member.rack_id,
         client_id=member.client_id,
         client_host=member.client_host,
-        subscribed_topic_names=sorted(member.subscribed_topics),
+        subscribed_topic_names=sorted(names),
         subscribed_topic_regex=member.subscribed_regex,
         rebalance_timeout_ms=member.rebalance_timeout_ms,
         server_assignor=member.server_assignor,
@@ -378,8 +396,12 @@ def _member_value(member: SaidByMember) -> bytes:
     return VERSIONS[CONSUMER_VERSION] + encode_data(value, CONSUMER_VERSION)
 
 
-# Members of one application often say the same. Their records are made and read once, and they share one set of topics.
-_common_member_value = lru_cache(maxsize=SAID_ALIKE)(_member_value)
+@lru_cache(maxsize=SAID_ALIKE)
+def _common_member_value(member: SaidByMember) -> bytes:
+    """Members of one application often say the same. Their records are made and read once, and they share one set of
+    topics.
+    """
+    return _member_value(member, member.subscribed_topics)
 
 
 def read_said(value: bytes) -> SaidByMember:
@@ -412,11 +434,14 @@ def target_epoch_record(group_id: str, epoch: int, timestamp_ms: int) -> RecordP
 
 
 # What members have and get is most of what a rebalance writes, and one member may have thousands of topics. So these
-# two records are written by hand, and the parts of topics that look alike are made once.
+# two records are written and read by hand, and the parts of topics that look alike are made once.
 
 
 def target_record(group_id: str, member_id: str, target: TargetByTopic) -> RecordPair:
-    topics = [topic_id + _target_partitions(partitions) for topic_id, partitions in target.items()]
+    topics = [
+        topic_id + (_few_of_target if len(partitions) <= FEW_PARTITIONS else _part_of_target)(partitions)
+        for topic_id, partitions in target.items()
+    ]
     value = b"".join((VERSIONS[CONSUMER_VERSION], _count(len(topics)), *topics, NO_TAGS))
     _note_value(value, TargetOfMember(target))
     return _key(ConsumerGroupTargetAssignmentMemberKey(group_id, member_id)), value
@@ -431,16 +456,35 @@ def current_record(group_id: str, member: ConsumerMember) -> RecordPair:
         for topic_id, given in held.items():
             part = alike.get(id(given))
             if part is None:
-                part = alike[id(given)] = _held_partitions(tuple(sorted(given.items())))
+                part_of = _few_held if len(given) <= FEW_PARTITIONS else _part_of_held
+                part = alike[id(given)] = part_of(tuple(sorted(given.items())))
             parts.append(topic_id + part)
     value = b"".join((*parts, NO_TAGS))
     _note_value(value, current)
     return _key(ConsumerGroupCurrentMemberAssignmentKey(group_id, member.member_id)), value
 
 
+def _part_of_target(partitions: frozenset[int]) -> bytes:
+    return _numbers(sorted(partitions)) + NO_TAGS
+
+
+def _part_of_held(given: tuple[tuple[int, int], ...]) -> bytes:
+    """Partitions, and the epochs at which they were given in a tagged field."""
+    epochs = _numbers([epoch for _, epoch in given])
+    return b"".join((_numbers([partition for partition, _ in given]), EPOCHS_TAG, varint(len(epochs)), epochs))
+
+
+_few_of_target = lru_cache(maxsize=PARTITIONS_ALIKE)(_part_of_target)
+_few_held = lru_cache(maxsize=PARTITIONS_ALIKE)(_part_of_held)
+
+
 def read_target(value: bytes) -> TargetByTopic:
     if type(known := _known_values.pop(value, None)) is TargetOfMember:
         return known.target
+    with suppress(*UNUSUAL):
+        target, end = _read_topics(value, 2, 4, -2, _read_few_of_target, _read_part_of_target)
+        if (value[:2], value[end:]) == (VERSIONS[CONSUMER_VERSION], NO_TAGS):
+            return target
     said = read_value(ConsumerGroupTargetAssignmentMemberValue, value)
     return {topic.topic_id: frozenset(topic.partitions) for topic in said.topic_partitions}
 
@@ -448,6 +492,12 @@ def read_target(value: bytes) -> TargetByTopic:
 def read_current(value: bytes) -> CurrentAssignment:
     if type(known := _known_values.pop(value, None)) is CurrentAssignment:
         return known
+    with suppress(*UNUSUAL):
+        member_epoch, previous_epoch, state = CURRENT_HEAD.unpack_from(value, 2)
+        assigned, end = _read_topics(value, 2 + CURRENT_HEAD.size, 8, -3, _read_few_held, _read_part_of_held)
+        revoking, end = _read_topics(value, end, 8, -3, _read_few_held, _read_part_of_held)
+        if (value[:2], value[end:]) == (VERSIONS[CONSUMER_VERSION], NO_TAGS):
+            return CurrentAssignment(member_epoch, previous_epoch, MemberState.of_number(state), assigned, revoking)
     said = read_value(ConsumerGroupCurrentMemberAssignmentValue, value)
     return CurrentAssignment(
         said.member_epoch,
@@ -458,16 +508,78 @@ def read_current(value: bytes) -> CurrentAssignment:
     )
 
 
-@lru_cache(maxsize=PARTITIONS_ALIKE)
-def _target_partitions(partitions: frozenset[int]) -> bytes:
-    return _numbers(sorted(partitions)) + NO_TAGS
+def _read_topics(
+    value: bytes,
+    at: int,
+    partition_bytes: int,
+    other_bytes: int,
+    read_few: Callable[[bytes], Part],
+    read_part: Callable[[bytes, int], tuple[Part, int]],
+) -> tuple[dict[bytes, Part], int]:
+    """A list of topics, each an id and its part, and where the list ends. A part of few partitions has so many bytes
+    for each, counting from its first byte, which is one more than they are.
+    """
+    count, at = _read_count(value, at)
+    topics: dict[bytes, Part] = {}
+    for _ in range(count):
+        start = at + TOPIC_ID_BYTES
+        topic_id, first = value[at:start], value[start]
+        if first <= FEW_PARTITIONS + 1:
+            at = start + partition_bytes * first + other_bytes
+            topics[topic_id] = read_few(value[start:at])
+        else:
+            topics[topic_id], at = read_part(value, start)
+    return topics, at
+
+
+def _read_part_of_target(value: bytes, at: int) -> tuple[frozenset[int], int]:
+    partitions, at = _read_numbers(value, at)
+    if not value.startswith(NO_TAGS, at):
+        raise ValueError("tags that nobody knows")
+    return frozenset(partitions), at + len(NO_TAGS)
+
+
+def _read_part_of_held(value: bytes, at: int) -> tuple[Mapping[int, int], int]:
+    partitions, at = _read_numbers(value, at)
+    if not value.startswith(EPOCHS_TAG, at):
+        raise ValueError("no epochs")
+    size, at = _read_varint(value, at + len(EPOCHS_TAG))
+    epochs, end = _read_numbers(value, at)
+    if end != at + size:
+        raise ValueError("the epochs are not as long as their field")
+    return dict(zip(partitions, epochs, strict=True)), end
 
 
 @lru_cache(maxsize=PARTITIONS_ALIKE)
-def _held_partitions(given: tuple[tuple[int, int], ...]) -> bytes:
-    """Partitions, and the epochs at which they were given in a tagged field."""
-    epochs = _numbers([epoch for _, epoch in given])
-    return b"".join((_numbers([partition for partition, _ in given]), EPOCHS_TAG, varint(len(epochs)), epochs))
+def _read_few_of_target(part: bytes) -> frozenset[int]:
+    return _read_whole(_read_part_of_target, part)
+
+
+@lru_cache(maxsize=PARTITIONS_ALIKE)
+def _read_few_held(part: bytes) -> Mapping[int, int]:
+    return _read_whole(_read_part_of_held, part)
+
+
+def _read_whole(read_part: Callable[[bytes, int], tuple[Part, int]], part: bytes) -> Part:
+    read, end = read_part(part, 0)
+    if end != len(part):
+        raise ValueError("the part has another length than its first byte says")
+    return read
+
+
+def _read_numbers(value: bytes, at: int) -> tuple[tuple[int, ...], int]:
+    count, at = _read_count(value, at)
+    return struct.unpack_from(f">{count}i", value, at), at + 4 * count
+
+
+def _read_count(value: bytes, at: int) -> tuple[int, int]:
+    length, at = _read_varint(value, at)
+    return length - 1, at
+
+
+def _read_varint(value: bytes, at: int) -> tuple[int, int]:
+    first = value[at]
+    return (first, at + 1) if first < 0x80 else long_varint(value, at + 1, first)
 
 
 def _numbers(numbers: list[int]) -> bytes:

@@ -5,6 +5,7 @@ they exist.
 
     python -m tests.bench.turns                   each API, its longest turn in ms with the collector and without
     python -m tests.bench.turns --only metadata   those whose name contains the text
+    python -m tests.bench.turns --only groups     ListGroups and others, and members of very many topics
     python -m tests.bench.turns --where 10        and where the loop was in turns of more than 10 ms
     python -m tests.bench.turns --shapes          each shape of the requests by itself
 
@@ -51,6 +52,7 @@ from service.wire.codec import (
 from service.wire.layout import Field
 from service.wire.messages.schemas import MESSAGES
 from service.wire.messages.versions import ApiKey
+from tests.bench.group_turns import longest_turns
 from tests.service.wire.making import known_layout
 
 TOPICS: Final = 1_000
@@ -546,6 +548,16 @@ SPECIAL: Final[dict[ApiKey, dict[str, Callable[[Known], tuple[Struct, int]]]]] =
             messages.OffsetFetchRequest(groups=[messages.OffsetFetchRequestGroup(GROUP, None, -1, None)]),
             9,
         ),
+        "in the form of one group": lambda known: (
+            messages.OffsetFetchRequest(GROUP, [messages.OffsetFetchRequestTopic(WIDE, _wide(MANY))]),
+            7,
+        ),
+        "each its own topic, in the form of one group": lambda known: (
+            messages.OffsetFetchRequest(
+                GROUP, [messages.OffsetFetchRequestTopic(known.names[n % TOPICS], [0]) for n in range(MANY // 2)]
+            ),
+            7,
+        ),
     },
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: {
         "all": lambda known: (messages.DescribeTopicPartitionsRequest([], 10_000), 0),
@@ -690,6 +702,12 @@ def main() -> int:
             for _, what, with_it, a_pass, without in rows if chosen.shapes else rows[:1]:
                 print(f"{name + ', ' + what:66.66} {with_it:7.0f} {a_pass:7.0f} {without:7.0f}", flush=True)
         over.set()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    for what, took_ms in longest_turns() if not chosen.only or "groups" in chosen.only else ():
+        too_long += [what] if took_ms > MOST_MS else []
+        print(f"{'a coordinator of groups, ' + what:66.66} {'':15} {took_ms:7.0f}", flush=True)
     if too_long:
         print(f"longer than {MOST_MS:.0f} ms: {', '.join(too_long)}")
     return 1 if too_long else 0

@@ -22,6 +22,7 @@ from service.groups.consumer_group import ConsumerGroup, ConsumerMember, Raised
 from service.groups.forgetting import Forgetting
 from service.groups.migration import Migration
 from service.groups.offsets import Offsets, OffsetsByTopic
+from service.groups.reconciliation import Walk, reconcile
 from service.groups.records import current_record, member_tombstones, target_epoch_record
 from service.groups.resuming import Resuming
 from service.groups.verdicts import Fault, OffsetsPut, RecordPair
@@ -94,7 +95,10 @@ def subscription_of_a_restarted_instance_kept() -> Planting:
 
 
 def partition_given_before_it_is_free() -> Planting:
-    return replaced(ConsumerGroup, "is_held", lambda group, topic_id, partition: False)
+    def reconcile_blindly(member: ConsumerMember, walk: Walk) -> ConsumerMember | None:
+        return reconcile(member, walk._replace(held={}))
+
+    return replaced(service.groups.consumer_decisions, "reconcile", reconcile_blindly)
 
 
 def topics_that_change_not_looked_at() -> Planting:

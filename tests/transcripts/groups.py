@@ -321,7 +321,7 @@ def read_partitions(text: str) -> list[tuple[str, list[int]]]:
 
 
 def tell_partitions(held: Iterable[tuple[str, Iterable[int]]]) -> str:
-    told = (f"{topic}:{','.join(str(each) for each in numbers)}" for topic, numbers in held)
+    told = (f"{topic}:{','.join(str(each) for each in sorted(numbers))}" for topic, numbers in held)
     return ";".join(told) or "nothing"
 
 

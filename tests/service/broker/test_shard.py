@@ -15,8 +15,10 @@ import service.broker.shard
 from log.batch import BatchHeader, Record, build_batch
 from log.ids import TopicPartition
 from service.broker.partition import Partition
-from service.broker.shard import ANSWERS_A_TURN, RECORDS_A_TURN, FewAnswersATurn, Mishaps, Shard
+from service.broker.shard import ANSWERS_A_TURN, RECORDS_A_TURN, SHORT_BYTES, FewAnswersATurn, Mishaps, Shard
 from service.groups.commands import CommitOffsets, OffsetToCommit
+from service.groups.offsets import CommittedOffset
+from service.groups.records import offset_value
 from service.ports import RealClock
 from service.stores.memory import MemoryServer
 from service.wire.error_codes import ErrorCode
@@ -225,7 +227,14 @@ def test_a_coordinators_record_that_rotted_is_not_passed_over(tmp_path: Path) ->
     on_stage(tmp_path, second, FEW, metadata=store)
 
 
-def test_others_have_turns_while_one_large_batch_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("value", "at_once_most"),
+    [(None, RECORDS_A_TURN), (offset_value(CommittedOffset(1, -1, "x" * 9 * SHORT_BYTES, 5, None, b"i" * 16)), 25)],
+)
+def test_others_have_turns_while_one_large_batch_is_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: bytes | None, at_once_most: int
+) -> None:
+    """Or one of large records, which tell of a member's thousands of topics."""
     store, at_once, most = MemoryServer(RealClock()), 0, 0
     replayed = Shard._replay_record
 
@@ -233,8 +242,8 @@ def test_others_have_turns_while_one_large_batch_is_replayed(tmp_path: Path, mon
         here = TxnStage(stage.broker)
         await find_coordinator(here, "pay", key_type=0)
         key = b"\0\1\0\3pay\0\6orders"
-        deleted = [(key + index.to_bytes(4), None, (), 0) for index in range(3 * RECORDS_A_TURN)]
-        batch = bytearray(build_batch(deleted))
+        records = [(key + index.to_bytes(4), value, (), 0) for index in range(3 * at_once_most)]
+        batch = bytearray(build_batch(records))
         here.broker.coordination.groups.shard("pay").partition.append_own(batch, now_ms=0)
 
     def counted(shard: Shard[Any], record: Record, header: BatchHeader) -> None:
@@ -252,7 +261,7 @@ def test_others_have_turns_while_one_large_batch_is_replayed(tmp_path: Path, mon
     async def second(stage: Stage) -> None:
         groups = TxnStage(stage.broker).broker.coordination.groups
         await until(lambda: all(shard.loaded for shard in groups.shards()))
-        assert most == RECORDS_A_TURN
+        assert most == at_once_most
         assert groups.mishaps == Mishaps()
 
     on_stage(tmp_path, first, FEW, metadata=store)

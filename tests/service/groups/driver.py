@@ -373,7 +373,7 @@ class Driver:
         named = {}
         for topic_id, partitions in reply.assignment.items():
             facts = self.topics.by_id(topic_id)
-            named[facts.name if facts is not None else "gone"] = list(partitions)
+            named[facts.name if facts is not None else "gone"] = sorted(partitions)
         return named
 
 

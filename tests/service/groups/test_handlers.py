@@ -407,6 +407,29 @@ def test_a_member_is_told_of_thousands_of_topics_in_turns(stage: Stage) -> None:
     assert turns > len(names) // NAMED_A_TURN
 
 
+def test_a_member_of_thousands_of_topics_is_described_in_turns(stage: Stage) -> None:
+    names = [f"t{number}" for number in range(6 * NAMED_A_TURN)]
+    for name in names:
+        stage.driver.topics.put(name, 1)
+    epoch = stage.ask(first_heartbeat(subscribed_topic_names=names), 1).member_epoch
+    stage.driver.wait(0)
+    stage.ask(ConsumerGroupHeartbeatRequest("k", "m", epoch), 1)
+
+    async def told() -> tuple[Any, int]:
+        asked = asyncio.ensure_future(stage.answer(ConsumerGroupDescribeRequest(["k"]), 1))
+        turns = 0
+        while not asked.done():
+            await asyncio.sleep(0)
+            turns += 1
+        return asked.result(), turns
+
+    answer, turns = asyncio.run(told())
+    [member] = answer.groups[0].members
+    for described in (member.assignment, member.target_assignment):
+        assert {topic.topic_name for topic in described.topic_partitions} == set(names)
+    assert turns > 2 * len(names) // NAMED_A_TURN
+
+
 @pytest.mark.parametrize(("version", "code"), [(0, ErrorCode.NONE), (1, ErrorCode.INVALID_REQUEST)])
 def test_members_name_themselves_from_version_1_on(stage: Stage, version: int, code: ErrorCode) -> None:
     reply = stage.ask(first_heartbeat(""), version)

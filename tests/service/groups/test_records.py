@@ -31,6 +31,7 @@ from service.groups.records import (
 )
 from service.groups.settings import GroupSettings
 from service.groups.states import MemberState
+from service.groups.verdicts import RecordPair
 from service.wire.base import Struct
 from service.wire.codec import MalformedRequest, encode_data
 from service.wire.messages import (
@@ -235,6 +236,48 @@ def test_what_members_have_and_get_is_written_by_hand_as_by_the_codec(topics: in
     assert value == b"\0\0" + encode_data(ConsumerGroupTargetAssignmentMemberValue(told_target), 0)
     assert read_target(value) is target
     assert read_target(value) == target
+
+
+def value_of(record: RecordPair) -> bytes:
+    _, value = record
+    assert value is not None
+    return value
+
+
+def test_topics_with_the_same_partitions_share_what_a_record_says_of_them() -> None:
+    held = {number.to_bytes(16, "big"): {0: number % 2, 1: 5} for number in range(100)}
+    value = value_of(current_record("g", ConsumerMember("m", 9, 8, assigned=held)))
+    read_current(value)
+    assert len({id(given) for given in read_current(value).assigned.values()}) == 2
+    value = value_of(target_record("g", "m", {topic_id: frozenset(given) for topic_id, given in held.items()}))
+    read_target(value)
+    assert len({id(partitions) for partitions in read_target(value).values()}) == 1
+
+
+def test_what_is_not_as_this_version_writes_it_is_read_by_the_codec() -> None:
+    """Before Kafka 4.3 there were no epochs; a later version may have more tagged fields, here as there."""
+    partitions = [0, 1]
+    told = [HeldPartitions(TOPIC, partitions, None)]
+    before = b"\0\0" + encode_data(ConsumerGroupCurrentMemberAssignmentValue(9, 8, 0, told, []), 0)
+    assert read_current(before) == (9, 8, MemberState.STABLE, {TOPIC: {0: 9, 1: 9}}, {})
+    current = value_of(current_record("g", ConsumerMember("m", 9, 8, assigned={TOPIC: {0: 7, 1: 9}})))
+    assert read_current(current[:-1] + b"\1\5\1x") == (9, 8, MemberState.STABLE, {TOPIC: {0: 7, 1: 9}}, {})
+    target = value_of(target_record("g", "m", {TOPIC: frozenset(partitions)}))
+    assert read_target(target[:-1] + b"\1\5\1x") == {TOPIC: {0, 1}}
+    assert read_target(target[:-2] + b"\1\5\1x" + b"\0") == {TOPIC: {0, 1}}
+
+
+@pytest.mark.parametrize("partitions", [0, 1, 40])
+def test_what_ends_too_early_is_refused(partitions: int) -> None:
+    held = {TOPIC: dict.fromkeys(range(partitions), 3)}
+    current = value_of(current_record("g", ConsumerMember("m", 9, 8, assigned=held, revoking=held)))
+    target = value_of(target_record("g", "m", {TOPIC: frozenset(range(partitions))}))
+    for end in range(len(target)):
+        with pytest.raises(MalformedRequest):
+            read_target(target[:end])
+    for end in range(len(current)):
+        with pytest.raises(MalformedRequest):
+            read_current(current[:end])
 
 
 @pytest.mark.parametrize("members", [0, 1, 3])
