@@ -20,7 +20,7 @@ from service.groups.commands import (
     SyncReply,
 )
 from service.groups.deadlines import DeadlineName, Deadlines
-from service.groups.records import classic_group_record, instance_renamed_record, note_member
+from service.groups.records import classic_group_record, fits_one_record, instance_renamed_record, note_member
 from service.groups.resuming import Resuming
 from service.groups.settings import GroupSettings
 from service.groups.states import ClassicState
@@ -322,6 +322,11 @@ class ClassicDecisions:
         member.awaiting_sync = token
         if member.member_id == group.leader:
             assignments = dict(ask.assignments)
+            if not fits_one_record(group, assignments):
+                member.awaiting_sync = None
+                draft.answer(token, SyncReply(Fault.UNKNOWN_SERVER_ERROR))
+                self.prepare_rebalance(group, draft)
+                return
             for each in group.members.values():
                 each.assignment = assignments.get(each.member_id, b"")
             draft.records.append(classic_group_record(group, assignments))

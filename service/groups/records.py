@@ -103,6 +103,10 @@ CONSUMER_VERSION = 0
 # How many bytes a name may have. The id of a member is made of a client id or instance id and up to 64 bytes more.
 NAME_BYTES_MAX = (1 << 15) - 1 - 64
 
+# How many bytes members and assignments of a classic group may have in its record: as many as with Kafka, where the
+# record has to fit into a batch of the default size. To write a megabyte takes most of a turn of the loop.
+GROUP_BYTES_MAX = 1_000_000
+
 # How many different things that members say are kept at hand, and how many bytes or topics each of them may have.
 SAID_ALIKE = 100
 SAID_BYTES = 1_000
@@ -301,6 +305,12 @@ def classic_group_record(group: ClassicGroup, assignments: Mapping[str, bytes]) 
         assignment = assignments.get(member.member_id, b"")
         parts += (note_member(member, name), len(assignment).to_bytes(4, "big"), assignment)
     return _key(GroupMetadataKey(group.group_id)), b"".join(parts)
+
+
+def fits_one_record(group: ClassicGroup, assignments: Mapping[str, bytes]) -> bool:
+    """Whether the group's record with these assignments is not too large."""
+    noted = sum(len(note_member(member, group.protocol_name)) for member in group.members.values())
+    return noted + sum(map(len, assignments.values())) <= GROUP_BYTES_MAX
 
 
 def note_member(member: ClassicMember, protocol_name: str | None) -> bytes:

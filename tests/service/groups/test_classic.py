@@ -7,6 +7,7 @@ import pytest
 from service.groups.classic_decisions import ANSWERED_AT_ONCE
 from service.groups.classic_group import ClassicGroup
 from service.groups.commands import JoinReply, LeavingMember
+from service.groups.records import GROUP_BYTES_MAX
 from service.groups.settings import GroupSettings
 from service.groups.verdicts import Fault
 from tests.service.groups.driver import PENDING, Driver, Unwalked, assignment, subscription
@@ -415,6 +416,27 @@ def test_an_empty_group_goes_on_with_the_next_generation(driver: Driver) -> None
     token = driver.start_join(member=driver.member_id())
     driver.wait(3_000)
     assert driver.answers[token].generation == 3, "the empty group had a generation of its own"
+
+
+@pytest.mark.parametrize("who", ["members", "assignments"])
+def test_a_group_that_does_not_fit_into_one_record_gets_no_assignment(driver: Driver, who: str) -> None:
+    """One of seven megabytes held all others up for a tenth of a second. Kafka refuses such a record, too."""
+    large = b"x" * (GROUP_BYTES_MAX // 2 + 1)
+    said: dict[str, Any] = {"protocols": (("range", large),)} if who == "members" else {}
+    tokens = [driver.start_join(member=driver.member_id(), **said) for _ in range(2)]
+    driver.wait(6_000)
+    leads, follows = (driver.answers[token] for token in tokens)
+    waits, written = driver.ask_sync_later(follows), len(driver.log)
+    given = {} if who == "members" else dict.fromkeys((leads.member_id, follows.member_id), large)
+    assert driver.sync(leads, assignments=given).fault is Fault.UNKNOWN_SERVER_ERROR
+    driver.wait(0)
+    assert driver.answers[waits].fault is Fault.REBALANCE_IN_PROGRESS
+    assert driver.classic().state == "PreparingRebalance"
+    assert len(driver.log) == written
+    again = driver.start_join(member=follows.member_id)
+    driver.leave(leads.member_id)
+    driver.sync(driver.answers[again], assignments={follows.member_id: assignment(orders=[0])})
+    assert driver.classic().state == "Stable"
 
 
 # Cooperative rebalancing
