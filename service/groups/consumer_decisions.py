@@ -598,7 +598,8 @@ class ConsumerDecisions:
         """A static member leaves and will come back. It keeps its place until its session ends. Partitions that it had
         still to revoke are free at once.
         """
-        reset = {topic_id: dict.fromkeys(partitions, 0) for topic_id, partitions in member.assigned.items()}
+        alike = {id(partitions): dict.fromkeys(partitions, 0) for partitions in member.assigned.values()}
+        reset = {topic_id: alike[id(partitions)] for topic_id, partitions in member.assigned.items()}
         away = member._replace(member_epoch=STATIC_LEAVE_EPOCH, assigned=reset, revoking={})
         draft.records.append(current_record(group.group_id, away))
         self._await_revocation(group, away, draft)

@@ -113,13 +113,17 @@ class ConsumerMember(NamedTuple):
         return held
 
     def holds_besides(self, other: "ConsumerMember | None") -> Iterator[tuple[bytes, Mapping[int, int]]]:
-        """What the member holds, topic by topic, without the topics of which `other` holds the same. These are most of
-        what it has, if `other` is the same member before or after a step.
+        """What the member holds, topic by topic, without the topics of which `other` holds the same partitions. These
+        are most of what it has, if `other` is the same member before or after a step.
         """
-        assigned, revoking = (NOTHING, NOTHING) if other is None else (other.assigned, other.revoking)
+        parts = () if other is None else tuple(part for part in (other.assigned, other.revoking) if part)
         for held in (self.assigned, self.revoking):
             for topic_id, partitions in held.items():
-                if assigned.get(topic_id) != partitions != revoking.get(topic_id):
+                for part in parts:
+                    also = part.get(topic_id)
+                    if also is partitions or (also is not None and also.keys() == partitions.keys()):
+                        break
+                else:
                     yield topic_id, partitions
 
     @property

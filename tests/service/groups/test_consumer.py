@@ -930,3 +930,14 @@ def test_a_member_of_thousands_of_topics_looks_up_none_of_them_if_nothing_has_ch
     assert driver.named(answer) == {name: [0, 1] for name in names}
     given = group_of(driver).members["a"].assigned.values()
     assert len({id(each) for each in given}) == 1, "topics with the same partitions share what says since when"
+
+
+def test_topics_of_an_instance_that_leaves_for_a_while_share_what_says_since_when(driver: Driver) -> None:
+    names = tuple(f"t{number}" for number in range(100))
+    for name in names:
+        driver.topics.put(name, 2)
+    driver.beat("a", 0, instance_id="i", subscribed_topics=names)
+    driver.beat("a", STATIC_LEAVE_EPOCH, instance_id="i")
+    given = group_of(driver).members["a"].assigned.values()
+    assert [dict(each) for each in given] == [{0: 0, 1: 0}] * len(names)
+    assert len({id(each) for each in given}) == 1
