@@ -107,20 +107,22 @@ class ClassicGroup:
             stored=stored,
         )
         group.previous_state = group.state
-        for stored_member in value.members:
-            timeout_ms = stored_member.rebalance_timeout
-            group.add(
-                ClassicMember(
-                    stored_member.member_id,
-                    stored_member.group_instance_id,
-                    stored_member.client_id,
-                    stored_member.client_host,
-                    stored_member.session_timeout if timeout_ms == -1 else timeout_ms,
-                    stored_member.session_timeout,
-                    ((value.protocol or "", stored_member.subscription),),
-                    stored_member.assignment,
-                )
+        protocol = value.protocol or ""
+        for said in value.members:  # counted below, and not one by one as by `add`: they may be thousands
+            group.members[said.member_id] = ClassicMember(
+                said.member_id,
+                said.group_instance_id,
+                said.client_id,
+                said.client_host,
+                said.session_timeout if said.rebalance_timeout == -1 else said.rebalance_timeout,
+                said.session_timeout,
+                ((protocol, said.subscription),),
+                said.assignment,
             )
+            if said.group_instance_id is not None:
+                group.static_members[said.group_instance_id] = said.member_id
+        if group.members:
+            group.preferences[protocol,] = len(group.members)
         group.leader = value.leader
         group.subscribed_topics = group.topics_of_members()
         return group
