@@ -7,7 +7,7 @@ RE2's (service/groups/regex.py).
 import asyncio
 from collections.abc import Awaitable
 
-from service.api.group_answers import Groups, answer_with, error_code, fresh_member_id, host_of
+from service.api.group_answers import Groups, answer_with, ask, error_code, fresh_member_id, host_of
 from service.broker.session import Session
 from service.groups.commands import ConsumerHeartbeat, ConsumerHeartbeatReply, PartitionsByTopic
 from service.ports import Env
@@ -22,6 +22,9 @@ from service.wire.messages import (
 )
 
 NAMES_ITSELF_SINCE = 1
+ASKED_AGAIN_S = 0.05
+"""To make the target of a group of thousands of members takes about that long, while they send their heartbeats."""
+ASKED_AGAIN_TIMES = 4
 
 
 def handle(
@@ -76,7 +79,26 @@ def _beat(
         fresh_id="" if request.member_id else fresh_member_id(env),
         member_names_itself=header.api_version >= NAMES_ITSELF_SINCE,
     )
-    return answer_with(_answer, groups, request.group_id, command, ConsumerHeartbeatReply)
+
+    def answer(
+        reply: ConsumerHeartbeatReply | ErrorCode,
+    ) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse]:
+        is_early = isinstance(reply, ConsumerHeartbeatReply) and reply.comes_early
+        return _ask_again(groups, session, command) if is_early else _answer(reply)
+
+    return answer_with(answer, groups, request.group_id, command, ConsumerHeartbeatReply)
+
+
+async def _ask_again(groups: Groups, session: Session, command: ConsumerHeartbeat) -> ConsumerGroupHeartbeatResponse:
+    """For a heartbeat that came while a new target was being made: its member would hear of it an interval later."""
+    for _ in range(ASKED_AGAIN_TIMES):
+        with session.waits():
+            await asyncio.sleep(ASKED_AGAIN_S)
+        reply = await ask(groups, command.group_id, command, ConsumerHeartbeatReply)
+        if isinstance(reply, ErrorCode) or not reply.comes_early:
+            break
+    answer = _answer(reply)
+    return await answer if isinstance(answer, Awaitable) else answer
 
 
 def _answer(

@@ -175,6 +175,7 @@ class ConsumerDecisions:
             member_epoch=walked.member_epoch,
             heartbeat_interval_ms=_interval_ms(group, times, is_settled),
             assignment=walked.assigned if tells else None,
+            comes_early=not draft.records and not tells and self._is_assigning(group, goal, draft),
         )
 
     def refuse_when_full(self, group: ConsumerGroup, member_id: str) -> GroupRefusal | None:
@@ -484,6 +485,11 @@ class ConsumerDecisions:
         two, so that members that join shortly after each other share one.
         """
         return group.assignment_round is None and not self._wait_before_assigning_ms(group, draft)
+
+    def _is_assigning(self, group: ConsumerGroup, goal: Goal, draft: Draft) -> bool:
+        """Whether a newer target than this is being made, or is about to."""
+        is_behind = goal.epoch < group.epoch
+        return is_behind and (group.assignment_round is not None or not self._wait_before_assigning_ms(group, draft))
 
     def _wait_before_assigning_ms(self, group: ConsumerGroup, draft: Draft) -> int:
         """How long the present target has still to stand. If it has a time in the future, it was stamped by a clock

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from service.api import consumer_group_heartbeat
 from service.broker.shard import CoordinatorLoading, NotCoordinator
+from service.groups.assignment_round import TARGETS_AT_ONCE
 from service.groups.classic_group import ClassicGroup
 from service.groups.describe import DescribedMembers
 from service.groups.verdicts import Fault
@@ -405,6 +407,32 @@ def test_a_member_is_told_of_thousands_of_topics_in_turns(stage: Stage) -> None:
         stage.driver.topics.id_of(name) for name in names
     }
     assert turns > len(names) // NAMED_A_TURN
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+def test_a_heartbeat_waits_a_little_for_the_target_that_is_being_made(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, is_made: bool
+) -> None:
+    """Its member heard of it an interval later, and so did the last of thousands of members."""
+    monkeypatch.setattr(consumer_group_heartbeat, "ASKED_AGAIN_S", 0.001)
+    driver = stage.driver
+    for number in range(TARGETS_AT_ONCE + 1):
+        driver.beat(f"m{number}", 0, "k")
+    driver.wait(10_000)
+    epoch = stage.ask(ConsumerGroupHeartbeatRequest("k", "m7", driver.consumer("k").members[7].member_epoch), 1)
+    driver.beat("m0", -1, "k")
+
+    async def told() -> int:
+        asked = asyncio.ensure_future(stage.answer(ConsumerGroupHeartbeatRequest("k", "m7", epoch.member_epoch), 1))
+        await asyncio.sleep(0)
+        assert not asked.done()
+        if is_made:
+            driver.wait(0)
+        answer = await asked
+        assert not answer.error_code
+        return int(answer.member_epoch)
+
+    assert asyncio.run(told()) == epoch.member_epoch + is_made
 
 
 def test_a_member_of_thousands_of_topics_is_described_in_turns(stage: Stage) -> None:
