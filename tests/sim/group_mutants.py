@@ -101,6 +101,15 @@ def partition_given_before_it_is_free() -> Planting:
     return replaced(service.groups.consumer_decisions, "reconcile", reconcile_blindly)
 
 
+def what_is_still_to_be_revoked_taken_for_free() -> Planting:
+    original = ConsumerGroup._hold
+
+    def hold(group: ConsumerGroup, member: ConsumerMember, *, but: ConsumerMember | None) -> None:
+        original(group, member._replace(revoking={}), but=but)
+
+    return replaced(ConsumerGroup, "_hold", hold)
+
+
 def topics_that_change_not_looked_at() -> Planting:
     return replaced(ConsumerGroup, "must_look_at_metadata", lambda group, version: False)
 
@@ -214,6 +223,7 @@ MUTANTS: dict[str, Callable[[], Planting]] = {
         offsets_of_open_transactions_visible,
         subscription_of_a_restarted_instance_kept,
         partition_given_before_it_is_free,
+        what_is_still_to_be_revoked_taken_for_free,
         topics_that_change_not_looked_at,
         changed_topics_taken_for_assigned_after_a_long_look,
         commit_of_a_fenced_member_accepted,
