@@ -584,6 +584,8 @@ def _read_numbers(value: bytes, at: int) -> tuple[tuple[int, ...], int]:
 
 def _read_count(value: bytes, at: int) -> tuple[int, int]:
     length, at = _read_varint(value, at)
+    if not length:
+        raise ValueError("no list")
     return length - 1, at
 
 

@@ -280,6 +280,13 @@ def test_what_ends_too_early_is_refused(partitions: int) -> None:
             read_current(current[:end])
 
 
+def test_a_list_that_is_null_is_refused() -> None:
+    with pytest.raises(MalformedRequest):
+        read_target(b"\0\0" + b"\0" + b"\0")
+    with pytest.raises(MalformedRequest):
+        read_current(b"\0\0" + bytes(9) + b"\0\1" + b"\0")
+
+
 @pytest.mark.parametrize("members", [0, 1, 3])
 def test_a_group_is_written_as_its_schema_has_it(members: int) -> None:
     group = ClassicGroup("grüße", generation=7, protocol_type="consumer" if members else None, state_timestamp_ms=99)
