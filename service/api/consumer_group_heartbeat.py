@@ -22,9 +22,10 @@ from service.wire.messages import (
 )
 
 NAMES_ITSELF_SINCE = 1
-ASKED_AGAIN_S = 0.05
-"""To make the target of a group of thousands of members takes about that long, while they send their heartbeats."""
-ASKED_AGAIN_TIMES = 4
+ASKED_AGAIN_S = (0.05, 0.15)
+"""To make the target of a group of thousands of members takes about as long as the first pause, while they send their
+heartbeats. Longer than both a heartbeat does not wait.
+"""
 
 
 def handle(
@@ -91,9 +92,9 @@ def _beat(
 
 async def _ask_again(groups: Groups, session: Session, command: ConsumerHeartbeat) -> ConsumerGroupHeartbeatResponse:
     """For a heartbeat that came while a new target was being made: its member would hear of it an interval later."""
-    for _ in range(ASKED_AGAIN_TIMES):
+    for pause_s in ASKED_AGAIN_S:
         with session.waits():
-            await asyncio.sleep(ASKED_AGAIN_S)
+            await asyncio.sleep(pause_s)
         reply = await ask(groups, command.group_id, command, ConsumerHeartbeatReply)
         if isinstance(reply, ErrorCode) or not reply.comes_early:
             break

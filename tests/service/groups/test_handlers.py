@@ -414,7 +414,7 @@ def test_a_heartbeat_waits_a_little_for_the_target_that_is_being_made(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, is_made: bool
 ) -> None:
     """Its member heard of it an interval later, and so did the last of thousands of members."""
-    monkeypatch.setattr(consumer_group_heartbeat, "ASKED_AGAIN_S", 0.001)
+    monkeypatch.setattr(consumer_group_heartbeat, "ASKED_AGAIN_S", (0.001, 0.001))
     driver = stage.driver
     for number in range(TARGETS_AT_ONCE + 1):
         driver.beat(f"m{number}", 0, "k")
