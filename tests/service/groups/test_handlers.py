@@ -409,6 +409,23 @@ def test_a_member_is_told_of_thousands_of_topics_in_turns(stage: Stage) -> None:
     assert turns > len(names) // NAMED_A_TURN
 
 
+def test_very_many_offsets_are_told_in_turns_in_the_form_of_one_group_too(stage: Stage) -> None:
+    many = list(range(6 * NAMED_A_TURN))
+
+    async def turns_of(request: OffsetFetchRequest, version: int) -> int:
+        asked, turns = asyncio.ensure_future(stage.answer(request, version)), 0
+        while not asked.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert not asked.result().error_code
+        return turns
+
+    one = OffsetFetchRequest("k", [OffsetFetchRequestTopic("orders", many)])
+    group = OffsetFetchRequestGroup("k", None, -1, [OffsetFetchRequestTopics("orders", partition_indexes=many)])
+    several = OffsetFetchRequest(groups=[group])
+    assert asyncio.run(turns_of(one, 7)) >= asyncio.run(turns_of(several, 8)) + len(many) // NAMED_A_TURN
+
+
 @pytest.mark.parametrize("is_made", [True, False])
 def test_a_heartbeat_waits_a_little_for_the_target_that_is_being_made(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, is_made: bool
