@@ -68,7 +68,9 @@ class Member:
 
 
 def longest_turns() -> Iterator[tuple[str, float]]:
-    """What happens, and the longest turn that it takes, in ms."""
+    """What happens, and the longest turn that it takes, in ms. Each is done twice, and the shorter one counts, because
+    others on the machine empty the caches.
+    """
     names = sorted(f"a topic of which there are very many {number}" for number in range(TOPICS))
     topics = Topics()
     for name in names:
@@ -79,8 +81,9 @@ def longest_turns() -> Iterator[tuple[str, float]]:
         "by expression": {"subscribed_topics": None, "subscribed_regex": "a topic.*"},
     }
     for how, said in subscriptions.items():
-        for what, took_ms in _life(TimedDriver(topics=topics), said):
-            yield f"{what}, {TOPICS:,} topics {how}", took_ms
+        lives = (_life(TimedDriver(topics=topics), said) for _ in range(2))
+        for (what, once_ms), (_, again_ms) in zip(*lives, strict=True):
+            yield f"{what}, {TOPICS:,} topics {how}", min(once_ms, again_ms)
 
 
 def _life(driver: TimedDriver, said: dict[str, Any]) -> Iterator[tuple[str, float]]:
