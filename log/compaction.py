@@ -340,6 +340,8 @@ class _Cleaning:
     def _plan(self) -> SwapPlan:
         add, remove = ([segment.base_offset for segment in segments] for segments in (self.new, self.old))
         assert set(add) <= set(remove), "the new segments have names of old ones"
+        assert self.new, "a pass keeps the last batch that it reads"
+        assert self.new[-1].end_offset <= self.work.end_offset, "the new segments end where the old ones did"
         assert self.work.end_offset <= self.log.flushed_offset, "nothing is compacted that is not durable"
         return SwapPlan(add, remove, self.work.end_offset)
 
@@ -381,4 +383,6 @@ async def renew_snapshots(log: PartitionLog, now_ms: int) -> None:
             renewed = log.end_offset
             await log.durability.settle(renewed)
         log.snapshots.forget_below(renewed)
+        left = (*log.snapshots.stored, *log.snapshots.pending)
+        assert all(offset >= renewed for offset in left), "no snapshot brings back what was forgotten"
         await log.disk.sync_dir(log.folder)

@@ -399,6 +399,7 @@ class PartitionLog:
         None if the log is damaged: the next start must read the files, so that it finds the damage again.
         """
         await self.flush()
+        assert self.flushed_offset == self.end_offset, "the next start takes everything below the end for durable"
         state = CleanState(
             self.folder,
             self.start_offset,

@@ -32,6 +32,7 @@ async def _raise_start_offset(log: PartitionLog, offset: int) -> None:
         if log.flushed_offset < offset:  # recovery takes everything below the start offset for durable
             await log.durability.settle(offset)
         offset = min(offset, log.end_offset)  # the log may have been cut meanwhile
+        assert offset <= log.flushed_offset, "what recovery takes for durable is durable"
         if offset > log.start_offset:
             _start_at(log, offset)
         await keep_start(log)
@@ -97,7 +98,9 @@ async def remove_oldest(log: PartitionLog, how_many: Callable[[], int]) -> int:
 
 async def _remove(log: PartitionLog, leaving: list[Segment]) -> int:
     log.segments.put(log.segments[len(leaving) :])
-    if (first := log.segments[0].base_offset) > log.start_offset:
+    first = log.segments[0].base_offset
+    assert first <= log.flushed_offset, "only what is durable leaves: recovery goes on where the first segment begins"
+    if first > log.start_offset:
         _start_at(log, first)
     for segment in leaving:  # oldest first, so that a crash leaves no hole
         segment.remove()

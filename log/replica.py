@@ -137,6 +137,7 @@ class ReplicaSet:
         `start_offset` up to `offset`. The leader's log ends at `log_end_offset`. True if the high watermark moved.
         """
         assert not self.is_former_life(member, broker_epoch), "what a former life held is not held any more"
+        assert offset <= log_end_offset, "a follower with the leader's history holds no more than the leader"
         follower = self._followers[member]
         if offset > follower.held_end_offset:
             follower.advanced_ms = now_ms

@@ -166,6 +166,7 @@ class Snapshots:
         Every segment needs a snapshot at its beginning: after the segments before it are removed, nothing else says
         what the views knew from them.
         """
+        assert offset >= max(self.pending, default=0), "the newest snapshot is the one of the highest offset"
         if views:
             self.pending[offset] = take_snapshot(views, offset=offset, leader_epoch=leader_epoch)
 
@@ -175,6 +176,7 @@ class Snapshots:
         """
         pending = max(self.pending, default=-1)
         if pending > max(self.stored, default=-1):
+            assert pending <= end_offset, "what was cut off is in no snapshot"
             restore(views, self.pending[pending].views)
             return pending
         return restore_newest(self._disk, self._folder, views, self.stored, epochs=epochs, end_offset=end_offset)

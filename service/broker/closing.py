@@ -49,6 +49,7 @@ async def _sync_together(partitions: PartitionTable, folder: LogFolder) -> None:
     unflushed = [each.log for each in partitions if each.folder is folder and each.log.durability.unsynced_files]
     if folder.failed is not None or sum(log.durability.unsynced_files for log in unflushed) < SYNCED_TOGETHER:
         return
+    ends = [log.end_offset for log in unflushed]
     try:
         for log in unflushed:
             log.durability.write_hints()
@@ -56,5 +57,6 @@ async def _sync_together(partitions: PartitionTable, folder: LogFolder) -> None:
     except DiskFault as fault:
         folder.fail(fault)
         return
+    assert ends == [log.end_offset for log in unflushed], "nothing is written to logs that are being closed"
     for log in unflushed:
         log.durability.note_disk_synced()

@@ -637,6 +637,8 @@ class Partition:
         # With each marker the stable offset has one more ended transaction to remember until it is replicated. Forget
         # the old ones here, because there may be no reader that does.
         self.stable.forget_ended(self.high_watermark)
+        if isinstance(appended, Appended):
+            assert producer_id not in self.stable.open_transactions, "its marker ends a transaction"
         return appended
 
     def gave_up_marker(self, producer_id: int, key: MarkerKey, appended: Appended) -> None:

@@ -235,8 +235,10 @@ class Shard(Generic[MachineT]):
             await too_few
         # After a crash the tail of the log counts as committed only when it is durable again. A decision read from it
         # before that could be lost again.
-        if (uncommitted := self.partition.committed(log.end_offset)) is not None:
+        found_end_offset = log.end_offset
+        if (uncommitted := self.partition.committed(found_end_offset)) is not None:
             await uncommitted
+        assert found_end_offset <= self.partition.high_watermark, "what is replayed can't be lost any more"
         async with log.alone():  # compaction must not take away the segments that are being read
             replayed_to = log.start_offset
             while replayed_to < (end_offset := log.end_offset):  # a marker may come while we replay

@@ -565,6 +565,8 @@ class ClusterMetadata:
                 self._announce(delta)
 
     def _announce(self, delta: Delta) -> None:
+        assert delta.old is self.image, "no change in between is passed over"
+        assert self.image.number < delta.new.number, "the metadata never go back (R10)"
         self.image = delta.new
         if self.broker_epoch >= 0 and self.broker_id in delta.brokers:
             own = delta.new.brokers.get(self.broker_id)

@@ -123,3 +123,19 @@ def test_what_a_cancelled_flush_had_only_begun_is_made_durable_by_the_close(step
     again = PartitionLog.open(disk, FOLDER, config, (), known=None, now_ms=0, recovery_point=end_offset)
     assert again.damage == []
     assert [header.base_offset for header, _ in again.scan(0)] == list(range(8))
+
+
+def test_a_log_that_is_written_to_while_it_is_closed_is_not_said_to_be_durable() -> None:
+    """The next start would take the record for durable, and a power cut could still take it."""
+
+    async def stop() -> None:
+        log, _ = open_log(MemoryDisk())
+        fill(log, 3)
+        closing = asyncio.ensure_future(log.close())
+        while log.flushed_offset < 3 and not closing.done():
+            fill(log, 1)
+            await asyncio.sleep(0)
+        with pytest.raises(AssertionError, match="takes everything below the end for durable"):
+            await closing
+
+    asyncio.run(stop())

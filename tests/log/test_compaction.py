@@ -647,3 +647,15 @@ class WritingOnDisk(MemoryDisk):
 
     async def write_atomic(self, path: str, data: Buffer) -> None:
         await asyncio.shield(asyncio.ensure_future(super().write_atomic(path, data)))
+
+
+def test_a_pass_that_comes_back_without_the_last_batch_changes_nothing() -> None:
+    bench = Bench(MemoryDisk())
+    bench.put((b"a", b"1"), (b"b", b"2"))
+
+    async def empty(function: str, disk: Disk, job: CleaningJob) -> Cleaned:
+        return Cleaned()
+
+    with pytest.raises(AssertionError, match="keeps the last batch"):
+        asyncio.run(bench.clean(apart=empty))
+    assert table(records(bench)) == {b"a": b"1", b"b": b"2"}

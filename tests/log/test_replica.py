@@ -308,3 +308,9 @@ def test_a_leader_keeps_deletions_for_a_copy_that_gets_on_and_for_no_other() -> 
     assert not replicas.is_being_copied(2, 30, 10), "it must begin anew anyway"
     fetch(replicas, 3, 4, at=40, end=9)
     assert not replicas.is_being_copied(1, 40, 10), "it is as far as it must be, though a busy leader is ahead"
+
+
+def test_a_follower_never_shows_more_than_its_leader_has() -> None:
+    """It would be committed, and then another record would be given its offset."""
+    with pytest.raises(AssertionError, match="no more than the leader"):
+        fetch(three(), 2, 6)

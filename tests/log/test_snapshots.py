@@ -6,6 +6,7 @@ from log.epochs import LeaderEpochs
 from log.snapshots import (
     BadSnapshot,
     Snapshot,
+    Snapshots,
     decode_snapshot,
     encode_snapshot,
     encoding,
@@ -87,3 +88,13 @@ def test_what_a_segment_needs_and_the_newest_two_are_kept() -> None:
     assert superfluous([0, 10, 20, 30, 40], 20) == [0, 10]
     assert superfluous([0, 10, 20], 100) == [0]
     assert superfluous([5], 100) == []
+
+
+def test_snapshots_are_taken_in_the_order_of_the_log() -> None:
+    """The newest pending one is taken for what the views know at its offset."""
+    snapshots = Snapshots(stored(), "t-0")
+    snapshots.take([SeenBatches()], offset=20, leader_epoch=1)
+    with pytest.raises(AssertionError, match="highest offset"):
+        snapshots.take([SeenBatches()], offset=10, leader_epoch=1)
+    with pytest.raises(AssertionError, match="what was cut off"):
+        snapshots.restore([SeenBatches()], epochs=LeaderEpochs(), end_offset=10)
