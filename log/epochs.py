@@ -4,12 +4,13 @@ What always holds: epochs and their start offsets both rise from entry to entry.
 the last offset up to which their logs agree (KIP-101, KIP-279). This is a machine; its text is that of Kafka's
 `leader-epoch-checkpoint`.
 
-Compaction may have removed an epoch's first batches. Who led in the epoch still knows where it began. Who knows only
-the batches takes the end of the batch before the gap for its beginning. It may be later, but never earlier: what
-another replica holds in the gap may be of another history, which was never committed. If it is of the same history, and
-the replica has nothing of the later epoch, it is cut off although it need not be. Then it lacks nothing: compaction
-has removed nothing in the gap that had not been superseded. A replica in sync is not cut so, because it has the batch
-behind the gap or a later one: compaction touches only what is committed, and the last batch that it reads stays.
+Compaction may have removed an epoch's first batches. A broker that led in the epoch still knows where it began. One
+that knows only the batches takes the end of the batch before the gap for its beginning. It may be later, but never
+earlier: what another replica holds in the gap may be of another history, which was never committed. If it is of the
+same history, and the replica has nothing of the later epoch, it is cut off although it need not be. Then it lacks
+nothing: compaction has removed nothing in the gap that had not been superseded. A replica in sync is not cut so,
+because it has the batch behind the gap or a later one: compaction touches only what is committed, and the last batch
+that it reads stays.
 
     0               version
     2               number of entries

@@ -28,11 +28,11 @@ SIZE: Final = struct.Struct(">Q")
 NICENESS: Final = 10
 DYING_S: Final = 5.0
 OUT_OF_MEMORY: Final = Path("/proc/self/oom_score_adj")
-"""Who goes first when the machine's memory runs out: the helper, for what it does can be done again, not the broker."""
+"""When the machine's memory runs out, the helper goes before the broker: what it does can be done again."""
 
 
 class HelperFailed(Exception):
-    """What was asked for was not done; the text tells why, as the helper saw it."""
+    """The helper did not do what it was asked for; the text tells why."""
 
 
 class Helper:

@@ -137,7 +137,7 @@ class Branch:
         assert not any(self._unacknowledged.values()), "what was sent is acknowledged or in flight"
 
     def seal(self) -> NamedBranch:
-        """Say that all is written. What is returned names the branch to the one who decides."""
+        """Say that all is written. The result names the branch to the process that decides."""
         self.flush()
         answer = self._client.retrying(lambda: self._end(committed=True))
         return NamedBranch(
@@ -355,7 +355,7 @@ def await_visible(client: Client, root: str, branches: Collection[NamedBranch]) 
 
 
 def abandon(client: Client, root: str, token: int, *, for_good: bool = False) -> None:
-    """Abort whatever is open, if that is quickly done. What was decided stays decided.
+    """Abort whatever is open, if that is quickly done. A decision stays as it is.
 
     `for_good`: nobody will use the token again, so it is decided, for nothing: a task that is dying and has not opened
     its branch yet can't do so any more.

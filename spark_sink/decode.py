@@ -288,8 +288,8 @@ def _unsigned(data: bytes | memoryview, at: int) -> tuple[int, int]:
 
 
 # By the two bytes where a varint begins (little-endian): its number, if it takes no more of them; and the size of a
-# record whose length it is, with the varint. What can't be a record leads away, over any end: a length that is
-# negative, too small, or takes more than two bytes (8 KiB and more).
+# record whose length it is, with the varint. A length that no record here can have leads away, over any
+# end: one that is negative, too small, or takes more than two bytes (8 KiB and more).
 ASTRAY = 1 << 40
 SMALLEST_RECORD_BYTES = 7
 

@@ -145,8 +145,8 @@ class _Fetcher:
         return part
 
     def _look_again(self, position: int) -> None:
-        """What a log has lost at its end is passed over for good. So the leader is asked: a broker that leads no
-        more may know less.
+        """Records that a log has lost at its end are passed over for good. So the leader is asked: a broker that leads
+        no more may know less.
         """
         part = (self._range.topic, self._range.partition)
         begin = edges(self._client, [part], Edge.EARLIEST, committed=self._options.committed)[part]

@@ -369,7 +369,9 @@ def _ids(client: Client, parts: set[TopicPartition]) -> Ids:
 
 
 def _check_within_log(client: Client, offsets: Offsets, bound: Bound, options: SourceOptions) -> None:
-    """Offsets that an option names must be there. What is not is moved to the nearest that is, if loss is allowed."""
+    """Offsets that an option names must be there. If loss is allowed, another one is moved to the nearest that is
+    there.
+    """
     if not isinstance(bound, AtOffsets):
         return
     first = edges(client, offsets, Edge.EARLIEST, committed=options.committed)

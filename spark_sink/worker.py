@@ -21,8 +21,8 @@ _spared = False
 
 def spare_collections() -> None:
     """Call it when a task, or another call of Spark's, ends. Its Python processes collect garbage after each call and
-    look at all that was ever imported for it: 40 ms and more, in which the next call waits. What is there after the
-    first call stays there, so it need not be looked at again.
+    look at all that was ever imported for it: 40 ms and more, in which the next call waits. All that is there after
+    the first call stays there, so it need not be looked at again.
     """
     global _spared
     if not _spared:

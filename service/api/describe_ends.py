@@ -1,6 +1,6 @@
 """DescribeEnds, version 0, an API of our own (key 20004): how far partitions can be read, and which of their last
-offsets belong to transaction markers. Who knows that can tell how many records are left for a group (isolation/
-markers.py). Only leaders answer.
+offsets belong to transaction markers. From this a client computes how many records are left for a group
+(isolation/markers.py). Only leaders answer.
 """
 
 from collections.abc import Awaitable, Mapping

@@ -6,7 +6,8 @@ HTTP API answers. So an address that can't be reached, or leads to another broke
 forwarded request needs it. What replication knows is put together: what can't be copied here, and which replicas
 elsewhere are not in sync, each with the reason.
 
-Nothing else depends on this. What lasts shorter than two looks is not told: leaders change, and brokers restart.
+Nothing else depends on this. Trouble that is over before the second look is not told: leaders change, and brokers
+restart.
 """
 
 import asyncio

@@ -642,8 +642,8 @@ class Partition:
         return appended
 
     def gave_up_marker(self, producer_id: int, key: MarkerKey, appended: Appended) -> None:
-        """Nobody waits any more for the commit of this marker, which this leader has appended. Who sends it again waits
-        for it. If each attempt appended another one, none would be in time while every commit is slow.
+        """Nobody waits any more for the commit of this marker, which this leader has appended. A coordinator that sends
+        it again waits for it. If each attempt appended another one, none would be in time while every commit is slow.
         """
         if len(self._slow_markers) >= SLOW_MARKERS_MAX:
             del self._slow_markers[next(iter(self._slow_markers))]

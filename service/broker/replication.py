@@ -578,8 +578,8 @@ class Fetcher:
                 await keep_start(log)
 
     async def _forget(self, place: FollowedPartition, forgotten_below: int) -> None:
-        """What is copied now lacks deletions. So it is noted that this log lacks them, and if it is empty, its views
-        forget what those deletions would have ended.
+        """The batches that are copied now lack deletions. So it is noted that this log lacks them, and if it is empty,
+        its views forget what those deletions would have ended.
         """
         log = place.partition.log
         if log.start_offset == log.end_offset:

@@ -119,7 +119,7 @@ async def drain(cluster: Cluster, brokers: Sequence[int], yes: bool, output: Out
 async def spread_out(cluster: Cluster, yes: bool, output: Output) -> None:
     """Move partitions to brokers that hold fewer, the plan first: a new broker gets its share so.
 
-    What is levelled is how many partitions of each topic a broker holds, and how many it is the first replica of.
+    It levels how many partitions of each topic a broker holds, and how many it is the first replica of.
     """
     topics, alive = await cluster.metadata(None), await racks(cluster)
     await carry_out(cluster, spread(topics, alive, moving=await under_way(cluster)), output, yes=yes)

@@ -43,7 +43,7 @@ def command(brokers: int, zookeeper: bool, load: bool, spark: bool, port: int) -
     """Run a whole cluster to try things on, and clean up after it.
 
     Every record has several copies, and a broker that dies is started again. Ctrl-C stops all and removes its data.
-    What a demo leaves that was killed is removed by the next one.
+    If a demo was killed, the next one removes what it has left.
     """
     from service.cli.companions import Companions, demo_of_spark
     from service.cli.serve import _log_to_stderr, serve_several

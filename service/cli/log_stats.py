@@ -169,7 +169,7 @@ def stats(paths: Sequence[Path], sort: str, top: int | None, output: Output) -> 
     """Count what is in partitions' folders or a whole data folder: each partition, each topic, all.
 
     Goes by the headers of batches, which it believes: no record is opened, no checksum looked at (`oncelog log verify`
-    does). What is no batch is told and counted as damaged bytes. A running broker's folder can be read as well.
+    does). Bytes that are no batch are counted as damaged. A running broker's folder can be read as well.
     """
     folders = list(dict.fromkeys(folder.absolute() for path in paths for folder in folders_to_read(path)))
     partitions: list[tuple[str, _Tally]] = []

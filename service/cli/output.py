@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Rows of which a streamed table measures its columns anew.
 PIECE_ROWS = 500
-# What takes no longer needs no bar.
+# Work that takes no longer gets no bar.
 QUICK_S = 1.0
 
 _UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")

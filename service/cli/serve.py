@@ -77,7 +77,7 @@ def command(
     It ends with status 0 on SIGTERM and ctrl-C. Settings come from -c FILE, the environment (KAFKA_LOG_RETENTION_MS
     or ONCELOG_…) and -o, later ones win; `oncelog config explain KEY` says what one means.
     """
-    # What is made while starting stays: looking through it again and again is time before the first request. The broker
+    # Objects that are made at the start stay. To look through them again and again delays the first request. The broker
     # enables it again (service/garbage.py).
     gc.disable()
     as_json = "json" in overrides

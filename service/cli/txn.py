@@ -512,7 +512,7 @@ def _has_history(root: DescribedRoot) -> bool:
 
 
 async def _trace_partitions(cluster: Cluster, transactions: Sequence[TransactionState]) -> list[TracedPartition]:
-    """How far each partition can be read. What was deleted meanwhile has no offsets any more."""
+    """How far each partition can be read. One that was deleted meanwhile has no offsets any more."""
     wanted = sorted({partition for each in transactions for partition in each.partitions})
     existing: set[TopicPartition] = set()
     for topic in await cluster.metadata(sorted({each.topic for each in wanted})):

@@ -11,8 +11,8 @@ _WHO = re.compile(rb'"node_id": ?(\d+)')
 
 
 async def why_no_http(broker: int, host: str, port: int, within_s: float) -> str | None:
-    """Why the broker's HTTP API is not there; None if it is. Who answers without saying who it is counts as the broker:
-    it may have too many connections.
+    """Why the broker's HTTP API is not there; None if it is. An answer that does not say from whom it is counts as the
+    broker's: it may have too many connections.
     """
     try:
         async with asyncio.timeout(within_s):

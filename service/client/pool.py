@@ -3,9 +3,9 @@
 What always holds: there is one connection for each address and lane, however many requests are made at once. A broker
 answers a connection's requests in their order. So a request that it lets wait on purpose has a connection for itself,
 and requests that may wait for something else than others do have a lane: they hold up no other. Nothing waits longer
-than the timeout for a connection, and no longer for its answer, by the loop's clock. Who waits while another connects
-shares the outcome. A connection that failed or was ended is dropped, and the next request makes a new one. A failure is
-a `ClientFailure` that names the address.
+than the timeout for a connection, and no longer for its answer, by the loop's clock. Requests that wait for the same
+connection share the outcome. A connection that failed or was ended is dropped, and the next request makes a new one. A
+failure is a `ClientFailure` that names the address.
 """
 
 from __future__ import annotations

@@ -113,8 +113,8 @@ class Unwanted(asyncio.Protocol):
 
 
 class Connection(web.RequestHandler):
-    """aiohttp's connection. What it can't read is refused with a problem, too. A head that does not end, and an answer
-    that nobody takes, end it.
+    """aiohttp's connection. Bytes that it can't read are refused with a problem, too. A head that does not end, and an
+    answer that nobody takes, end it.
     """
 
     __slots__ = ("_late", "_unread")

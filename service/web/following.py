@@ -30,7 +30,7 @@ from service.web.records import RecordOut, long_numbers_as_text, with_text_numbe
 
 STREAM_BYTES = 512 << 10
 SHARED_BYTES = 32 << 10
-"""What is longer, as stored, each stream reads for itself: it is not new, and shown in several turns of the loop."""
+"""More than this, as stored, each stream reads for itself: it is not new, and shown in several turns of the loop."""
 KEPT_BYTES, KEPT_S = 4 << 20, 1.0
 """How much of what was read together is kept, and for how long, for streams that were writing just then."""
 QUIET_S = 15.0
@@ -117,8 +117,8 @@ class SharedReading:
         """By topic."""
 
     def heard(self, delta: Delta) -> None:
-        """The metadata has changed. Who reads a topic with other partitions than before, or waits for what others find
-        there, finds nothing now, and looks again.
+        """The metadata has changed. A stream of a topic that has other partitions now, and those that wait for what it
+        finds, find nothing and look again.
         """
         if not self._fetching:
             return

@@ -91,7 +91,7 @@ async def _while_there(request: web.Request, answer: Coroutine[None, None, web.R
 
 
 def client_gone() -> Problem:
-    """What a read comes to whose client is gone. Nobody gets this answer."""
+    """The end of a read whose client is gone. Nobody gets this answer."""
     return Problem("not-now", "the client is gone")
 
 

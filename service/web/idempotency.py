@@ -180,7 +180,7 @@ class Keys:
                 memory = self._memories.get(index)
                 if memory is None or memory.partition is not partition or memory.epoch != partition.leader_epoch:
                     memory = self._memories[index] = Memory(where, partition)
-                # Who waited for its turn may have slept through that a write failed and another memory took its place.
+                # During the wait a write may have failed, and another memory may have taken this one's place.
                 if await memory.load(deadline) and self._memories.get(index) is memory:
                     return memory
             if asyncio.get_running_loop().time() > deadline:

@@ -333,8 +333,8 @@ class Members:
                 partition.unwatch(idler)
 
     def belongs(self, member: HttpMember) -> bool:
-        """Whether it is a member, or is to be one. Who waited for its turn may have slept through that it left, and
-        would join the group again.
+        """Whether it is a member, or is to be one. A request that waited for its turn may have slept through that the
+        member left, and would make it join the group again.
         """
         return not member.is_gone
 

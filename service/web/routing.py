@@ -76,8 +76,8 @@ class Route:
 
     @property
     def refuses_key(self) -> bool:
-        """Who sends an Idempotency-Key with a change relies on it, so it is never ignored there. An operation that
-        honours it has it among its parameters.
+        """A client that sends an Idempotency-Key with a change relies on it, so it is never ignored there. An operation
+        that honours it has it among its parameters.
         """
         return self.changes and all(each.name != IDEMPOTENCY_KEY for each in self.parameters)
 

@@ -155,9 +155,9 @@ async def send_one_each(
     internal: bool = False,
     refusal: Callable[[], Awaitable[int]] | None = None,
 ) -> None:
-    """Write batches of which no two go to the same partition. What is internal is written by this broker or not at all:
-    it answers for what it writes there only while it leads. `refusal` is asked before each attempt for the error, if
-    there is one, that all batches are refused with now.
+    """Write batches of which no two go to the same partition. Internal partitions are written by this broker or not at
+    all: it answers for what it writes there only while it leads. `refusal` is asked before each attempt for the error,
+    if there is one, that all batches are refused with now.
     """
     lent: Lent | None = None
     waiting = batches

@@ -5,10 +5,10 @@ that come while others are being written, are written in one transaction, each w
 
 What always holds: a shared transaction is all of its requests or nothing. If one of them is refused, nothing of the
 others is there either, and each is written alone. While it is not known what became of the transaction, nothing of it
-is written again. What was handed over is seen through, also if its client is gone. Only requests that need the same
-brokers share, and there are so many such transactions at most: a broker that is slow or away holds up those alone that
-need it. What is shared is done in nobody's name but this broker's; what is written alone, in its client's. Once not
-every client may write everything, that is to be asked before a request may share (`Sharing.takes`).
+is written again. A request that was handed over is seen through, also if its client is gone. Only requests that need
+the same brokers share, and there are so many such transactions at most: a broker that is slow or away holds up those
+alone that need it. A shared transaction is written in this broker's name, a request that is alone in its client's. Once
+not every client may write everything, that is to be asked before a request may share (`Sharing.takes`).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Queue:
     under_way: int = 0
 
     def take(self, now_s: float) -> list[Wish]:
-        """The next ones that share a transaction. Who has waited for too long is told so."""
+        """The next ones that share a transaction. A request that has waited for too long is told so."""
         taken: list[Wish] = []
         size_bytes = 0
         while self.wishes and len(taken) < MOST:

@@ -15,7 +15,7 @@ class Taking:
     """What a client had taken when it was last looked at.
 
     The transport's buffer alone does not tell: it shrinks only once a third of the kernel's is free, which is more than
-    a megabyte. What the client's system has acknowledged tells, and what is written meanwhile does not change it.
+    a megabyte. The bytes that the client's system has acknowledged do tell, whatever is written meanwhile.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:

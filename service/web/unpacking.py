@@ -1,7 +1,7 @@
 """Bodies of requests, and what undoes their Content-Encoding.
 
-aiohttp undoes it as well, but takes a body that ends before its packing does for a whole one. What is left of a file
-must not become a record.
+aiohttp undoes it as well, but takes a body that ends before its packing does for a whole one. A part of a file must
+not become a record.
 
 What always holds: a packed body is taken only if it ends where its packing ends. However small it came, no more is
 unpacked at a time than a piece, and no more of a whole body than a body may have. Nobody else waits for longer than a

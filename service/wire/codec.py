@@ -41,7 +41,7 @@ MAX_ELEMENTS = 20_000_000
 
 
 class MalformedRequest(Exception):
-    """What came is not what it says it is. The connection it came from is to be closed."""
+    """The bytes are not the message that they say they are. The connection that they came from is to be closed."""
 
 
 class RequestHeader:

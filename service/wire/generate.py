@@ -4,11 +4,11 @@
 
 The folder holds the `*.json` files that Kafka's jars carry under `common/message/` (kafka-clients,
 kafka-group-coordinator, kafka-transaction-coordinator). Our own APIs stand in own/, in the same form, with keys from
-20000 on, far above Kafka's. What our brokers tell each other in Kafka's messages is in OWN_FIELDS, with tags from 10000
+20000 on, far above Kafka's. OWN_FIELDS has what our brokers tell each other in Kafka's messages, with tags from 10000
 on, which others skip. Nothing imports this module at run time.
 
 A struct keeps its name from the JSON; where two messages below use one name for structs of their own, each is prefixed
-with the name of its message (`FetchResponseSnapshotId`). What is generated holds the union of all versions.
+with the name of its message (`FetchResponseSnapshotId`). The messages hold the union of all versions.
 """
 
 from __future__ import annotations
