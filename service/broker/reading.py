@@ -254,7 +254,7 @@ class Reading:
                 return PartitionRead(ErrorCode.OFFSET_NOT_AVAILABLE)  # this log ends before it, the leader's may not
             begins = log.start_offset if self.copier is not None else -1
             return PartitionRead(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=begins)
-        copier, place = self.copier, partition.topic_partition
+        copier, topic_partition = self.copier, partition.topic_partition
         forgotten = 0
         if copier is not None:
             if not self._is_counted and (error := self._count(partition, wanted, copier)):
@@ -281,7 +281,7 @@ class Reading:
             return found
         if budget <= 0 and not at_least_one:
             return found
-        if copier is not None and copier.throttle.holds_back(place, copier.broker_id):
+        if copier is not None and copier.throttle.holds_back(topic_partition, copier.broker_id):
             return found
         most = max(min(wanted.max_bytes, budget), 0)
         try:
@@ -306,7 +306,7 @@ class Reading:
         tally.reads += 1
         tally.bytes_out += stored.size
         if copier is not None:
-            copier.throttle.moved(place, copier.broker_id, stored.size)
+            copier.throttle.moved(topic_partition, copier.broker_id, stored.size)
         found.records = stored
         found.counts = max(stored.size, most) if cut_short else stored.size
         return found

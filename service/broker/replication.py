@@ -159,17 +159,17 @@ class Replication:
         for fetcher in self._fetchers.values():
             fetcher.forget(partition)
 
-    def places(self) -> Iterable["FollowedPartition"]:
+    def followed(self) -> Iterable["FollowedPartition"]:
         """The state of each partition that this broker follows."""
-        return [place for leader in sorted(self._fetchers) for place in self._fetchers[leader].places()]
+        return [followed for leader in sorted(self._fetchers) for followed in self._fetchers[leader].followed()]
 
     def stuck(self, since_s: float) -> Iterable[tuple[int, TopicPartition, str]]:
         """What this broker has not been able to copy since then: the leader, the partition, and why."""
         for leader, fetcher in list(self._fetchers.items()):
-            for place in fetcher.places():
-                trouble, troubled_s = fetcher.trouble or (place.trouble, place.troubled_s)
+            for followed in fetcher.followed():
+                trouble, troubled_s = fetcher.trouble or (followed.trouble, followed.troubled_s)
                 if trouble and troubled_s <= since_s:
-                    yield leader, place.partition.topic_partition, trouble
+                    yield leader, followed.partition.topic_partition, trouble
 
     def _brokers_changed(self, delta: Delta) -> None:
         for broker_id in delta.brokers:
@@ -228,7 +228,7 @@ class Fetcher:
         self._leader = leader
         self._parts = parts
         self._throttle = throttle
-        self._places: dict[TopicIdPartition, FollowedPartition] = {}
+        self._followed: dict[TopicIdPartition, FollowedPartition] = {}
         self._stirred: dict[TopicIdPartition, FollowedPartition] = {}
         self._gone: dict[TopicIdPartition, None] = {}
         self._looked_s = 0.0
@@ -245,17 +245,17 @@ class Fetcher:
 
     # -- what is followed
 
-    def places(self) -> list[FollowedPartition]:
-        return list(self._places.values())
+    def followed(self) -> list[FollowedPartition]:
+        return list(self._followed.values())
 
     def follows(self, partition: Partition, role: Following) -> bool:
-        place = self._places.get(_key(partition))
-        return place is not None and place.partition is partition and place.role is role
+        followed = self._followed.get(_key(partition))
+        return followed is not None and followed.partition is partition and followed.role is role
 
     def add(self, partition: Partition, role: Following) -> None:
         assert partition.role is role and role.leader == self._leader, "each partition is copied from its leader"
         key = _key(partition)
-        self._places[key] = self._stirred[key] = FollowedPartition(partition, role)
+        self._followed[key] = self._stirred[key] = FollowedPartition(partition, role)
         self._gone.pop(key, None)
         self._woken.set()
         if not self._running:
@@ -267,9 +267,9 @@ class Fetcher:
 
     def forget(self, partition: Partition) -> None:
         key = _key(partition)
-        place = self._places.get(key)
-        if place is not None and place.partition is partition:
-            del self._places[key]
+        followed = self._followed.get(key)
+        if followed is not None and followed.partition is partition:
+            del self._followed[key]
             self._stirred.pop(key, None)
             self._gone[key] = None
 
@@ -291,7 +291,7 @@ class Fetcher:
 
     async def _run(self) -> None:
         try:
-            while self._places:
+            while self._followed:
                 try:
                     await self._round()
                 except Exception as error:
@@ -317,21 +317,21 @@ class Fetcher:
             self._look_around()
         due: dict[TopicIdPartition, FollowedPartition] = {}
         rests_s = float("inf")
-        for key, place in self._stirred.items():
-            if self._throttle.holds_back(place.partition.topic_partition, self._parts.metadata.broker_id):
-                place.rests_until_s = max(place.rests_until_s, now_s + HELD_BACK_S)
-            if place.partition.must_flush:
+        for key, followed in self._stirred.items():
+            if self._throttle.holds_back(followed.partition.topic_partition, self._parts.metadata.broker_id):
+                followed.rests_until_s = max(followed.rests_until_s, now_s + HELD_BACK_S)
+            if followed.partition.must_flush:
                 rests_s = min(rests_s, SLOW_FLUSH_S)
-            elif place.rests_until_s <= now_s:
-                due[key] = place
+            elif followed.rests_until_s <= now_s:
+                due[key] = followed
                 self._gone.pop(key, None)
                 continue
             else:
-                rests_s = min(rests_s, place.rests_until_s - now_s)
+                rests_s = min(rests_s, followed.rests_until_s - now_s)
             if key in self._told:
                 self._gone[key] = None
-        if not due and len(self._stirred) == len(self._places):
-            await self._wait(rests_s if self._places else FIRST_REST_S)
+        if not due and len(self._stirred) == len(self._followed):
+            await self._wait(rests_s if self._followed else FIRST_REST_S)
             return
         try:
             answer = await self._ask(client, due, rests_s)
@@ -348,18 +348,18 @@ class Fetcher:
             (topic.topic_id, data.partition_index) for topic in answer.responses for data in topic.partitions
         )
         for key in named:
-            if (named_place := self._places.get(key)) is not None:
-                self._stirred[key] = named_place
+            if (told_of := self._followed.get(key)) is not None:
+                self._stirred[key] = told_of
         await self._take(answer)
-        for key, place in due.items():
+        for key, followed in due.items():
             if key not in named:  # nothing is new, and nothing is wrong
-                place.get_on()
-                if self._session_id != NO_SESSION and self._stirred.get(key) is place:
+                followed.get_on()
+                if self._session_id != NO_SESSION and self._stirred.get(key) is followed:
                     del self._stirred[key]
 
     def _look_around(self) -> None:
         self._looked_s = self._now_s()
-        self._stirred = dict(self._places)
+        self._stirred = dict(self._followed)
 
     async def _wait(self, longest_s: float) -> None:
         try:
@@ -436,19 +436,19 @@ class Fetcher:
         if self._session_epoch == SESSION_BEGINS:
             self._told.clear()
         topics: dict[bytes, FetchTopic] = {}
-        for key, place in due.items():
-            wanted = self._wanted(place)
+        for key, followed in due.items():
+            wanted = self._wanted(followed)
             if self._told.get(key) != wanted:
                 self._told[key] = wanted
                 topics.setdefault(key[0], FetchTopic(topic_id=key[0])).partitions.append(wanted)
         return list(topics.values())
 
-    def _wanted(self, place: FollowedPartition) -> FetchPartition:
-        log = place.partition.log
+    def _wanted(self, followed: FollowedPartition) -> FetchPartition:
+        log = followed.partition.log
         end_offset = log.end_offset
         return FetchPartition(
-            place.partition.topic_partition.partition,
-            place.role.leader_epoch,
+            followed.partition.topic_partition.partition,
+            followed.role.leader_epoch,
             end_offset,
             log.epochs.epoch_at(end_offset - 1) if end_offset > log.start_offset else -1,
             log.start_offset,
@@ -470,71 +470,71 @@ class Fetcher:
         for topic in answer.responses:
             for data in topic.partitions:
                 key = topic.topic_id, data.partition_index
-                place, asked = self._places.get(key), self._told.get(key)
-                if place is None or asked is None or not self._is_answered(place, asked):
+                followed, asked = self._followed.get(key), self._told.get(key)
+                if followed is None or asked is None or not self._is_answered(followed, asked):
                     continue  # its role has changed since
                 try:
-                    await self._take_one(place, data)
+                    await self._take_one(followed, data)
                 except CorruptBatch as error:
-                    self._rest(place, str(error))
+                    self._rest(followed, str(error))
                 except DiskFault as fault:
-                    place.partition.folder.blame(fault, place.partition.topic_partition)
-                    self._rest(place, str(fault))
+                    followed.partition.folder.blame(fault, followed.partition.topic_partition)
+                    self._rest(followed, str(fault))
                 except Exception:  # an error in one partition
-                    logger.exception("%s can't follow", place.partition.topic_partition)
-                    self._rest(place, "an error of this broker's own")
+                    logger.exception("%s can't follow", followed.partition.topic_partition)
+                    self._rest(followed, "an error of this broker's own")
                 if data.records:
                     await asyncio.sleep(0)
 
     @staticmethod
-    def _is_answered(place: FollowedPartition, asked: FetchPartition) -> bool:
+    def _is_answered(followed: FollowedPartition, asked: FetchPartition) -> bool:
         """Whether the answer is still of use: the partition has the same role and the same end as when it was asked
         for.
         """
-        same = asked.current_leader_epoch == place.role.leader_epoch
-        return same and place.holds and asked.fetch_offset == place.partition.log.end_offset
+        same = asked.current_leader_epoch == followed.role.leader_epoch
+        return same and followed.holds and asked.fetch_offset == followed.partition.log.end_offset
 
-    async def _take_one(self, place: FollowedPartition, data: FetchResponsePartitionData) -> None:
-        partition, log = place.partition, place.partition.log
+    async def _take_one(self, followed: FollowedPartition, data: FetchResponsePartitionData) -> None:
+        partition, log = followed.partition, followed.partition.log
         # An empty log has nothing to lose, whether it stands below or above the leader's log.
         reach = log.end_offset if log.end_offset > log.start_offset else -1
         # Deletions that stood above this log's end, and below this offset, have left the leader's log.
         forgotten = 0 if data.snapshot_id is None else data.snapshot_id.end_offset
         out_of_range = data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
-        if out_of_range and (data.log_start_offset > reach or (forgotten and not place.role.in_sync)):
-            await self._start_over(place, data.log_start_offset)
+        if out_of_range and (data.log_start_offset > reach or (forgotten and not followed.role.in_sync)):
+            await self._start_over(followed, data.log_start_offset)
         elif data.error_code:
-            self._rest(place, f"it answers {error_name(data.error_code)}")
+            self._rest(followed, f"it answers {error_name(data.error_code)}")
         elif data.diverging_epoch is not None:
-            await self._cut(place, data.diverging_epoch.epoch, data.diverging_epoch.end_offset)
+            await self._cut(followed, data.diverging_epoch.epoch, data.diverging_epoch.end_offset)
         else:
             if data.records:
                 assert not isinstance(data.records, list), "what is received is bytes"
                 records = memoryview(data.records)
                 if (begins := _begins_inside(records, log)) is not None:
-                    await self._start_over(place, begins)
+                    await self._start_over(followed, begins)
                 if forgotten > log.forgotten_below or (forgotten and log.start_offset == log.end_offset):
-                    await self._forget(place, forgotten)
-                await self._append(place, records)
+                    await self._forget(followed, forgotten)
+                await self._append(followed, records)
                 self._throttle.moved(partition.topic_partition, self._parts.metadata.broker_id, len(data.records))
-                if not place.holds:
+                if not followed.holds:
                     return
-            assert place.holds, "a high watermark is learned in the role in which it was asked for"
+            assert followed.holds, "a high watermark is learned in the role in which it was asked for"
             partition.learn_high_watermark(data.high_watermark)
-            await self._raise_start(place, data.log_start_offset)
-            place.get_on()
+            await self._raise_start(followed, data.log_start_offset)
+            followed.get_on()
 
-    def _rest(self, place: FollowedPartition, trouble: str) -> None:
-        place.rest(self._now_s(), self._parts.config.replica_fetch_backoff_ms / 1000, trouble)
+    def _rest(self, followed: FollowedPartition, trouble: str) -> None:
+        followed.rest(self._now_s(), self._parts.config.replica_fetch_backoff_ms / 1000, trouble)
 
-    async def _append(self, place: FollowedPartition, records: memoryview) -> None:
+    async def _append(self, followed: FollowedPartition, records: memoryview) -> None:
         """Append the whole batches of an answer. An incomplete batch at its end comes again with the next answer. Other
         tasks have turns in between. If the partition then has another role, the rest is not appended.
         """
-        partition = place.partition
+        partition = followed.partition
         now_ms = self._parts.env.clock.wall_ms()
         at, batches = 0, 0
-        while len(records) - at >= HEADER_BYTES and place.holds:
+        while len(records) - at >= HEADER_BYTES and followed.holds:
             header = read_header(records, at)
             end = at + header.size_bytes
             if end > len(records):
@@ -545,20 +545,20 @@ class Fetcher:
             if batches % BATCHES_A_TURN == 0:
                 await asyncio.sleep(0)
 
-    async def _raise_start(self, place: FollowedPartition, leader_start_offset: int) -> None:
-        log = place.partition.log
+    async def _raise_start(self, followed: FollowedPartition, leader_start_offset: int) -> None:
+        log = followed.partition.log
         start_offset = min(leader_start_offset, log.end_offset)
         if start_offset > log.start_offset:
             await raise_start_offset(log, start_offset)
 
-    async def _cut(self, place: FollowedPartition, leader_epoch: int, leader_end_offset: int) -> None:
-        partition, log = place.partition, place.partition.log
+    async def _cut(self, followed: FollowedPartition, leader_epoch: int, leader_end_offset: int) -> None:
+        partition, log = followed.partition, followed.partition.log
         offset = cut_by_epoch(
             log.epochs, log.end_offset, leader_epoch=leader_epoch, leader_end_offset=leader_end_offset
         )
         assert offset >= 0, "a cut leaves the log's beginning where it is"
         if offset >= log.end_offset:
-            self._rest(place, f"its history parted from ours at offset {leader_end_offset}, where ours ends")
+            self._rest(followed, f"its history parted from ours at offset {leader_end_offset}, where ours ends")
             return
         logger.info(
             "%s is cut from offset %d to %d: broker %d has another history from there on",
@@ -572,26 +572,26 @@ class Fetcher:
         ):
             # Retention or the cleaner may have changed the segments meanwhile, so that a cut may restart the log now.
             # Then it is not what was prepared for: the next round asks again.
-            if place.holds and durable_after_cut(log, offset) >= durable:
+            if followed.holds and durable_after_cut(log, offset) >= durable:
                 partition.cut(offset)
             else:
                 await keep_start(log)
 
-    async def _forget(self, place: FollowedPartition, forgotten_below: int) -> None:
+    async def _forget(self, followed: FollowedPartition, forgotten_below: int) -> None:
         """The batches that are copied now lack deletions. So it is noted that this log lacks them, and if it is empty,
         its views forget what those deletions would have ended.
         """
-        log = place.partition.log
+        log = followed.partition.log
         if log.start_offset == log.end_offset:
-            await self._start_over(place, log.end_offset)
+            await self._start_over(followed, log.end_offset)
         async with log.alone():
-            if place.holds:
+            if followed.holds:
                 await log.forget_below(forgotten_below)
-            if not place.holds:  # another role has begun meanwhile, without what would have been copied
+            if not followed.holds:  # another role has begun meanwhile, without what would have been copied
                 log.forgotten_below = min(log.forgotten_below, log.end_offset)
 
-    async def _start_over(self, place: FollowedPartition, offset: int) -> None:
-        partition, log = place.partition, place.partition.log
+    async def _start_over(self, followed: FollowedPartition, offset: int) -> None:
+        partition, log = followed.partition, followed.partition.log
         if log.start_offset < log.end_offset:
             logger.warning(
                 "%s starts over at offset %d, where the log of broker %d begins: it ended at %d, and can't go on from"
@@ -599,7 +599,7 @@ class Fetcher:
                 *(partition.topic_partition, offset, self._leader, log.end_offset),
             )
         async with self._parts.housekeeper.distrusting(partition, 0), log.alone(), _distrusting(log, 0, offset):
-            if place.holds:
+            if followed.holds:
                 partition.start_over(offset)
             else:
                 await keep_start(log)
@@ -607,21 +607,21 @@ class Fetcher:
     async def _flush(self) -> None:
         """Make durable what was copied. A flush that was begun in an earlier round is not waited for."""
         begun: list[asyncio.Task[None]] = []
-        for place in self._stirred.values():
-            if place.partition.must_flush and (place.flushing is None or place.flushing.done()):
-                name = f"flush {place.partition.topic_partition}"
-                place.flushing = self._parts.env.tasks.spawn(name, self._flush_one(place))
-                begun.append(place.flushing)
+        for followed in self._stirred.values():
+            if followed.partition.must_flush and (followed.flushing is None or followed.flushing.done()):
+                name = f"flush {followed.partition.topic_partition}"
+                followed.flushing = self._parts.env.tasks.spawn(name, self._flush_one(followed))
+                begun.append(followed.flushing)
         if begun:
             await asyncio.wait(begun, timeout=SLOW_FLUSH_S)
 
-    async def _flush_one(self, place: FollowedPartition) -> None:
-        partition = place.partition
+    async def _flush_one(self, followed: FollowedPartition) -> None:
+        partition = followed.partition
         try:
             await partition.flush()
         except DiskFault as fault:
             partition.folder.fail(fault)
-            self._rest(place, str(fault))
+            self._rest(followed, str(fault))
 
 
 def _key(partition: Partition) -> TopicIdPartition:

@@ -95,29 +95,29 @@ class TransactionGate:
             if not guards:
                 return admitted
             writer = wanted[0][1]
-            partitions = [wanted[place][0] for place in guards]
+            partitions = [wanted[index][0] for index in guards]
             epoch = NO_EPOCH if writer.adds_itself else self._coordinators.epoch(writer.transactional_id)
             refused = await self._ask(partitions, writer, timeout_ms)
             judging = _judge(wanted, guards, refused, epoch, admitted)
             left = done_at_once(judging) if are_few else await done_in_turns(judging)
             if not left:
                 return admitted
-        for place in left:
-            admitted[place] = TRY_AGAIN
+        for index in left:
+            admitted[index] = TRY_AGAIN
         return admitted
 
     def _guards(
-        self, wanted: Sequence[tuple[Partition, TransactionalWriter]], places: Sequence[int]
+        self, wanted: Sequence[tuple[Partition, TransactionalWriter]], indexes: Sequence[int]
     ) -> Steps[dict[int, Guard]]:
         """Guards for those that need one. All of them are taken before the coordinator is asked."""
         turn = Turn(GUARDS_A_TURN)
         guards = {}
-        for place in places:
+        for index in indexes:
             if turn.is_over():
                 yield
-            assert wanted[place][1].pair == wanted[0][1].pair, "one answer of the coordinator is about one producer"
-            if (guard := self._guard(*wanted[place])) is not None:
-                guards[place] = guard
+            assert wanted[index][1].pair == wanted[0][1].pair, "one answer of the coordinator is about one producer"
+            if (guard := self._guard(*wanted[index])) is not None:
+                guards[index] = guard
         return guards
 
     def _guard(self, partition: Partition, writer: TransactionalWriter) -> Guard | None:
@@ -195,24 +195,24 @@ def _judge(
     admitted: list[Guard | RefusedBatch | None],
 ) -> Steps[list[int]]:
     """Note who is admitted by a coordinator in that epoch, which matters only for clients that add partitions
-    themselves. Returns the places that have to be asked for once more."""
+    themselves. Returns the indexes that have to be asked for once more."""
     turn = Turn(GUARDS_A_TURN)
     left = []
-    for place, guard in guards.items():
+    for index, guard in guards.items():
         if turn.is_over():
             yield
-        partition, writer = wanted[place]
+        partition, writer = wanted[index]
         if (why := refused.get(partition.topic_partition)) is not None:
-            admitted[place] = why
+            admitted[index] = why
         elif not writer.adds_itself and partition.producers.coordinator_epoch(writer.producer_id) > epoch:
-            admitted[place] = TRY_AGAIN
+            admitted[index] = TRY_AGAIN
         elif partition.producers.is_current(guard):
-            admitted[place] = guard
+            admitted[index] = guard
         else:
             # While this waited for the answer, the marker of the producer's last transaction was written. The answer is
             # right, but the guard is not valid any more. Take a new guard and ask again; the coordinator now answers at
             # once.
-            left.append(place)
+            left.append(index)
     return left
 
 

@@ -273,7 +273,7 @@ def test_a_broker_that_lost_its_tail_waits_until_its_leader_has_heard_of_its_new
         os.truncate(path, read_header(path.read_bytes()).size_bytes)
         await stage.start(2)
         await until(
-            lambda: any("OFFSET_NOT_AVAILABLE" in each.trouble for each in stage.broker(2).replication.places())
+            lambda: any("OFFSET_NOT_AVAILABLE" in each.trouble for each in stage.broker(2).replication.followed())
         )
         assert stage.partition(2).log.end_offset == 1
         heard.set()

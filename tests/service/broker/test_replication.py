@@ -300,13 +300,13 @@ def test_a_restart_of_the_log_that_does_not_come_about_gives_back_nothing_that_w
         log = partition.log
         await raise_start_offset(log, 3)
         (fetcher,) = stage.broker(2).replication._fetchers.values()
-        (place,) = (place for place in fetcher.places() if place.partition is partition)
+        (followed,) = (followed for followed in fetcher.followed() if followed.partition is partition)
         with monkeypatch.context() as planted:
             if befalls == "a stop":
                 planted.setattr(replication, "distrust", distrust_and_stop)
             else:
                 planted.setattr(Partition, "start_over", no_room)
-            restart = asyncio.create_task(fetcher._start_over(place, 1), name="restart")
+            restart = asyncio.create_task(fetcher._start_over(followed, 1), name="restart")
             await asyncio.wait([restart])
         assert restart.cancelled() if befalls == "a stop" else isinstance(restart.exception(), DiskFault)
         assert log.start_offset == 3
