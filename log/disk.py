@@ -29,7 +29,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-Buffer = bytes | bytearray | memoryview
+from log.batch import Buffer
+
 T = TypeVar("T")
 
 OPEN_FILES_MAX: Final = 1024

@@ -305,14 +305,14 @@ class GroupCoordinators(Protocol):
     def shards(self) -> Iterable[GroupShard]: ...
 
 
-class Spans(Protocol):
+class LostSpans(Protocol):
     @property
     def lost(self) -> int: ...
 
 
 class TxnTally(Protocol):
     @property
-    def follower(self) -> Spans | None: ...
+    def follower(self) -> LostSpans | None: ...
     @property
     def ended(self) -> Mapping[str, int]: ...
     @property

@@ -22,10 +22,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_sink.encode import header_bytes
+from spark_sink.encode import Longs, header_bytes
 from spark_sink.errors import OncelogError, SchemaError
-
-Longs = npt.NDArray[np.int64]
 
 BYTES = (BinaryType, StringType)
 TYPES: dict[str, tuple[type[DataType], ...]] = {

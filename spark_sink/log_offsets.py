@@ -16,9 +16,9 @@ from kio.static.primitive import i8, i32, i64
 
 from spark_sink.client import GROUP, Client
 from spark_sink.errors import OptionError, check
+from spark_sink.offsets import Offsets
 from spark_sink.options import AtOffsets, Bound, Edge, SourceOptions, Subscription, TopicPartition, check_names_all
 
-Offsets = dict[TopicPartition, int]
 CONSUMER = BrokerId(-1)
 
 

@@ -12,11 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from spark_sink.encode import offsets
+from spark_sink.encode import Longs, offsets
 from spark_sink.errors import OncelogError
 
-Words = npt.NDArray[np.uint32]
-Longs = npt.NDArray[np.int64]
+Words32 = npt.NDArray[np.uint32]
 
 SEED = np.uint32(0x9747B28C)
 M = np.uint32(0x5BD1E995)
@@ -41,7 +40,7 @@ class NoSuchPartition(OncelogError, ValueError):
         return f"column 'partition' is {self.wanted}, and the topic has the partitions 0 to {self.has - 1}"
 
 
-def murmur2(keys: pa.BinaryArray) -> Words:
+def murmur2(keys: pa.BinaryArray) -> Words32:
     """Kafka's hash of each key. What it says of a null means nothing.
 
     Words of four bytes are taken from all keys at once: the first of every key, then the second of those that have
@@ -59,11 +58,11 @@ def murmur2(keys: pa.BinaryArray) -> Words:
     return _finished(hashes)
 
 
-def _mixed(content: pa.Buffer, begins: Longs, sizes: Longs, hashes: Words) -> Words:
+def _mixed(content: pa.Buffer, begins: Longs, sizes: Longs, hashes: Words32) -> Words32:
     """The hashes after all bytes of the keys went in. Long keys stand before short ones."""
     data = np.frombuffer(content, np.uint8)
     # Every four neighbouring bytes as a word, wherever they begin.
-    words: Words = np.ndarray(max(len(data) - WORD_BYTES + 1, 0), "<u4", buffer=data, strides=(1,))
+    words: Words32 = np.ndarray(max(len(data) - WORD_BYTES + 1, 0), "<u4", buffer=data, strides=(1,))
     counts = sizes // WORD_BYTES
     for number in range(int(counts[0])):
         some = int(np.searchsorted(-counts, -number))  # as many keys have that word
@@ -79,7 +78,7 @@ def _mixed(content: pa.Buffer, begins: Longs, sizes: Longs, hashes: Words) -> Wo
     return hashes
 
 
-def _finished(hashes: Words) -> Words:
+def _finished(hashes: Words32) -> Words32:
     hashes ^= hashes >> np.uint32(13)
     hashes *= M
     hashes ^= hashes >> np.uint32(15)

@@ -28,7 +28,7 @@ from txn.verdicts import Verified
 
 FENCED_SINCE, BATCHES_SINCE = 2, 4
 TRANSACTIONS_A_TURN = 10
-Topics = list[AddPartitionsToTxnTopic]
+NamedTopics = list[AddPartitionsToTxnTopic]
 
 
 async def handle(
@@ -94,7 +94,7 @@ async def _add(
 Errors = dict[TopicPartition, ErrorCode]
 
 
-def _named(topics: Topics, image: Image) -> Steps[tuple[tuple[TopicPartition, ...], Errors]]:
+def _named(topics: NamedTopics, image: Image) -> Steps[tuple[tuple[TopicPartition, ...], Errors]]:
     """The partitions, each once, and the error of those that do not exist."""
     turn = Turn(NAMED_A_TURN)
     named: dict[TopicPartition, None] = {}
@@ -115,7 +115,9 @@ def _named(topics: Topics, image: Image) -> Steps[tuple[tuple[TopicPartition, ..
     return tuple(named), unknown
 
 
-def _results(topics: Topics, errors: Errors, error_of_others: ErrorCode) -> Steps[list[AddPartitionsToTxnTopicResult]]:
+def _results(
+    topics: NamedTopics, errors: Errors, error_of_others: ErrorCode
+) -> Steps[list[AddPartitionsToTxnTopicResult]]:
     turn = Turn(NAMED_A_TURN)
     results = []
     for topic in topics:

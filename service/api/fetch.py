@@ -55,7 +55,7 @@ DIRECTIONS_SINCE = 16
 WRONG_DOOR = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 NO_RECORDS = b""
 READ_COMMITTED = 1
-Topics = dict[str | bytes, FetchableTopicResponse]
+TopicsByKey = dict[str | bytes, FetchableTopicResponse]
 """What is told of each topic, by its name or id."""
 
 
@@ -228,7 +228,7 @@ class FetchAnswer:
         return await self._long()
 
     async def _long(self) -> FetchResponse:
-        topics: Topics = {}
+        topics: TopicsByKey = {}
         served: list[SessionKey] = []
         quiet: list[SessionKey] = []
         async for some in slices_in_turns(list(self.reading.wanted.items()), READ_AT_ONCE):
@@ -240,7 +240,7 @@ class FetchAnswer:
         return made
 
     def now(self) -> FetchResponse:
-        topics: Topics = {}
+        topics: TopicsByKey = {}
         served: list[SessionKey] = []
         quiet: list[SessionKey] = []
         self._tell(self.reading.wanted.items(), topics, served, quiet)
@@ -249,7 +249,7 @@ class FetchAnswer:
     def _tell(
         self,
         some: Iterable[tuple[SessionKey, WantedPartition]],
-        topics: Topics,
+        topics: TopicsByKey,
         served: list[SessionKey],
         quiet: list[SessionKey],
     ) -> None:
@@ -281,7 +281,7 @@ class FetchAnswer:
                 self._direct(key, answer, self.directions)
             topic.partitions.append(answer)
 
-    def _response(self, topics: Topics, served: list[SessionKey], quiet: list[SessionKey]) -> FetchResponse:
+    def _response(self, topics: TopicsByKey, served: list[SessionKey], quiet: list[SessionKey]) -> FetchResponse:
         session = self.reading.session
         session_id = 0
         if session is not None:

@@ -96,7 +96,7 @@ those that are not.
 """
 REQUEST_ID = "X-Request-Id"
 PROBLEM = web.RequestKey("problem", str)
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+NextHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 REQUEST_ID_MAX = 200
 ASKED_METHOD, ASKED_HEADERS = "Access-Control-Request-Method", "Access-Control-Request-Headers"
 EXPOSED = ("Location", "ETag", "Retry-After", REPLAYED, "Batch-Replayed", "Next-Offset", "Commit-Token", REQUEST_ID)
@@ -428,7 +428,7 @@ def _counted(tally: HttpTally) -> Middleware:
     """Counts requests and answers."""
 
     @web.middleware
-    async def count(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def count(request: web.Request, handler: NextHandler) -> web.StreamResponse:
         loop = asyncio.get_running_loop()
         began_s, status = loop.time(), 500
         tally.under_way += 1

@@ -11,7 +11,8 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from log.disk import Buffer, DiskFault, Space
+from log.batch import Buffer
+from log.disk import DiskFault, Space
 
 SECTOR_BYTES = 512
 

@@ -6,11 +6,11 @@ import errno
 from collections.abc import Iterator
 from itertools import count
 
-from log.batch import CorruptBatch
+from log.batch import Buffer, CorruptBatch
 from log.cleaning_job import Cleaned, CleaningJob
 from log.compaction import find_work
 from log.config import LogConfig
-from log.disk import Buffer, Disk, DiskFault
+from log.disk import Disk, DiskFault
 from log.segment import segment_name
 from log.swap import CLEANED
 from tests.log.compacting import NOW_MS, Bench, committed_records, table

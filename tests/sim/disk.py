@@ -32,7 +32,8 @@ from functools import lru_cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from log.disk import DISCARDED, TEMPORARY, Buffer, DiskFault, Space
+from log.batch import Buffer
+from log.disk import DISCARDED, TEMPORARY, DiskFault, Space
 
 if TYPE_CHECKING:
     from tests.sim.world import Host
