@@ -22,7 +22,7 @@ _HEAD: Final = struct.Struct(">qI")
 
 class Left(NamedTuple):
     """What is left to read from an offset on: offsets of the log that are no markers. Records of aborted transactions
-    count, as those do that compaction has removed: who reads must get past them.
+    count, as those do that compaction has removed: a reader must get past them.
     """
 
     decided: int

@@ -46,7 +46,7 @@ GROUP = 0
 TRANSACTION = 1
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0
-TELL_SECONDS = 2.0  # what takes longer is told: who waits wants to know what for
+TELL_SECONDS = 2.0  # a longer wait is told: the user wants to know what for
 LATE_ANSWER_SECONDS = 5.0
 MOST_CLIENTS = 8  # kept for the next task
 NO_ID = UUID(int=0)

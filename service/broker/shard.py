@@ -360,8 +360,8 @@ class Shard(Generic[MachineT]):
                 answer.set_exception(DecisionFailed())
 
     def tell(self, command: Any, hear: Callable[[Any], None] = lambda verdict: None) -> None:
-        """Decide on a command whose answer nobody waits for; who is called with it decides nothing. If it fails, the
-        next coordinator decides it anew, or it was not needed.
+        """Decide on a command whose answer nobody waits for; `hear`, which is called with it, decides nothing. If it
+        fails, the next coordinator decides it anew, or it was not needed.
         """
 
         def answered(answer: asyncio.Future[Any]) -> None:

@@ -365,7 +365,7 @@ async def _ends(cluster: Cluster, committed: Mapping[str, Mapping[TopicPartition
 
 async def _standing(cluster: Cluster, unread: Mapping[str, Mapping[TopicPartition, int]]) -> tuple[list[str], int]:
     """The groups that commit nothing for a while in a partition where there is a record for them, and how many there
-    was time to judge. Aborted records are none: who has read all but these need not commit.
+    was time to judge. Aborted records are none: a group that has read all but these need not commit.
     """
     if unread:
         await asyncio.sleep(STANDING_S)

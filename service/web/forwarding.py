@@ -1,8 +1,8 @@
 """Forwards requests to the broker that must serve them, because it holds what they are about.
 
-What always holds: a request is forwarded once, also if the connection breaks: who polls has moved on by an answer that
-was lost. A broker that no longer holds it says so instead of forwarding it again. A read ends soon after its client is
-gone, here and at the other broker: that one would take a member of a group to have read what nobody got.
+What always holds: a request is forwarded once, also if the connection breaks: a client that polls has moved on by an
+answer that was lost. A broker that no longer holds it says so instead of forwarding it again. A read ends soon after
+its client is gone, here and at the other broker: that one would take a member of a group to have read what nobody got.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ transaction was committed, and its records become visible together. If a transac
 taken over again before the next use, which aborts what was left open.
 
 What a former life of this broker left open may still be committed, by a request that is on its way to the coordinator.
-No call has to wait for it here. It concerns only who repeats a request of that life, and so has an Idempotency-Key.
-The key's record is committed on every in-sync replica before the commit is sent (`seal_all`); and who answers for the
-key waits until all that was open in the key's partition is decided (`idempotency.Memory`). So a call waits for those
-ids that have a record beside its own key's, wherever they are coordinated, and for no others.
+No call has to wait for it here. It concerns only a client that repeats a request of that life, and so has an
+Idempotency-Key. The key's record is committed on every in-sync replica before the commit is sent (`seal_all`); and the
+broker that answers for the key waits until all that was open in the key's partition is decided (`idempotency.Memory`).
+So a call waits for those ids that have a record beside its own key's, wherever they are coordinated, and for no others.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ class ProducerPool:
 
     async def _recover(self, number: int) -> bool:
         """Whether a former life is known to have used the id. Nobody has it until it is known what was left open under
-        it: who took it over once more would fence its transaction.
+        it: a task that took it over once more would fence its transaction.
         """
         producer, pause_s = Producer(self._gateway, self._id(number)), PAUSE_S
         deadline = asyncio.get_running_loop().time() + TIMEOUT_S

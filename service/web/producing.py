@@ -337,7 +337,7 @@ class Seal(Protocol):
 
     where: TopicPartition
     is_shared: bool
-    """The request shares a transaction: who writes that tells what has become of it."""
+    """The request shares a transaction. The task that writes it tells what has become of it."""
 
     def record(self, answer: BatchOut) -> NewRecord: ...
 
