@@ -126,11 +126,14 @@ class ClassicDecisions:
     def _rejoin(self, group: ClassicGroup, member: ClassicMember, ask: JoinGroup, token: Token, draft: Draft) -> None:
         unchanged = member.protocols == ask.protocols
         match group.state:
+            # In the first two cases the client is answered at once, and counts that as a sign of life.
             case ClassicState.COMPLETING if unchanged:
                 # The member probably missed the answer to its join: answer again.
                 draft.answer(token, _present_generation(group, member))
+                self._await_heartbeat(group, member, draft)
             case ClassicState.STABLE if unchanged and member.member_id != group.leader:
                 draft.answer(token, _present_generation(group, member, as_follower=True))
+                self._await_heartbeat(group, member, draft)
             case ClassicState.PREPARING | ClassicState.COMPLETING | ClassicState.STABLE:
                 # A leader that rejoins unchanged causes a rebalance, too: it may have seen that its topics have
                 # changed.

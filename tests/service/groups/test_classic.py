@@ -325,6 +325,26 @@ def test_a_sync_is_a_sign_of_life(driver: Driver) -> None:
 # Heartbeats and sessions
 
 
+@pytest.mark.parametrize("state", ["Stable", "CompletingRebalance"])
+def test_a_join_that_is_answered_at_once_is_a_sign_of_life(driver: Driver, state: str) -> None:
+    """The client counts it as one. Its partitions went to another member while it still read them."""
+    if state == "Stable":
+        leader, member = driver.stable_group(members=2, session_timeout_ms=10_000)
+    else:
+        tokens = [driver.start_join(member=driver.member_id(), session_timeout_ms=10_000) for _ in range(2)]
+        driver.wait(6_000)
+        leader, member = (driver.answers[token] for token in tokens)
+    for _ in range(2):
+        assert driver.heartbeat(leader) is None
+        assert driver.heartbeat(member) is None
+        driver.wait(9_000)
+        assert driver.heartbeat(leader) is None
+        assert driver.join(member=member.member_id, session_timeout_ms=10_000).generation == leader.generation
+        driver.wait(9_000)
+        assert driver.classic().state == state
+        assert len(driver.classic().members) == 2
+
+
 def test_heartbeats_keep_a_session_alive(driver: Driver) -> None:
     (leader,) = driver.stable_group()
     for _ in range(5):
