@@ -4,9 +4,9 @@ What always holds:
 * An append is whole or did not happen.
 * A change that fails raises a `DiskFault`, and the fault is final: the disk answers every later change with the same
   one, because nobody knows what is on the platter. Reads go on.
-* There is one exception, a fault that passes by itself (`DiskFault.passing`): an append, a new file, folder or name,
-  or an atomic write found no room or no free descriptor. It is taken back whole, nothing has changed, and the caller
-  may try again. A failed fsync never passes, for whatever reason it failed: the bytes may be lost.
+* There is one exception, a fault that passes by itself (`DiskFault.passing`): an append, a new file or folder, or an
+  atomic write found no room or no free descriptor. It is taken back whole, nothing has changed, and the caller may try
+  again. A failed fsync never passes, for whatever reason it failed: the bytes may be lost.
 * `fsync`, `sync_dir` and `write_atomic` are awaited. The latter two run in the one writer thread of the disk, fsyncs in
   a few threads of their own. All else is a plain call into the page cache.
 * Nothing is durable before the `fsync` of its file, and of its folder's names, has returned.
@@ -106,10 +106,8 @@ class Disk(Protocol):
     def mkdir(self, path: str) -> None:
         """One folder; fine when it is there."""
 
-    def rename(self, source: str, target: str, *, must: bool = False) -> None:
-        """Replaces `target`. `must`: the caller can't leave its work half done, so no room for the name is a final
-        fault, too.
-        """
+    def rename(self, source: str, target: str) -> None:
+        """Replaces `target`."""
 
     def unlink(self, path: str) -> None:
         """Fine when it is gone."""
@@ -405,8 +403,8 @@ class RealDisk:
     def mkdir(self, path: str) -> None:
         self._change(path, lambda real: os.makedirs(real, exist_ok=True))
 
-    def rename(self, source: str, target: str, *, must: bool = False) -> None:
-        self._change(source, lambda real: os.replace(real, self._real(target)), room_matters=not must)
+    def rename(self, source: str, target: str) -> None:
+        self._change(source, lambda real: os.replace(real, self._real(target)), room_matters=False)
 
     def unlink(self, path: str) -> None:
         self._change(path, _unlink_if_there, room_matters=False)

@@ -171,13 +171,13 @@ class Relocation:
                     await breathe()
             if log.gone or copy.start_offset != log.start_offset or self._is_outdated or not may():
                 return False
-            try:
-                if not self._disk.exists(log.folder):  # nothing was ever written
+            if not self._disk.exists(log.folder):  # nothing was ever written
+                try:
                     self._disk.mkdir(log.folder)
-                self._disk.rename(log.folder, self._stem + FORMER)
-            except DiskFault as fault:
-                origin_failed(fault)
-                return False
+                except DiskFault as fault:
+                    origin_failed(fault)
+                    return False
+            self._disk.rename(log.folder, self._stem + FORMER)
             self._use_copy()
             decided()
             await unbroken(self._settle(name, origin_failed, target_failed), patience_s=STOPPING_S)

@@ -54,7 +54,7 @@ def change_names(disk: Disk, folder: str, plan: SwapPlan) -> None:
             path = f"{folder}/{segment_name(base_offset, suffix)}"
             if disk.exists(path + CLEANED):
                 disk.discard(path)  # renaming over a large file would remove it at once, which takes long
-                disk.rename(path + CLEANED, path, must=True)
+                disk.rename(path + CLEANED, path)
     for base_offset in plan.remove:
         if base_offset not in plan.add:
             for suffix in SUFFIXES:

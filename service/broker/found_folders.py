@@ -22,14 +22,13 @@ flushed. A stray is a folder that was moved *aside*: it is called `….stray` fr
 | C3 | copy | its partition is placed on other brokers | aside |
 | C4 | `.future` | there is a `.former`, and no folder with the partition's name that is used | used |
 | C5 | copy | there is no folder with the partition's name that is used | aside |
-| C6 | copy | there is one, but a data folder is away, or was, or the copy can't be read: it may be newer | aside |
+| C6 | copy | there is one, but a data folder is away, or was: the copy may be newer | aside |
 | C7 | copy | there is one, and the copy is older or not complete | removed |
 
 Of several rows the first one counts. If two folders would be used for one partition, the start is refused (N1, N2, C4).
 A data folder is away if the broker is started without it, and was away if it was started without it and is now started
-with it (`data_folder.any_away`). If the disk has no room for another name, nothing is moved, and the partition in
-question is not served before a start that finds room (`PartitionMaker.unserved`). When a partition is made while the
-broker runs, a folder that is in its way is removed if it is blank, and goes aside otherwise.
+with it (`data_folder.any_away`). When a partition is made while the broker runs, a folder that is in its way is removed
+if it is blank, and goes aside otherwise.
 """
 
 from enum import Enum
@@ -66,9 +65,7 @@ def fate_of_named(
 
 
 def fate_of_copy(*, has_nothing: bool, is_known: bool, is_placed: bool, has_home: bool, in_doubt: bool) -> Fate:
-    """Of one that does not take the partition over (C4). `has_home`: a folder with the partition's name is used.
-    `in_doubt`: the copy may be newer.
-    """
+    """Of one that does not take the partition over (C4). `has_home`: a folder with the partition's name is used."""
     if has_nothing:
         return Fate.REMOVED
     if not is_known:
@@ -90,17 +87,14 @@ def is_blank(disk: Disk, folder: str) -> bool:
         return False
 
 
-def has_nothing(disk: Disk, copy: str) -> bool | None:
-    """Whether the copy is blank, or of a log that nobody had written to. None if it can't be read."""
-    try:
-        if set(disk.listdir(copy)) <= {PARTITION_METADATA, FIRST_LOG} and disk.exists(f"{copy}/{FIRST_LOG}"):
-            file = disk.open(f"{copy}/{FIRST_LOG}")
-            size_bytes = file.size
-            file.close()
-            return size_bytes == 0
-        return read_topic_id(disk, copy) is None and was_never_flushed(disk, copy)
-    except DiskFault:  # perhaps it is a file
-        return None
+def has_nothing(disk: Disk, copy: str) -> bool:
+    """Whether the copy is blank, or of a log that nobody had written to."""
+    if set(disk.listdir(copy)) <= {PARTITION_METADATA, FIRST_LOG} and disk.exists(f"{copy}/{FIRST_LOG}"):
+        file = disk.open(f"{copy}/{FIRST_LOG}")
+        size_bytes = file.size
+        file.close()
+        return size_bytes == 0
+    return is_blank(disk, copy)
 
 
 def stray_name(disk: Disk, stem: str) -> str:

@@ -4,14 +4,12 @@ when it was to be, because its disk was out of service, is removed. What becomes
 is told by the table in `found_folders.py`.
 
 What always holds: a partition's folder belongs to the topic with its id, whatever the last stop was like. A damaged log
-is opened and reported, but not served. What can't be read, and what is in the way of a partition on a disk without room
-for another name, keeps that partition from being served, and no other; it stays as it is.
+is opened and reported, but not served.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 from idempotence.producer_room import ProducerRoom
 from idempotence.producers import ProducerStates
@@ -89,8 +87,6 @@ class PartitionMaker:
         self.was_clean = False
         self.wanted: dict[TopicPartition, LogFolder] = {}
         """The folders wanted for partitions that this broker does not hold yet."""
-        self.unserved: dict[TopicPartition, None] = {}
-        """Partitions that are not served before the next start, because of what was found of them."""
         self.unfinished: dict[TopicPartition, LogFolder] = {}
         """The targets of the moves that were not finished when this broker stopped."""
 
@@ -121,12 +117,7 @@ class PartitionMaker:
             for index, state in topic.partitions.items():
                 if node_id not in state.replicas:
                     continue
-                topic_partition = TopicPartition(topic.name, index)
-                with self._misfortune_of(topic_partition):
-                    if topic_partition not in self.unserved:
-                        await self._open(topic, index, config, manifests, points, present)
-                if topic_partition in self.unserved:
-                    self._add_unserved(topic, index, config)
+                await self._open(topic, index, config, manifests, points, present)
                 progress.opened += 1
                 if progress.opened % OPENED_AT_ONCE == 0:
                     await asyncio.sleep(0)
@@ -140,8 +131,7 @@ class PartitionMaker:
                 partition = (self._partitions.topic_by_id(topic_id) or {}).get(index)
                 if partition is not None and partition.folder is folder:
                     partition.learn_high_watermark(high_watermark)
-        if not self.unserved:  # else the next start must know, too, that a copy may be the newest
-            await agree({folder.name: folder.disk for folder in self._folders})
+        await agree({folder.name: folder.disk for folder in self._folders})
 
     async def _remove_unremoved(self, present: Mapping[str, set[str]]) -> None:
         """Remove what was to be removed while its disk was out of service."""
@@ -186,9 +176,8 @@ class PartitionMaker:
                     continue
                 await self._housekeeper.forget_in_a_start(folder, {topic_partition})
                 stem = stem_of(tells, topic_partition.partition)
-                has_moved |= self._move_aside(
-                    folder, name, stem, topic_partition, f"other brokers hold {topic_partition}"
-                )
+                self._move_aside(folder, name, stem, f"other brokers hold {topic_partition}")
+                has_moved = True
             if has_moved:  # durably: a partition that comes back into another folder must not be in two
                 await folder.disk.sync_dir("")
             strays = [name for name in folder.unused if name.endswith(STRAY)]
@@ -216,8 +205,8 @@ class PartitionMaker:
         blank = tells is None and not was_flushed and is_blank(folder.disk, name)
         return fate_of_named(tells, placed=placed, blank=blank)
 
-    def _free_name(self, folder: LogFolder, topic_partition: TopicPartition) -> bool:
-        """The folder with the partition's name is not the partition's. It goes, if there is room for another name."""
+    def _free_name(self, folder: LogFolder, topic_partition: TopicPartition) -> None:
+        """The folder with the partition's name is not the partition's. It goes."""
         name = folder_of(topic_partition)
         if is_blank(folder.disk, name):
             # It may be left from a deleted topic of that name. Nothing in it had been flushed, so nothing is lost that
@@ -228,50 +217,18 @@ class PartitionMaker:
                 *(folder.name, name),
             )
             folder.disk.discard(name)
-            return True
-        stem = stem_of(told_by(folder.disk, name) or ZERO_TOPIC_ID, topic_partition.partition)
-        return self._move_aside(folder, name, stem, topic_partition, f"it belongs to another {topic_partition}")
+        else:
+            stem = stem_of(told_by(folder.disk, name) or ZERO_TOPIC_ID, topic_partition.partition)
+            self._move_aside(folder, name, stem, f"it belongs to another {topic_partition}")
 
-    def _move_aside(self, folder: LogFolder, name: str, stem: str, topic_partition: TopicPartition, why: str) -> bool:
+    @staticmethod
+    def _move_aside(folder: LogFolder, name: str, stem: str, why: str) -> None:
         """Keep the folder under a name that nothing else has. It is durable when the data folder is synced."""
         stray = stray_name(folder.disk, stem)
-        if not self._rename(folder, name, stray, topic_partition):
-            return False
         logger.warning("%s/%s is called %s from now on: %s", folder.name, name, stray, why)
+        folder.disk.rename(name, stray)
         folder.unused.pop(name, None)
         folder.unused[stray] = 0
-        return True
-
-    def _rename(self, folder: LogFolder, name: str, new_name: str, topic_partition: TopicPartition) -> bool:
-        """Whether there was room for the new name. If not, all stays as it is, and the partition is not served."""
-        for _ in range(2):  # the first time that there is no room, the reserve is given up
-            try:
-                folder.disk.rename(name, new_name)
-            except DiskFault as fault:
-                if not fault.passing:
-                    raise
-                folder.fail(fault)
-                problem = fault.strerror
-            else:
-                return True
-        self._not_served(topic_partition, f"{folder.name}/{name} can't be called {new_name}: {problem}")
-        return False
-
-    @contextmanager
-    def _misfortune_of(self, topic_partition: TopicPartition) -> Iterator[None]:
-        """What can't be read of a partition does not keep others from being served. A change that failed does, because
-        its disk takes no other one, and so does an error that passes, because the next start may serve them all.
-        """
-        try:
-            yield
-        except DiskFault as fault:
-            if fault.passing or any(folder.disk.fault is not None for folder in self._folders):
-                raise
-            self._not_served(topic_partition, f"{fault.filename}: {fault.strerror}")
-
-    def _not_served(self, topic_partition: TopicPartition, why: str) -> None:
-        self.unserved[topic_partition] = None
-        logger.critical("%s is not served by this broker before it is started again: %s", topic_partition, why)
 
     async def _settle_moves(self, image: Image, node_id: int, present: dict[str, set[str]], *, in_doubt: bool) -> None:
         """Finish the moves between folders that had passed the point of decision, and note those that had not.
@@ -290,21 +247,17 @@ class PartitionMaker:
             state = image.partition(topic_partition)
             is_placed = state is not None and node_id in state.replicas
             if is_placed:
-                with self._misfortune_of(topic_partition):
-                    home = await self._home_of(topic_partition, topic_id, origins, targets, present)
+                home = await self._home_of(topic_partition, topic_id, origins, targets, present)
                 if resumable is not None and resumable in targets:
                     self.unfinished[topic_partition] = resumable
             left = [(each, stem + FORMER) for each in origins] + [(each, stem + FUTURE) for each in targets]
-            if topic_partition in self.unserved:
-                continue
             for folder, name in left:
-                nothing = has_nothing(folder.disk, name)
                 fate = fate_of_copy(
-                    has_nothing=nothing is True,
+                    has_nothing=has_nothing(folder.disk, name),
                     is_known=state is not None,
                     is_placed=is_placed,
                     has_home=home is not None,
-                    in_doubt=in_doubt or nothing is None,
+                    in_doubt=in_doubt,
                 )
                 if fate is Fate.LEFT:
                     folder.unused[name] = 0
@@ -312,7 +265,7 @@ class PartitionMaker:
                     folder.disk.discard(name)
                 else:
                     why = "it may hold what {} lacks" if is_placed else "other brokers hold {}"
-                    self._move_aside(folder, name, stem, topic_partition, why.format(topic_partition))
+                    self._move_aside(folder, name, stem, why.format(topic_partition))
                 if fate is Fate.ASIDE or name.endswith(FUTURE):
                     to_sync[folder] = None
         # What was moved aside must be so before its partition begins anew: the start after that would remove it. And
@@ -344,9 +297,9 @@ class PartitionMaker:
         if home is None and (home := self._decided_on(topic_id, stem, targets)) is not None:
             # The copy is not measured by how far another log of that name had come.
             await self._housekeeper.forget_in_a_start(home, {topic_partition})
-            is_free = home not in named or self._free_name(home, topic_partition)
-            if not is_free or not self._rename(home, stem + FUTURE, name, topic_partition):
-                return None
+            if home in named:
+                self._free_name(home, topic_partition)
+            home.disk.rename(stem + FUTURE, name)
             present[home.name].add(name)
             targets.remove(home)
         if home is not None:
@@ -385,8 +338,6 @@ class PartitionMaker:
                     self._free_name(folder, topic_partition)
             except DiskFault as fault:
                 folder.fail(fault)
-        if topic_partition in self.unserved:
-            return self._add_unserved(topic, index, config)
         home = self.wanted.pop(topic_partition, None)
         if home is None or home.failed is not None:
             home = self.emptiest_folder()
@@ -409,8 +360,6 @@ class PartitionMaker:
         homes = found = [folder for folder in self._folders if name in present[folder.name]]
         if len(homes) > 1 or any((known := listed[folder]) is None or known.topic_id != topic.id for folder in homes):
             homes = [folder for folder in homes if await self._is_of(topic, index, folder, listed[folder])]
-        if topic_partition in self.unserved:
-            return
         if len(homes) > 1:
             raise StartError(
                 f"{name} is in {homes[0].name} and in {homes[1].name}: move that one away which is not to be used, most"
@@ -457,15 +406,6 @@ class PartitionMaker:
         self._free_name(folder, topic_partition)
         await folder.disk.sync_dir("")
         return False
-
-    def _add_unserved(self, topic: Topic, index: int, config: LogConfig) -> Partition:
-        """A partition in name alone. Its log's folder is never made, so nothing is done to what was found of it."""
-        known = CleanState(stem_of(topic.id, index), 0, 0, (), (), (), {})
-        partition = self._partitions.get(TopicPartition(topic.name, index))
-        if partition is None:
-            partition = self.add(topic, index, self.emptiest_folder(), config, known, 0)
-        partition.fail()
-        return partition
 
     async def _start_over(
         self, topic: Topic, index: int, config: LogConfig, folder: LogFolder, end_offset: int
@@ -515,15 +455,14 @@ class PartitionMaker:
         recovery_point: int,
     ) -> Partition:
         topic_partition = TopicPartition(topic.name, index)
-        name = folder_of(topic_partition) if known is None else known.folder
-        folder.unused.pop(name, None)
+        folder.unused.pop(folder_of(topic_partition), None)
         stable = StableOffsets()
         producers = ProducerStates(
             stable.open_transactions, limit=self._config.producers_per_partition_max, room=self.producer_room
         )
         log = PartitionLog.open(
             folder.disk,
-            name,
+            folder_of(topic_partition),
             config,
             (producers, stable),
             known=known,

@@ -176,7 +176,7 @@ class MemoryDisk:
             self._change_name(NameChange("mkdir", path))
             self.folders[path] = None
 
-    def rename(self, source: str, target: str, *, must: bool = False) -> None:
+    def rename(self, source: str, target: str) -> None:
         self._change_name(NameChange("rename", source, target))
         rename_in(self.files, self.folders, source, target)
 

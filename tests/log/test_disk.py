@@ -205,7 +205,7 @@ def test_names_and_atomic_writes_that_find_no_room_leave_nothing_behind(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    for name in ("makedirs", "fsync", "replace"):
+    for name in ("makedirs", "fsync"):
         monkeypatch.setattr(os, name, full)
     with pytest.raises(DiskFault) as fault:
         disk.mkdir("t")
@@ -213,31 +213,11 @@ def test_names_and_atomic_writes_that_find_no_room_leave_nothing_behind(
     with pytest.raises(DiskFault) as fault:
         asyncio.run(disk.write_atomic("state", b"new"))
     assert fault.value.passing
-    with pytest.raises(DiskFault) as fault:
-        disk.rename("goes", "stays")
-    assert fault.value.passing
     disk.discard("goes")  # without a name to hide it under, it goes at once
     assert (disk.fault, disk.listdir("")) == (None, ["state"])
     monkeypatch.undo()
     asyncio.run(disk.write_atomic("state", b"new"))
     assert disk.read("state") == b"new"
-    disk.close()
-
-
-def test_a_name_that_has_to_be_changed_and_finds_no_room_ends_the_service_of_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Such as those of a swap, which is half done then."""
-    disk = RealDisk(str(tmp_path))
-    disk.open("old", create=True)
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(DiskFault) as fault:
-        disk.rename("old", "new", must=True)
-    assert (fault.value.passing, disk.fault) == (False, fault.value)
     disk.close()
 
 

@@ -450,7 +450,7 @@ class Mount:
                     raise DiskFault(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
                 folder = node
 
-    def rename(self, source: str, target: str, *, must: bool = False) -> None:
+    def rename(self, source: str, target: str) -> None:
         with Change(self, "rename", source):
             folder, name = self._place(source)
             node = self._found(folder, name, source)

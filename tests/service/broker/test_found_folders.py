@@ -32,9 +32,7 @@ from service.cluster.image import Image
 from service.ports import RealClock, RealEnv
 from service.settings.broker import BrokerConfig
 from service.stores.memory import MemoryServer, MemoryStore
-from service.wire.messages import DeleteTopicsRequest, DeleteTopicState
 from tests.service.api.admin_stage import Stage, on_stage
-from tests.service.broker.cluster_stage import until
 from tests.service.broker.topic_stage import FSYNC, values, write
 
 ROWS = dict(re.findall(r"^\| ([NC]\d) \|.*\| (\w+) \|$", found_folders.__doc__ or "", re.M))
@@ -89,8 +87,7 @@ class Machine:
                     topics = {name: replace(topic, partitions={}) for name, topic in image.topics.items()}
                     image = replace(image, topics=topics)
                 await broker.maker.open_all(image, 1 if placed else 2)
-                served = [each for each in broker.partitions if not each.offline]
-                used.update((str(each.topic_partition), Path(each.folder.name)) for each in served)
+                used.update((str(each.topic_partition), Path(each.folder.name)) for each in broker.partitions)
             finally:
                 await broker.metadata.close()
                 for disk in disks.values():
@@ -405,133 +402,3 @@ def test_a_full_disk_keeps_no_point_of_what_is_moved_aside(
         patch.setattr(RealDisk, "write_atomic", full)
         machine.start()
     assert not any((folder / RECOVERY_POINTS).exists() for folder in machine.all)
-
-
-NO_ROOM_FOR = [each for each in SCENES if ROWS[each[0]] == "aside" or each[0] == "C4"]
-
-
-def in_the_way_of_the_copy(machine: Machine) -> Path:
-    in_the_way_of_a_copy(machine)
-    return machine.future
-
-
-@pytest.mark.parametrize(("row", "plant", "given"), [*NO_ROOM_FOR, ("C4", in_the_way_of_the_copy, {})])
-def test_what_a_full_disk_keeps_from_being_moved_stays_and_keeps_its_partition_alone_from_being_served(
-    tmp_path: Path,
-    row: str,
-    plant: Callable[[Machine], Path],
-    given: Mapping[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """The start was refused. `os.replace` finds no room if the data folder itself would have to grow."""
-    machine = Machine(tmp_path)
-    machine.live(lambda stage: stage.create("bills"))
-    machine.crash()
-    if given.get("was away"):
-        machine.start(without=machine.three)
-    planted = Planted(plant(machine))
-    circumstances = {key: value for key, value in given.items() if key in ("knows", "placed")}
-    without = machine.three if given.get("away") else None
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    for _ in range(2):
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "replace", full)
-            used = machine.start(**circumstances, without=without)
-        assert used.keys() == ({"bills-0"} if given.get("placed", True) else set())
-        assert planted.found() == planted.path
-    assert "orders-0 is not served by this broker before it is started again" in caplog.text
-    used = machine.start(**circumstances, without=without)
-    assert planted.fate(used) == ROWS[row]
-
-
-@pytest.mark.parametrize(("given", "fate"), [({}, "aside"), (ELSEWHERE, "aside"), (UNKNOWN, "left")])
-def test_a_copy_that_cannot_be_read_keeps_no_broker_from_starting(
-    tmp_path: Path, given: Mapping[str, Any], fate: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine = Machine(tmp_path)
-    planted, listdir = Planted(machine.begin(machine.two)), RealDisk.listdir
-
-    def broken(disk: RealDisk, path: str) -> list[str]:
-        if path.endswith(FUTURE):
-            raise DiskFault(errno.EIO, "broken", path)
-        return listdir(disk, path)
-
-    monkeypatch.setattr(RealDisk, "listdir", broken)
-    used = machine.start(**given)
-    assert planted.fate(used) == fate
-    assert used == ({} if given else {"orders-0": machine.one})
-
-
-@pytest.mark.parametrize("plant", [home, future, nothing_known])
-def test_a_partition_that_cannot_be_read_is_the_only_one_that_is_not_served(
-    tmp_path: Path, plant: Callable[[Machine], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The start was refused."""
-    machine = Machine(tmp_path)
-    machine.live(lambda stage: stage.create("bills"))
-    machine.crash()
-    planted = Planted(plant(machine))
-    read = RealDisk.read
-
-    def broken(disk: RealDisk, path: str) -> bytes:
-        if path.startswith(planted.path.name):
-            raise DiskFault(errno.EIO, "broken", path)
-        return read(disk, path)
-
-    async def scene(stage: Stage) -> None:
-        assert (await stage.served("bills")).log.end_offset == 0
-        orders = stage.broker.partitions.get(ORDERS)
-        assert orders is not None
-        assert orders.offline
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RealDisk, "read", broken)
-        for _ in range(2):
-            machine.live(scene)
-    assert planted.found() == planted.path
-    assert f"orders-0 is not served by this broker before it is started again: {planted.path.name}/" in caplog.text
-    assert machine.start()["orders-0"] == planted.path.parent
-
-
-def test_a_start_that_finds_no_descriptor_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the partition in question would not be served before somebody starts the broker again."""
-    machine, read = Machine(tmp_path), RealDisk.read
-
-    def none_left(disk: RealDisk, path: str) -> bytes:
-        if path.startswith("orders-0/"):
-            raise DiskFault(errno.EMFILE, "too many open files", path)
-        return read(disk, path)
-
-    with monkeypatch.context() as patch, pytest.raises(DiskFault):
-        patch.setattr(RealDisk, "read", none_left)
-        machine.start()
-    assert machine.start() == {"orders-0": machine.one}
-
-
-def test_a_topic_that_is_made_while_a_full_disk_has_a_folder_in_its_way_is_not_served_and_takes_nothing_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The whole data folder was out of service then."""
-    machine = Machine(tmp_path)
-    shutil.copytree(machine.home, machine.two / "bills-0")
-    planted, bills = Planted(machine.two / "bills-0"), TopicPartition("bills", 0)
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    async def scene(stage: Stage) -> None:
-        monkeypatch.setattr(os, "replace", full)
-        for _ in range(2):
-            await stage.create("bills")
-            await until(lambda: stage.broker.partitions.get(bills) is not None)
-            assert all(partition.offline for partition in stage.broker.partitions if partition.topic_partition == bills)
-            assert [folder.failed for folder in stage.broker.folders] == [None] * 3
-            await stage.ask(DeleteTopicsRequest([DeleteTopicState("bills")]))
-            await until(lambda: stage.broker.partitions.get(bills) is None)
-
-    machine.live(scene)
-    assert planted.found() == planted.path
