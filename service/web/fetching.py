@@ -22,7 +22,7 @@ from service.broker.reading import Reading, ReadTerms
 from service.broker.session import Session
 from service.client.cluster import by_topic
 from service.web.event_format import EventOut, shown_event
-from service.web.gateway import CLIENT_ID, PAUSE_S, Gateway
+from service.web.gateway import CLIENT_ID, PAUSE_S, Gateway, not_yet
 from service.web.problems import Problem, of_error
 from service.web.records import RecordOut, shown, shown_headers, shown_key
 from service.web.topics import at_time
@@ -132,7 +132,7 @@ async def fetch(
     pieces = [
         Piece(
             TopicPartition(topic.topic or names.get(topic.topic_id, ""), data.partition_index),
-            *(data.error_code, data.log_start_offset, data.last_stable_offset, data.high_watermark),
+            *(not_yet(data.error_code), data.log_start_offset, data.last_stable_offset, data.high_watermark),
             [(each.producer_id, each.first_offset) for each in data.aborted_transactions or ()],
             bytes(data.records or b""),  # type: ignore[arg-type]
         )
@@ -160,7 +160,7 @@ async def _fetch_here(
         assert isinstance(name, str)
         piece = Piece(
             TopicPartition(name, index),
-            *(found.error, found.log_start_offset, found.last_stable_offset, found.high_watermark),
+            *(not_yet(found.error), found.log_start_offset, found.last_stable_offset, found.high_watermark),
             found.aborted,
         )
         if found.records is not None:

@@ -420,6 +420,14 @@ async def _once(request: ClientRequest, send: ClientHandlerType) -> ClientRespon
         raise ClientConnectionError(str(error)) from None
 
 
+def not_yet(code: int) -> int:
+    """What is meant by a broker that leads a partition and does not know it: it has not heard of it yet, or it has just
+    been given away. (If the topic is deleted, this broker hears of that, too.)
+    """
+    is_unknown = code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+    return ErrorCode.LEADER_NOT_AVAILABLE if is_unknown else code
+
+
 def first_error(answer: Any) -> int:
     """The first error code in an answer, in whichever field it is."""
     code = getattr(answer, "error_code", 0) or getattr(answer, "partition_error_code", 0)

@@ -517,7 +517,7 @@ class RecordsAnswer:
         self._is_full = self._left == 0 or len(self.records) >= RECORDS_MAX
 
 
-PASSING = MOVED | {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.OFFSET_OUT_OF_RANGE}
+PASSING = MOVED | {ErrorCode.OFFSET_OUT_OF_RANGE}
 
 
 def _in_binary(record: RecordOut) -> tuple[RecordV2, int]:

@@ -22,7 +22,7 @@ from service.broker.writing import MAY_BE_WRITTEN, Write, WriteTerms, Writing
 from service.client.cluster import MOVED
 from service.client.failures import ClientFailure
 from service.cluster.image import NO_LEADER
-from service.web.gateway import CLIENT_ID, PAUSE_S, TIMEOUT_S, Gateway
+from service.web.gateway import CLIENT_ID, PAUSE_S, TIMEOUT_S, Gateway, not_yet
 from service.web.problems import Problem, of_error
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import ConditionalBatch, ConditionalProduceRequest, InitProducerIdRequest
@@ -267,7 +267,7 @@ async def _send_here(
         if isinstance(outcome, Appended):
             each.written(outcome.base_offset, outcome.log_append_time_ms)
         else:
-            each.refused(_not_yet(outcome.error), outcome.message, outcome.culprits)
+            each.refused(not_yet(outcome.error), outcome.message, outcome.culprits)
             # What was appended and then could not be promised may be committed later.
             each.in_doubt |= each.error in MAY_BE_WRITTEN or write.was_appended
 
@@ -291,12 +291,5 @@ async def _send_there(
         if not result.error_code:
             each.written(result.base_offset, result.log_append_time_ms)
             continue
-        each.refused(_not_yet(result.error_code), result.error_message, tuple(result.culprits))
+        each.refused(not_yet(result.error_code), result.error_message, tuple(result.culprits))
         each.in_doubt |= result.may_be_written
-
-
-def _not_yet(code: int) -> int:
-    """What is meant by a broker that leads a partition and does not know it: it has not heard of it yet, or it has just
-    been given away.
-    """
-    return ErrorCode.LEADER_NOT_AVAILABLE if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else code

@@ -13,7 +13,7 @@ from service.broker.internal_topics import INTERNAL_TOPICS
 from service.client.transactions import producers_of, stable_offsets
 from service.cluster.image import Topic
 from service.web.answers import as_json, path_int, query_int, read_json
-from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
+from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway, not_yet
 from service.web.problems import Problem, of_error
 from service.web.routing import Route, flag, integer
 from service.web.unpacking import body_of
@@ -194,7 +194,7 @@ async def at_time(gateway: Gateway, partition: TopicPartition, timestamp: int, i
     answer = await gateway.ask(gateway.leader(partition), request)
     data = answer.topics[0].partitions[0]
     if data.error_code:
-        raise of_error(data.error_code, f"{partition.topic} partition {partition.partition}")
+        raise of_error(not_yet(data.error_code), f"{partition.topic} partition {partition.partition}")
     return data.offset
 
 

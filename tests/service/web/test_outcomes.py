@@ -22,11 +22,13 @@ from log.batch import build_batch
 from log.ids import TopicPartition
 from service.api.listener import Listener
 from service.broker.internal_topics import InternalTopic
+from service.client.cluster import MOVED
 from service.client.failures import ClientFailure, FailureKind
 from service.settings.broker import Endpoint
 from service.web import consumers, fetching, gateway, sending
 from service.web.app import WebServer
-from service.web.fetching import Lens, Piece, fetch, opened
+from service.web.fetching import EARLIEST, Lens, Piece, fetch, opened
+from service.web.following import passes
 from service.web.forwarding import forward
 from service.web.gateway import Gateway, Outgoing
 from service.web.idempotency import KeyRecord, Keys, Memory
@@ -35,6 +37,7 @@ from service.web.problems import Problem, of_error
 from service.web.producers import Producer, ProducerPool
 from service.web.producing import RUN_RECORDS, BatchOut, Seal
 from service.web.sending import OutgoingBatch
+from service.web.topics import at_time
 from service.web.transactions import Name, Open, OpenTransactions, commit, name_of, put_batch
 from service.wire.base import Struct
 from service.wire.error_codes import ErrorCode
@@ -223,6 +226,27 @@ def test_a_reader_for_whom_there_is_no_room_at_another_broker_asks_now_and_then(
         assert 0.04 < loop.time() - began_s < 5
 
     monkeypatch.setattr(fetching, "CROWDED_S", 0.05)
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID])
+def test_a_leader_that_has_not_heard_of_its_partition_is_asked_again(code: ErrorCode) -> None:
+    """A stream ended, and a page was answered, as if there were no such topic."""
+    data = SimpleNamespace(partition_index=0, error_code=code, aborted_transactions=None, records=None)
+    data.log_start_offset = data.last_stable_offset = data.high_watermark = -1
+    fetched = SimpleNamespace(responses=[SimpleNamespace(topic="t", partitions=[data])])
+    listed = SimpleNamespace(topics=[SimpleNamespace(partitions=[data])])
+
+    async def scenario() -> None:
+        image, where = SimpleNamespace(topics={"t": SimpleNamespace(id=bytes(16))}), TopicPartition("t", 0)
+        gateway: Any = SimpleNamespace(node_id=1, image=image, ask=AsyncMock(side_effect=[fetched, listed]))
+        gateway.leader = lambda partition: 2
+        (piece,) = await fetch(gateway, 2, {where: 0}, Isolation.READ_COMMITTED, max_bytes=1, wait_ms=0)
+        assert piece.error in MOVED
+        with pytest.raises(Problem) as told:
+            await at_time(gateway, where, EARLIEST, 0)
+        assert passes(told.value)
+
     asyncio.run(scenario())
 
 
