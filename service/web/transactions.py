@@ -108,6 +108,7 @@ class TransactionStatus(msgspec.Struct, omit_defaults=True):
     timeout_ms: int | UnsetType = UNSET
     started_at: int | UnsetType = UNSET
     next_batch: int | UnsetType = UNSET
+    """How many batches are in it, if the broker that answers knows them."""
     partitions: list[PartitionName] | UnsetType = UNSET
     branch: BranchName | UnsetType = UNSET
     """If the transaction is a sealed branch: its name for the decision."""
@@ -479,6 +480,8 @@ async def _end(gateway: Gateway, request: web.Request, *, is_commit: bool) -> we
                 known.extend()
             sealed = TransactionStatus("Sealed", "none", name.transactional_id, name.producer_id, name.epoch)
             sealed.branch = BranchName(branch.name, producer.producer_id, producer.epoch)
+            if known is not None:
+                sealed.next_batch = len(known.batches)
             return as_json(sealed)
         gateway.open_transactions.close(name)
     await producer.until_visible()
@@ -487,6 +490,8 @@ async def _end(gateway: Gateway, request: web.Request, *, is_commit: bool) -> we
     except ClientFailure as failure:
         raise Problem("not-now", f"it is ended; its state can't be told: {failure.message}", outcome=meant) from None
     state.outcome = meant  # also if the id has another owner by now
+    if known is not None:
+        state.next_batch = len(known.batches)
     return as_json(state)
 
 

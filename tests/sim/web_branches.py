@@ -4,7 +4,7 @@ one decision over them.
 Two drivers share a root. Of one token only one attempt may count, whatever was repeated blindly, and each is told what
 became of its own branches. They leave branches open, unnamed or unsealed, and come back with tokens that are decided.
 What comes to a branch after its seal, at any broker, is not taken; and what is on its way meanwhile is in it or never
-will be, as the same batch, put again, is told.
+will be, as the seal says, or the same batch, put again, is told.
 """
 
 from __future__ import annotations
@@ -135,17 +135,24 @@ class BranchDriver(WebActor):
         values = self.some_records(f"b{batch.number}")
         writes = self.note(batch, values)
         body = json.dumps({"records": [record_of(*each) for each in values]}).encode()
-        path = f"{branch.path}/batches/{len(branch.written)}"
+        number = len(branch.written)
+        path = f"{branch.path}/batches/{number}"
         line = WebLine(self, self._brokers)
         asyncio.ensure_future(line.ask("PUT", path, body)).add_done_callback(partial(let_go, line))
         await asyncio.sleep(self.chance.choice((0.0, 0.02, 0.5)) * self.chance.random())
         self.web.drop()
-        await self.insist("POST", f"{branch.path}:commit")  # refused if the batch is there in part
+        sealed = await self.insist("POST", f"{branch.path}:commit")  # refused if the batch is there in part
+        batches = sealed.json.get("next_batch", -1) if sealed.status == 200 else -1
         answer = await self.insist("PUT", path, body)
-        if answer.status == 200:
+        if answer.status == 200 or batches > number:
             txn.values += batch.values
             batch.values.clear()
+        elif batches < 0:
+            raise Broken("nobody knows whether the batch is in the branch, which is not named")
+        if answer.status == 200:
             branch.written.append((writes, answer))
+            if batches not in (-1, number + 1):
+                self.wrong(f"{path} is in its branch, which had {batches} batches when it was sealed")
 
     async def _come_late(self, branch: Branch, token: int) -> None:
         """With what was not written before the seal; nothing of it may ever show."""

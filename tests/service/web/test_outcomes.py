@@ -363,8 +363,10 @@ def test_the_end_of_a_sealed_branch_may_be_repeated_and_is_not_changed(tmp_path:
             assert (sealed.status, (await sealed.json())["state"]) == (200, "Sealed")
             if not is_known:
                 web.gateway.open_transactions._open.clear()
-            again = await client.post(f"{path}:commit")
-            assert await again.json() == await sealed.json()
+            told = await sealed.json()
+            again = await (await client.post(f"{path}:commit")).json()
+            assert told == again | {"next_batch": 1}
+            assert ("next_batch" in again) == is_known
             refused = await client.post(f"{path}:abort")
             problem = await refused.json()
             assert (refused.status, problem["type"], problem["outcome"]) == (409, "/problems/invalid-txn-state", "none")
