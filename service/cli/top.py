@@ -14,14 +14,15 @@ from service.cli.connect import with_cluster
 from service.cli.output import Output, output_option, show, show_one
 from service.cli.txn import PinRow, find_pins
 from service.cli.watching import answering, clear, look_again
-from service.client.cluster import Cluster
+from service.client.cluster import Cluster, Deadline
 from service.client.ends import NO_MARKERS, ends_of
 from service.client.groups import committed_offsets, list_groups
 
 K = TypeVar("K")
 
 ROWS: Final = 10
-GROUPS_MAX: Final = 200
+GROUPS_S: Final = 5.0
+"""So long groups are looked at in one look. Those that there is no time for are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +94,16 @@ async def _look(cluster: Cluster, before: _Seen | None) -> tuple[Top, _Seen, lis
         for part in topic.partitions
         if part.leader_id >= 0 and part.leader_id not in cluster.silent
     ]
-    groups = [each.group_id for each in (await list_groups(cluster, nodes))[:GROUPS_MAX]]
-    offsets = {name: await committed_offsets(cluster, name) for name in groups}
+    groups = [each.group_id for each in await list_groups(cluster, nodes)]
+    deadline = Deadline(GROUPS_S)
+    offsets: dict[str, dict[TopicPartition, int]] = {}
+    for name in groups:
+        if deadline.passed():
+            notes.append(
+                f"{len(groups) - len(offsets)} of {len(groups)} groups were not looked at: it would take too long"
+            )
+            break
+        offsets[name] = await committed_offsets(cluster, name)
     since = dict.fromkeys(partitions, NO_MARKERS)
     for there in offsets.values():
         since |= {each: min(since[each], offset) for each, offset in there.items() if each in since}

@@ -400,13 +400,15 @@ def test_what_an_ended_transaction_did_is_told(scene: Scene, watched: Watched) -
     assert page.title() != "taken"
 
 
-def test_replicas_are_moved_by_who_types_the_name_after_seeing_where_to(scene: Scene, watched: Watched) -> None:
+def test_what_can_not_be_moved_is_refused_and_what_is_there_already_would_not_change(
+    scene: Scene, watched: Watched
+) -> None:
     page = watched.go("/ui/topics/orders")
     page.get_by_role("link", name="Move replicas").click()
-    page.get_by_label("Brokers, the preferred leader first").fill("1,7")
+    page.get_by_label("Brokers (of one partition").fill("1,7")
     page.get_by_role("button", name="Show what would change").click()
     assert "there is no broker 7" in page.get_by_role("alert").inner_text()
-    page.get_by_label("Brokers, the preferred leader first").fill("1")
+    page.get_by_label("Brokers (of one partition").fill("1")
     page.get_by_role("button", name="Show what would change").click()
     assert page.get_by_text("Nothing would change").count() == 1
 

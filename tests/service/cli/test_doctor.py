@@ -120,6 +120,12 @@ def test_groups_that_there_is_no_time_for_are_counted(bootstrap: str, monkeypatc
         consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": f"gone-{number}"})
         consumer.commit(offsets=[TopicPartition("orders", 0, 0)], asynchronous=False)
         consumer.close()
+    looked = oncelog("top", "-n", "1", "-o", "json", bootstrap=bootstrap)
+    assert ({row["group"] for row in looked.json()["reads"]}, looked.err) == ({"gone-0", "gone-1", "gone-2"}, "")
+    monkeypatch.setattr("service.cli.top.GROUPS_S", 0.0)
+    looked = oncelog("top", "-n", "1", "-o", "json", bootstrap=bootstrap)
+    assert looked.json()["reads"] == []
+    assert "3 of 3 groups were not looked at" in looked.err
     monkeypatch.setattr("service.cli.doctor.GROUPS_S", 0.0)
     found = [row for row in oncelog("doctor", "-o", "json", bootstrap=bootstrap).json() if row["check"] == "groups"]
     assert [(row["state"], row["finding"]) for row in found] == [
