@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from log.ids import TopicPartition
+from service.broker.partition import Partition
 from service.cluster.image import load
 from service.wire.base import Struct
 from service.wire.messages import (
@@ -66,6 +67,7 @@ ENDS_NOBODY = (
     "told late",
 )
 AS_IT_ANSWERS = "death as it answers"
+WITH_A_MARKER = "death with a marker"
 MOVED_UNHEARD = "moved unheard"
 STAYS_AWAY = "one stays away"
 AWAY_S = 10.0
@@ -95,7 +97,7 @@ def draw_cluster_plan(chance: random.Random) -> Plan:
     if plan.durability != "fsync":
         plan.kinds = tuple(kind for kind in plan.kinds if kind not in COSTS_MEMORY) or ("kill",)
         if chance.random() < 0.5:
-            plan.kinds = (ALONE, *(kind for kind in plan.kinds if kind in ENDS_NOBODY))
+            plan.kinds = (ALONE, ALONE, *(kind for kind in plan.kinds if kind in ENDS_NOBODY))
     plan.down_seconds = chance.choice((0.02, 0.5, 5.0, 10.0))
     plan.store_loss = chance.choice((0.0, 0.0, 0.02, 0.1))
     plan.moves = chance.random() < 0.5
@@ -122,6 +124,8 @@ def draw_cluster_plan(chance: random.Random) -> Plan:
         plan.kinds += (MOVED_UNHEARD,) * 3
         plan.calm_seconds, plan.fault_seconds = 0.3, max(plan.fault_seconds, 12.0)
     plan.late_markers = plan.transactional and chance.random() < 0.3
+    if plan.transactional and ALONE not in plan.kinds and chance.random() < 0.4:
+        plan.kinds += (WITH_A_MARKER,)
     return plan
 
 
@@ -171,6 +175,7 @@ class ClusterFate:
             ALONE: self._lose_one_machine,
             "clocks go apart": self._part_clocks,
             AS_IT_ANSWERS: self._die_as_it_answers,
+            WITH_A_MARKER: self._die_with_a_marker,
             STAYS_AWAY: self._stay_away,
         }
 
@@ -262,6 +267,16 @@ class ClusterFate:
         await come_true(lambda: bool(died), within=3)
         clients.answered = unheard
 
+    async def _die_with_a_marker(self, host: Host) -> None:
+        """A leader dies while it has a marker that is not on all in-sync replicas."""
+
+        def has_one() -> bool:
+            broker = self._simulation.brokers.get(host.name)
+            return host.alive and broker is not None and any(map(_has_uncommitted_marker, broker.partitions))
+
+        if await come_true(has_one, within=3, every=0.0005):
+            host.kill()
+
     async def _stay_away(self, host: Host) -> None:
         host.kill()
         await asyncio.sleep(AWAY_S)
@@ -299,14 +314,26 @@ class ClusterFate:
             host.cut_power()
             return
         # It is out of sync by then, and back before its leader is taken for dead.
-        leader = self._chance.choice([name for name in self._names if name != host.name])
-        await self._become_last(leader)
+        network, leader = self._world.network, self._chance.choice([name for name in self._names if name != host.name])
+        asked_before = self._chance.random() < 0.5
+        if asked_before:  # from the leader's end, to which nobody writes any more
+            for client in self._clients:
+                network.block(client, leader)
+            await asyncio.sleep(self._chance.random())
+        await self._become_last(leader, outward=not asked_before and self._chance.random() < 0.5)
         host.cut_power()
         host.boot()
         await asyncio.sleep(3 * self._chance.random())
+        if asked_before:  # what it asked in its former life arrives now, and the answer doesn't
+            network.block(leader, host.name)
+            network.heal(host.name, leader)
+            await asyncio.sleep(self._chance.random())
+        way = self._simulation.ways[leader]
+        way.silent = True  # so that it is not back at once, as if it had not been away
         await self._end_session(self._world.hosts[leader])
         await asyncio.sleep(3 * self._chance.random())
-        self._world.network.heal()
+        way.silent = False
+        network.heal()
 
     async def _part_clocks(self, host: Host) -> None:
         """Its wall clock is set, and the other runs a little faster or slower than those of others."""
@@ -347,17 +374,16 @@ class ClusterFate:
 
     async def _leave_alone(self, host: Host) -> None:
         """What one broker leads it holds alone; and then it ends, or is taken for dead."""
-        await self._become_last(host.name)
+        await self._become_last(host.name, outward=self._chance.random() < 0.5)
         ends = [self._kill, self._end_session, *([self._cut_power] if self._plan.durability == "fsync" else [])]
         await self._chance.choice(ends)(host)
         await asyncio.sleep(3 * self._chance.random())
         self._world.network.heal()
 
-    async def _become_last(self, name: str) -> None:
+    async def _become_last(self, name: str, *, outward: bool) -> None:
         """The other brokers can't follow this one for so long that they fall out of sync. Clients ask it again
-        meanwhile, and it may still tell others what it has decided.
+        meanwhile, and it may still tell others what it has decided, unless `outward` is set.
         """
-        outward = self._chance.random() < 0.5
         for other in self._names:
             if other != name:
                 self._world.network.block(other, name)
@@ -428,3 +454,8 @@ class ClusterFate:
         await asyncio.sleep(8 * self._chance.random())
         for name in chosen:
             self._simulation.ways[name].silent = False
+
+
+def _has_uncommitted_marker(partition: Partition) -> bool:
+    markers = partition.stable.markers
+    return partition.is_leading and markers.count(partition.high_watermark, partition.log.end_offset) > 0

@@ -47,7 +47,7 @@ from service.cluster.metadata import ClusterMetadata
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import FetchPartition
 from tests.sim.cluster import ClusterSimulation, run
-from tests.sim.cluster_faults import ALONE, MOVED_UNHEARD, STAYS_AWAY
+from tests.sim.cluster_faults import ALONE, MOVED_UNHEARD, STAYS_AWAY, WITH_A_MARKER
 from tests.sim.mutants import Caught, complete_after_the_first_marker, markers_of_deposed_coordinators_taken
 from tests.sim.plan import Plan
 from tests.sim.run import processes, replaced
@@ -464,7 +464,6 @@ ANYWHERE = (
     counted_though_its_history_parted,
     a_pending_member_does_not_count,
     in_sync_without_having_caught_up,
-    the_in_sync_set_is_written_whatever_it_is_by_now,
     what_is_not_flushed_is_said_to_be_held,
     a_new_leader_takes_its_end_for_committed,
     who_lost_its_tail_is_taken_for_clean,
@@ -477,7 +476,6 @@ ANYWHERE = (
     nobody_comes_in_again,
     followers_are_not_told_what_is_committed,
     epochs_stay_as_they_were_when_the_log_is_cut,
-    eligible_after_an_unclean_stop,
     committed_though_too_few_are_in_sync,
     eligible_though_enough_are_in_sync,
     elections_that_may_lose,
@@ -487,7 +485,6 @@ WITH_TRANSACTIONS = (
     a_repeated_batch_is_acknowledged_before_it_is_committed,
     complete_after_the_first_marker,
     markers_before_the_decision,
-    a_marker_counts_before_it_is_committed,
     markers_of_who_was_replaced_are_obeyed,
     what_a_coordinator_owed_is_forgotten_when_it_moves,
     a_coordinator_answers_before_its_decision_is_committed,
@@ -498,13 +495,18 @@ WITH_MOVES = (
     a_reassignment_ends_before_anybody_caught_up,
     an_epoch_begins_behind_a_gap,
 )
-WHERE_MEMORY_IS_LOST = (a_former_life_counts,)
+WHERE_MEMORY_IS_LOST = (
+    a_former_life_counts,
+    eligible_after_an_unclean_stop,
+)
 """Where what is flushed alone counts, a follower still holds what it has shown."""
 WHERE_MOVES_ARE_UNHEARD = (
+    the_in_sync_set_is_written_whatever_it_is_by_now,
     who_was_replaced_tells_producers_to_give_up,
     nobody_is_fenced_by_a_leader_epoch,
 )
 WHERE_ONE_STAYS_AWAY = (deletions_that_a_follower_missed_are_not_asked_about,)
+WHERE_ONE_DIES_WITH_A_MARKER = (a_marker_counts_before_it_is_committed,)
 WHERE_MARKERS_COME_LATE = (what_a_former_coordinator_has_sent_is_forgotten,)
 CAN_SHOW: tuple[tuple[Sequence[Callable[[], Planting]], CanShow], ...] = (
     (ANYWHERE, lambda plan: True),
@@ -513,6 +515,7 @@ CAN_SHOW: tuple[tuple[Sequence[Callable[[], Planting]], CanShow], ...] = (
     (WHERE_MEMORY_IS_LOST, lambda plan: ALONE in plan.kinds),
     (WHERE_MOVES_ARE_UNHEARD, lambda plan: MOVED_UNHEARD in plan.kinds),
     (WHERE_ONE_STAYS_AWAY, lambda plan: STAYS_AWAY in plan.kinds),
+    (WHERE_ONE_DIES_WITH_A_MARKER, lambda plan: WITH_A_MARKER in plan.kinds),
     (WHERE_MARKERS_COME_LATE, lambda plan: plan.late_markers),
 )
 """The bugs, and the seeds in which their conditions can come about."""
