@@ -41,7 +41,7 @@ def test_every_file_that_is_named_is_there() -> None:
 
 
 RUN = {"oncelog", "cp", "mkdir", "python3", "/opt/oncelog/bin/pip", "until"}
-"""By tests: here, in test_commands.py, test_wheel.py and tests/deploy."""
+"""By tests: here, in test_commands.py and test_wheel.py."""
 NOT_RUN = {"docker", "kubectl", "systemctl", "journalctl"}
 """These want containers, or systemd as the first process. What they name is compared with the files that they read."""
 

@@ -10,12 +10,14 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections.abc import Sequence
 from os.path import normpath
 from pathlib import Path
 
 import pytest
 import requests
 
+from tests.outside import needs
 from tests.service.cli.kit import ROOT
 from tests.service.web.kit import Served
 
@@ -48,14 +50,15 @@ def built(folder: Path) -> Path:
     return wheel
 
 
-def installed(wheel: Path, folder: Path) -> Path:
-    """A new environment with the wheel and what its metadata asks for, and nothing else."""
+def installed(folder: Path, *whats: Sequence[str]) -> Path:
+    """A new environment with this and what its metadata asks for, and nothing else."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "--disable-pip-version-check"]
-    done = subprocess.run([*pip, "install", "-q", str(wheel)], capture_output=True, text=True, check=False)
-    if done.returncode and re.search(r"Could not find a version|NewConnectionError|Max retries", done.stderr):
-        pytest.skip("no Python package index within reach")
-    assert done.returncode == 0, done.stderr
+    for what in whats:
+        done = subprocess.run([*pip, "install", "-q", *what], capture_output=True, text=True, check=False)
+        if done.returncode and re.search(r"Could not find a version|NewConnectionError|Max retries", done.stderr):
+            pytest.skip("no Python package index within reach")
+        assert done.returncode == 0, done.stderr
     return folder / "bin"
 
 
@@ -73,7 +76,7 @@ def test_a_wheel_holds_every_file_of_its_packages_and_runs(tmp_path: Path) -> No
     assert [each for each in linked if normpath(f"{each[0]}/../{each[1]}") not in there] == []
     wanted = {name for name in wanted if "/" in name and not name.startswith(left_out)}
     assert wanted - there == set()
-    bin_ = installed(wheel, tmp_path / "environment")
+    bin_ = installed(tmp_path / "environment", [str(wheel)])
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     asked = "import json, importlib.metadata as m; print(json.dumps(m.metadata('oncelog').json))"
     metadata = json.loads(
@@ -113,3 +116,24 @@ def test_a_wheel_holds_every_file_of_its_packages_and_runs(tmp_path: Path) -> No
         assert subprocess.run(doctor, capture_output=True, cwd=tmp_path, check=False).returncode == 0
     finally:
         assert served.stop() == 0
+
+
+@needs("curl")
+@pytest.mark.timeout(300)
+def test_the_list_with_hashes_has_all_that_a_broker_needs(tmp_path: Path) -> None:
+    """As docs/operating.md installs it, and waits for it."""
+    hashed = ["--require-hashes", "-r", str(ROOT / "deploy" / "requirements.txt")]
+    bin_ = installed(tmp_path / "environment", hashed, ["--no-deps", str(built(tmp_path))])
+
+    class Installed(Served):
+        tree = tmp_path
+        program = (str(bin_ / "oncelog"),)
+
+    (waits,) = re.findall(r"^(until .*; done) +#", (ROOT / "docs" / "operating.md").read_text(), re.MULTILINE)
+    served = Installed(tmp_path / "data")
+    try:
+        command = waits.replace("localhost:8082", served.url.removeprefix("http://"))
+        assert command != waits
+        subprocess.run(["sh", "-c", command], check=True, capture_output=True, timeout=60)
+    finally:
+        served.stop()
