@@ -47,6 +47,8 @@ DESCRIPTOR_PATIENCE_S: Final = 10.0
 TEMPORARY: Final = ".tmp"
 DISCARDED: Final = ".discarded"
 """The folder in which a real disk keeps files that are being removed. `sweep` removes what a crash left there."""
+PARTITION_METADATA: Final = "partition.metadata"
+"""The file that tells which topic a partition's folder belongs to (`log/identity.py`)."""
 
 
 class DiskFault(OSError):
@@ -427,7 +429,7 @@ class RealDisk:
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            _remove(real_path)  # there is not even room for another name: remove it at once, which makes room
+            _remove_in_place(real_path)  # there is not even room for another name: this makes some
             return
         self._writer.submit(self._do, real_path, _remove, (hidden,))
 
@@ -555,6 +557,17 @@ def _remove(real_path: str) -> None:
         shutil.rmtree(real_path)
     else:
         _unlink_if_there(real_path)
+
+
+def _remove_in_place(real_path: str) -> None:
+    """Remove what keeps its name meanwhile. If we die halfway, a partition's folder still tells its topic. Otherwise a
+    later topic of that name would get what is left in it.
+    """
+    if os.path.isdir(real_path):
+        for name in os.listdir(real_path):
+            if name != PARTITION_METADATA:
+                _remove(f"{real_path}/{name}")
+    _remove(real_path)
 
 
 def _write_rest(descriptor: int, rest: memoryview, position: int) -> None:

@@ -9,12 +9,11 @@ topic in its name, unless a power cut took the file's bytes. In that case nothin
 
 from typing import Final
 
-from log.disk import TEMPORARY, Disk
+from log.disk import PARTITION_METADATA, TEMPORARY, Disk
 from log.ids import TopicId, format_topic_id, parse_topic_id
 from log.segment import LOG_SUFFIX, SUFFIXES
 from log.snapshots import SUFFIX as SNAPSHOT_SUFFIX
 
-PARTITION_METADATA: Final = "partition.metadata"
 UNFLUSHED: Final = (*SUFFIXES, SNAPSHOT_SUFFIX, TEMPORARY)
 """The endings of the names of files that may exist before the first flush."""
 

@@ -35,8 +35,8 @@ from enum import Enum
 from itertools import count
 from typing import Final
 
-from log.disk import Disk, DiskFault
-from log.identity import PARTITION_METADATA, read_topic_id, was_never_flushed
+from log.disk import PARTITION_METADATA, Disk, DiskFault
+from log.identity import read_topic_id, was_never_flushed
 from log.ids import TopicId
 from log.segment import LOG_SUFFIX
 

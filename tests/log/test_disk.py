@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from log.disk import DISCARDED, SYNCS_AT_ONCE, DiskFault, FileSlice, RealDisk, RealFile
+from log.disk import DISCARDED, PARTITION_METADATA, SYNCS_AT_ONCE, DiskFault, FileSlice, RealDisk, RealFile
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs pwritev")
 
@@ -218,6 +218,34 @@ def test_names_and_atomic_writes_that_find_no_room_leave_nothing_behind(
     monkeypatch.undo()
     asyncio.run(disk.write_atomic("state", b"new"))
     assert disk.read("state") == b"new"
+    disk.close()
+
+
+def test_a_folder_without_room_for_another_name_tells_its_topic_until_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If we die between two of the steps, a later topic of that name must not get what is left."""
+    disk = RealDisk(str(tmp_path))
+    disk.mkdir("orders-0")
+    for name in ("a", PARTITION_METADATA, "z", "y"):
+        disk.open(f"orders-0/{name}", create=True).close()
+
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    steps = []
+    remove = os.unlink
+
+    def watched(path: str, **where: Any) -> None:
+        steps.append(set(disk.listdir("orders-0")))
+        remove(path, **where)
+
+    monkeypatch.setattr(os, "rename", no_room)
+    monkeypatch.setattr(os, "unlink", watched)
+    disk.discard("orders-0")
+    assert not disk.exists("orders-0")
+    assert [len(left) for left in steps] == [4, 3, 2, 1]
+    assert all(PARTITION_METADATA in left for left in steps)
     disk.close()
 
 

@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from log.disk import DiskFault, RealDisk
-from log.identity import PARTITION_METADATA
+from log.disk import PARTITION_METADATA, DiskFault, RealDisk
 from log.ids import TopicPartition, format_topic_id
 from log.manifest import MANIFEST, RECOVERY_POINTS
 from log.relocation import FORMER, FUTURE, stem_of

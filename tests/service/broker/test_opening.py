@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from log.batch import build_batch, crc32c
-from log.disk import DiskFault, RealDisk
-from log.identity import PARTITION_METADATA
+from log.disk import PARTITION_METADATA, DiskFault, RealDisk
 from log.ids import TopicPartition, format_topic_id
 from log.manifest import MANIFEST, RECOVERY_POINTS
 from service.broker.data_folder import StartError

@@ -10,8 +10,7 @@ import pytest
 from log.batch import build_batch, read_header, restamp
 from log.checkpoints import START_OFFSET, read_offset
 from log.cutting import distrust, restart_at
-from log.disk import DiskFault
-from log.identity import PARTITION_METADATA
+from log.disk import PARTITION_METADATA, DiskFault
 from log.ids import TopicPartition
 from log.partition_log import PartitionLog
 from log.removal import raise_start_offset
