@@ -192,14 +192,14 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         large, server = self._large, self._server
         if large is None:
             end = len(self._kept) + count
-            if server.frames_left or end >= LARGE_BYTES or not self._taking:
+            if server.frames_left or not 6 <= end < LARGE_BYTES or not self._taking:
                 self._take(server.scratch, end)
                 return
             # Nothing may start in this turn. When thousands of clients ask at once, the loop does no more than this for
             # most of them before others have their turn.
             self._kept = bytes(server.scratch[:end])
             self._blocked = True
-            server.wait_for_turn(self)
+            server.wait_for_turn(self, unpack_size_and_key(self._kept)[1])
             return
         self._large_end += count
         if self._large_end == len(large):  # the frame is whole, or its buffer must grow
@@ -250,7 +250,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
                 break
             if not server.frames_left:
                 self._blocked = True
-                server.wait_for_turn(self)
+                server.wait_for_turn(self, unpack_size_and_key(buffer, start)[1])
                 break
             server.frames_left -= 1
             self._frames += 1

@@ -72,7 +72,8 @@ class Server(Generic[SessionT]):
         self._connections: dict[Connection[SessionT], None] = {}
         self._closing = False
         self.frames_left = FRAMES_A_TURN  # how many requests may start before other tasks have their turn
-        self._next: OrderedDict[Connection[SessionT], None] = OrderedDict()  # requests of these start after that
+        # Requests of these start after that. They wait behind others that ask for the same API.
+        self._next: OrderedDict[int, OrderedDict[Connection[SessionT], None]] = OrderedDict()
         self._turn: asyncio.Handle | None = None
         self._ended: deque[Connection[SessionT]] = deque()  # clients send nothing more on these
         self._spare: list[LentBuffer] = []
@@ -145,20 +146,32 @@ class Server(Generic[SessionT]):
         self._tasks[task] = None
         task.add_done_callback(self._tasks.__delitem__)
 
-    def wait_for_turn(self, connection: Connection[SessionT]) -> None:
-        """Other tasks have their turn before the next request of this connection starts. Otherwise thousands of
-        connections that ask at the same moment would be answered in one turn of the loop.
+    def wait_for_turn(self, connection: Connection[SessionT], api_key: int) -> None:
+        """Other tasks have their turn before the next request of this connection, of this API, starts. Otherwise
+        thousands of connections that ask at the same moment would be answered in one turn of the loop.
         """
-        self._next[connection] = None
+        self._next.setdefault(api_key, OrderedDict())[connection] = None
         if self._turn is None:
             self._turn = self.loop.call_soon(self._take_turns)
 
     def _take_turns(self) -> None:
+        """Each API has the same share of a turn, and what one does not need the others have. Thousands of members of a
+        group send heartbeats at the same moment: a client that wants something else does not wait behind them.
+        """
         self._turn = None
-        self.frames_left = FRAMES_A_TURN
-        while self._next and self.frames_left:
-            connection, _ = self._next.popitem(last=False)
-            connection.take_turn()
+        left = FRAMES_A_TURN
+        share = max(left // max(len(self._next), 1), 1)
+        while self._next and left:
+            api_key, waiting = next(iter(self._next.items()))
+            given = self.frames_left = min(share, left)
+            while waiting and self.frames_left:
+                connection, _ = waiting.popitem(last=False)
+                connection.take_turn()
+            left -= given - self.frames_left
+            self._next.move_to_end(api_key)
+            if not waiting:
+                del self._next[api_key]
+        self.frames_left = left
         if self._next and self._turn is None:
             self._turn = self.loop.call_soon(self._take_turns)
 

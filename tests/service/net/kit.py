@@ -19,7 +19,7 @@ from service.wire.codec import RequestHeader, write_request_header
 
 T = TypeVar("T")
 
-METADATA, PRODUCE = 3, 0
+HEARTBEAT, METADATA, PRODUCE = 12, 3, 0
 LOOPS = ["uvloop", "asyncio", "no descriptor"]
 PEERS: list[Peer] = []  # of the running test, closed at its end
 PATIENCE_S = 20.0  # a test waits no longer for anything; far more than what it waits for takes

@@ -25,6 +25,7 @@ from service.net.server import CLOSE, NO_REPLY, Limits, Reply, Room, Server
 from service.wire.codec import MalformedRequest
 from tests.outside import missing
 from tests.service.net.kit import (
+    HEARTBEAT,
     LOOPS,
     METADATA,
     PRODUCE,
@@ -907,6 +908,59 @@ def test_many_connections_that_ask_at_the_same_moment_leave_other_tasks_their_tu
             assert max(after - before for before, after in pairwise(started)) <= 8
             for number, peer in enumerate(peers):
                 assert [(await peer.answer())[0] for _ in range(2)] == [2 * number, 2 * number + 1]
+
+    run(loop, main)
+
+
+@every_loop
+def test_a_client_that_asks_for_another_api_does_not_wait_behind_thousands_that_ask_at_the_same_moment(
+    loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each API has its share of every turn, however many ask; those that ask for the same are served as they came."""
+    monkeypatch.setattr(server_module, "FRAMES_A_TURN", 8)
+
+    async def main() -> None:
+        door = EchoDoor()
+        async with serving(door) as server:
+            members = [await connect(server) for _ in range(100)]
+            others = [await connect(server) for _ in range(6)]
+            await until(lambda: server.connections == len(members) + len(others))
+            for number, member in enumerate(members):
+                member.socket.send(frame(number, api_key=HEARTBEAT))
+            for number, other in enumerate(others):
+                other.socket.send(frame(1000 + number, api_key=METADATA))
+            await until(lambda: len(door.started) == len(members) + len(others))
+            theirs = [number for number in door.started if number >= 1000]
+            assert door.started.index(theirs[-1]) < 3 * 8
+            for peer in (*members, *others):
+                assert (await peer.answer())[1] == b""
+
+    run(loop, main)
+
+
+@every_loop
+@pytest.mark.parametrize("keys", [range(10, 12), range(10, 30)], ids=["few", "more than there is room for in one turn"])
+def test_what_one_api_does_not_need_of_a_turn_the_others_have(
+    loop: str, keys: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every turn starts as many requests as it may while any wait, and no API is left out."""
+    monkeypatch.setattr(server_module, "FRAMES_A_TURN", 8)
+
+    async def main() -> None:
+        door = EchoDoor()
+        async with serving(door) as server:
+            peers = {key: await connect(server) for key in keys}
+            greedy = await connect(server)
+            await until(lambda: server.connections == len(peers) + 1)
+            greedy.socket.send(b"".join(frame(at, api_key=HEARTBEAT) for at in range(800 - len(keys))))
+            for key, peer in peers.items():
+                peer.socket.send(frame(1000 + key, api_key=key))
+            started = [0]
+            while started[-1] < 800:
+                await asyncio.sleep(0)
+                started.append(len(door.requests))
+            assert door.started.index(1000 + keys[-1]) < 6 * 8
+            assert {after - before for before, after in pairwise(started)} <= {0, 8}
 
     run(loop, main)
 
