@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from functools import partial
 from typing import Any
 
@@ -45,6 +45,8 @@ class Fate:
         self.chance: random.Random = world.stream("fate")
         self.finished = False
         self.given: dict[str, int] = {}
+        self.unused: Collection[str] = ()
+        """The folders that the last start has left as they are, because their topics don't exist any more."""
         self._harmed_until_reboot = False
         self._deeds: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
             "kill": self._kill,
@@ -276,7 +278,8 @@ class Fate:
     def _former_folders(self) -> list[str]:
         """What partitions have left that were decided to move, and that is not removed yet."""
         folders = [self.disk.root.entries[name] for name in self.plan.folders]
-        return [name for each in folders if isinstance(each, Folder) for name in each.entries if name.endswith(FORMER)]
+        names = [name for each in folders if isinstance(each, Folder) for name in each.entries]
+        return [name for name in names if name.endswith(FORMER) and name not in self.unused]
 
     async def _take_descriptors(self) -> None:
         """Take all file descriptors of the process. The broker is not restarted."""

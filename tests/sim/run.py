@@ -263,6 +263,7 @@ class Simulation:
             self.world.note("start failed", BROKER, str(fault))  # and it is started again
             return
         self.broker = broker
+        self.fate.unused = {name for folder in broker.folders for name in folder.unused}
         await asked_to_stop.wait()
         for server in servers:
             await server.close()
