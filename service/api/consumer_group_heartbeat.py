@@ -26,6 +26,8 @@ ASKED_AGAIN_S = (0.05, 0.15)
 """To make the target of a group of thousands of members takes about as long as the first pause, while they send their
 heartbeats. Longer than both a heartbeat does not wait.
 """
+ANSWERS_IT_COSTS = 2
+"""To ask again, and to answer then, takes as long as so many answers that only waited for a commit."""
 
 
 def handle(
@@ -95,6 +97,7 @@ async def _ask_again(groups: Groups, session: Session, command: ConsumerHeartbea
     for pause_s in ASKED_AGAIN_S:
         with session.waits():
             await asyncio.sleep(pause_s)
+            await groups.answers.turn(ANSWERS_IT_COSTS)  # a thousand may have waited
         reply = await ask(groups, command.group_id, command, ConsumerHeartbeatReply)
         if isinstance(reply, ErrorCode) or not reply.comes_early:
             break

@@ -57,7 +57,7 @@ class Coordinators(Generic[MachineT]):
         self._pauses_s: dict[int, float] = {}
         self.mishaps = Mishaps()
         self._due = OneATurn()
-        self._answers = FewAnswersATurn()
+        self.answers = FewAnswersATurn()
 
     def shards(self) -> Iterable[Shard[MachineT]]:
         """The shards on this broker, in the order of their partitions; some may still be loading."""
@@ -91,7 +91,7 @@ class Coordinators(Generic[MachineT]):
             self.mishaps,
             self._given_up,
             self._due,
-            self._answers,
+            self.answers,
             is_first=is_first,
         )
         self._shards[index] = shard

@@ -146,6 +146,17 @@ class FewAnswersATurn:
         self._waiting[go_on] = None
         return False
 
+    async def turn(self, answers: int) -> None:
+        """Wait until so many answers may be given."""
+        come: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def go_on() -> None:
+            if not come.done() and self.may_give(answers, go_on):
+                come.set_result(None)
+
+        go_on()
+        await come
+
     def _next_turn(self) -> None:
         self._left = ANSWERS_A_TURN
         while self._left > 0 and self._waiting:  # who gets no further is last in the next turn

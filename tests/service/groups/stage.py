@@ -14,7 +14,7 @@ from log.ids import TopicId
 from service.api.routes import ROUTES
 from service.broker.node import Broker
 from service.broker.session import Session
-from service.broker.shard import CoordinatorLoading, NotCoordinator
+from service.broker.shard import CoordinatorLoading, FewAnswersATurn, NotCoordinator
 from service.cluster.image import PartitionState, Topic
 from service.wire.base import Struct
 from service.wire.codec import RequestHeader, decode_request, decode_response, encode_request, encode_response
@@ -56,6 +56,7 @@ class StageCoordinators:
     driver: Driver
     trouble: Exception | None = None
     is_damaged: bool = False
+    answers: FewAnswersATurn = field(default_factory=FewAnswersATurn)
 
     def handle(self, group_id: str, command: Any) -> asyncio.Future[Any]:
         if self.trouble is not None:

@@ -4,12 +4,13 @@ versions, numbers, what is answered without asking a coordinator, and what they 
 """
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from service.api import consumer_group_heartbeat
-from service.broker.shard import CoordinatorLoading, NotCoordinator
+from service.broker.shard import ANSWERS_A_TURN, CoordinatorLoading, NotCoordinator
 from service.groups.assignment_round import TARGETS_AT_ONCE
 from service.groups.classic_group import ClassicGroup
 from service.groups.describe import DescribedMembers
@@ -450,6 +451,39 @@ def test_a_heartbeat_waits_a_little_for_the_target_that_is_being_made(
         return int(answer.member_epoch)
 
     assert asyncio.run(told()) == epoch.member_epoch + is_made
+
+
+def test_heartbeats_that_have_waited_for_the_same_target_are_answered_in_turns(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand of them took up to 50 ms of one turn. One whose client has gone meanwhile takes nobody's turn."""
+    monkeypatch.setattr(consumer_group_heartbeat, "ASKED_AGAIN_S", (0,))
+    driver, names = stage.driver, [f"m{number:03}" for number in range(3 * ANSWERS_A_TURN)]
+    for name in (*names, "leaver"):
+        driver.beat(name, 0, "k", subscribed_topics=("none there is",))  # so none has partitions to let go of
+    driver.wait(10_000)
+
+    async def told() -> None:
+        epochs = {member.member_id: member.member_epoch for member in driver.consumer("k").members}
+        for name in names:
+            answer = await stage.answer(ConsumerGroupHeartbeatRequest("k", name, epochs[name]), 1)
+            epochs[name] = answer.member_epoch
+        driver.beat("leaver", -1, "k")
+        beats = [ConsumerGroupHeartbeatRequest("k", name, epochs[name]) for name in names]
+        asked = [asyncio.ensure_future(stage.answer(beat, 1)) for beat in beats]
+        await asyncio.sleep(0)
+        assert not any(each.done() for each in asked)
+        driver.wait(0)
+        gone = asked.pop(0)
+        gone.cancel()
+        answered = [0]
+        while answered[-1] < len(asked):
+            await asyncio.sleep(0)
+            answered.append(sum(each.done() for each in asked))
+        assert max(after - before for before, after in pairwise(answered)) == ANSWERS_A_TURN // 2
+        assert {each.result().member_epoch for each in asked} == {driver.consumer("k").epoch}
+
+    asyncio.run(told())
 
 
 def test_a_member_of_thousands_of_topics_is_described_in_turns(stage: Stage) -> None:
