@@ -84,9 +84,9 @@ class Segment:
         "_file",
         "_folder",
         "_index_facts",
+        "_likely",
         "_name_suffix",
         "_offsets",
-        "_read_to",
         "_times",
         "_unindexed_bytes",
         "appended_ms",
@@ -112,9 +112,10 @@ class Segment:
         # The batch boundary that the last read found for its limit (offset, position): all batches before the position
         # end below the offset. A consumer at the tail of the log reads from exactly there next.
         self._boundary = (NO_OFFSET, 0)
-        # Where the last read ended (offset, position): the next one is likely to begin there. NO_OFFSET: at a boundary
-        # whose offset is not known.
-        self._read_to = (NO_OFFSET, 0)
+        # Where else the next read is likely to begin (offset, position). If the last read was cut short, that is where
+        # it ended; NO_OFFSET: at a boundary whose offset is not known. Otherwise it is where the last read began:
+        # followers read the same, one after the other.
+        self._likely = (NO_OFFSET, 0)
         self.sealed = sealed
         self.gone = False
         self.base_offset = facts.base_offset
@@ -268,7 +269,7 @@ class Segment:
         self.file.truncate(position)
         self.sealed = False
         self._boundary = (NO_OFFSET, 0)
-        self._read_to = (NO_OFFSET, 0)
+        self._likely = (NO_OFFSET, 0)
         self._index_facts = None
         offsets.cut(offsets.floor_value(position - 1) + 1)
         times.cut(times.floor_value(max(end_offset - 1 - self.base_offset, 0)) + 1 if position else 0)
@@ -516,7 +517,7 @@ class Segment:
         known, position = self._boundary
         if known == offset:
             return position
-        known, position = self._read_to
+        known, position = self._likely
         if known == offset:
             return position
         if known == NO_OFFSET and 0 < position < self.size_bytes:
@@ -605,10 +606,10 @@ class Segment:
         """
         start = self.position_of(offset)
         end = self.size_bytes if limit_offset >= self.end_offset else self.position_of(limit_offset)
-        self._boundary = self._read_to = (min(limit_offset, self.end_offset), end)
+        self._boundary, self._likely = (min(limit_offset, self.end_offset), end), (offset, start)
         if end > start + max_bytes:
-            self._read_to = self._whole_batches(start, start + max_bytes, at_least_one)
-            end = self._read_to[1]
+            self._likely = self._whole_batches(start, start + max_bytes, at_least_one)
+            end = self._likely[1]
         return FileSlice(self.file, start, end - start) if end > start else None
 
     def _whole_batches(self, start: int, end_max: int, at_least_one: bool) -> tuple[int, int]:

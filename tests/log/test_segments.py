@@ -71,6 +71,26 @@ def test_a_reader_that_goes_on_with_small_limits_has_no_header_read_twice(monkey
     assert len(walks) == 10 + 1, "one for the end of each batch, one for the first batch"
 
 
+def test_followers_that_read_the_end_of_a_log_in_turn_have_no_header_read_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log, _ = open_log(MemoryDisk())
+    fill(log, 10)
+    segment = log.segments[0]
+    read_by = {"one follower": 10, "another follower": 10}
+    sizes = []
+    segment.read(0, max_bytes=10**6, limit_offset=log.end_offset, at_least_one=True)
+    monkeypatch.setattr(Segment, "_extents", None)
+    for _ in range(5):
+        fill(log, 2)
+        for follower, offset in read_by.items():
+            stored = segment.read(offset, max_bytes=10**6, limit_offset=log.end_offset, at_least_one=True)
+            assert stored is not None
+            sizes.append(stored.size)
+            read_by[follower] = log.end_offset
+    assert len(set(sizes)) == 1, "each read the same two batches each time"
+
+
 def test_segments_out_of_order_are_refused() -> None:
     log = several()
     first, second = log.segments[0], log.segments[1]
