@@ -38,6 +38,7 @@ from service.cluster.image import Delta, PartitionState, RegisteredBroker
 from service.cluster.metadata import ClusterMetadata
 from service.ports import Env
 from service.settings.broker import BrokerConfig
+from service.turns import Turn
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     FetchPartition,
@@ -66,7 +67,9 @@ fetch until it is durable.
 NO_SESSION, SESSION_BEGINS = 0, 0
 LAST_SESSION_EPOCH = 2**31 - 1
 BATCHES_A_TURN = 100
-"""The most batches that are appended in one turn of the loop."""
+"""The most batches that are appended in one turn of the loop, and the most partitions that have none."""
+BATCH_WORTH_BYTES = 16 << 10
+"""So many bytes take about as long to append as a batch."""
 
 TopicIdPartition = tuple[bytes, int]
 """Topic id and partition."""
@@ -467,6 +470,7 @@ class Fetcher:
     # -- taking
 
     async def _take(self, answer: FetchResponse) -> None:
+        turn = Turn(BATCHES_A_TURN)
         for topic in answer.responses:
             for data in topic.partitions:
                 key = topic.topic_id, data.partition_index
@@ -474,7 +478,7 @@ class Fetcher:
                 if followed is None or asked is None or not self._is_answered(followed, asked):
                     continue  # its role has changed since
                 try:
-                    await self._take_one(followed, data)
+                    await self._take_one(followed, data, turn)
                 except CorruptBatch as error:
                     self._rest(followed, str(error))
                 except DiskFault as fault:
@@ -483,7 +487,7 @@ class Fetcher:
                 except Exception:  # an error in one partition
                     logger.exception("%s can't follow", followed.partition.topic_partition)
                     self._rest(followed, "an error of this broker's own")
-                if data.records:
+                if turn.is_over():
                     await asyncio.sleep(0)
 
     @staticmethod
@@ -494,7 +498,7 @@ class Fetcher:
         same = asked.current_leader_epoch == followed.role.leader_epoch
         return same and followed.holds and asked.fetch_offset == followed.partition.log.end_offset
 
-    async def _take_one(self, followed: FollowedPartition, data: FetchResponsePartitionData) -> None:
+    async def _take_one(self, followed: FollowedPartition, data: FetchResponsePartitionData, turn: Turn) -> None:
         partition, log = followed.partition, followed.partition.log
         # An empty log has nothing to lose, whether it stands below or above the leader's log.
         reach = log.end_offset if log.end_offset > log.start_offset else -1
@@ -515,7 +519,7 @@ class Fetcher:
                     await self._start_over(followed, begins)
                 if forgotten > log.forgotten_below or (forgotten and log.start_offset == log.end_offset):
                     await self._forget(followed, forgotten)
-                await self._append(followed, records)
+                await self._append(followed, records, turn)
                 self._throttle.moved(partition.topic_partition, self._parts.metadata.broker_id, len(data.records))
                 if not followed.holds:
                     return
@@ -527,13 +531,13 @@ class Fetcher:
     def _rest(self, followed: FollowedPartition, trouble: str) -> None:
         followed.rest(self._now_s(), self._parts.config.replica_fetch_backoff_ms / 1000, trouble)
 
-    async def _append(self, followed: FollowedPartition, records: memoryview) -> None:
+    async def _append(self, followed: FollowedPartition, records: memoryview, turn: Turn) -> None:
         """Append the whole batches of an answer. An incomplete batch at its end comes again with the next answer. Other
         tasks have turns in between. If the partition then has another role, the rest is not appended.
         """
         partition = followed.partition
         now_ms = self._parts.env.clock.wall_ms()
-        at, batches = 0, 0
+        at = 0
         while len(records) - at >= HEADER_BYTES and followed.holds:
             header = read_header(records, at)
             end = at + header.size_bytes
@@ -541,8 +545,7 @@ class Fetcher:
                 return
             partition.append_replicated(records[at:end], header, now_ms=now_ms)
             at = end
-            batches += 1
-            if batches % BATCHES_A_TURN == 0:
+            if turn.is_over(1 + header.size_bytes // BATCH_WORTH_BYTES):
                 await asyncio.sleep(0)
 
     async def _raise_start(self, followed: FollowedPartition, leader_start_offset: int) -> None:

@@ -594,6 +594,35 @@ def test_others_have_turns_while_a_follower_appends_very_many_batches(
     on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
 
 
+def test_others_have_turns_while_a_follower_takes_an_answer_about_very_many_partitions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once = 0
+    longest = 0
+    take = Fetcher._take_one
+
+    async def counted(fetcher: Fetcher, *of: Any) -> None:
+        nonlocal at_once, longest
+        at_once += 1
+        longest = max(longest, at_once)
+        await take(fetcher, *of)
+
+    monkeypatch.setattr(Fetcher, "_take_one", counted)
+
+    async def scene(stage: ClusterStage) -> None:
+        nonlocal at_once
+        await stage.create(1, 2)
+        many = [CreatableReplicaAssignment(index, [1, 2]) for index in range(3 * BATCHES_A_TURN)]
+        await stage.wire(1).ask(CreateTopicsRequest([CreatableTopic("many", -1, -1, assignments=many)]))
+        async with asyncio.timeout(15):
+            while longest < BATCHES_A_TURN:
+                at_once = 0
+                await asyncio.sleep(0)
+        assert longest == BATCHES_A_TURN
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
+
+
 def test_what_came_while_it_connected_is_not_asked_beyond_before_it_is_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
