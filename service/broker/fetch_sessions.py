@@ -89,9 +89,14 @@ class WantedPartition:
             reader.moved()
 
     def committed(self) -> None:
-        """The high watermark has moved. A follower is told with its next answer, at once if it has readers."""
-        session = self._stir()
+        """The high watermark has moved. A follower that has readers is told at once. Any other is told when there is
+        something else to tell of the partition, and at the latest when all partitions are looked at. Until then it
+        knows of less that is committed, which it needs only to begin as a leader.
+        """
+        session = self._session
+        assert session is not None, "only who watches is told"
         if session.has_readers:
+            self._stir()
             for reader in session.readers:
                 reader.moved()
 
