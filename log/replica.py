@@ -224,12 +224,10 @@ class ReplicaSet:
     def _advance(self) -> bool:
         if self.is_short or self.eligible:
             return False
-        counted = dict.fromkeys((*self.isr, *self.pending_isr))
-        lowest = min(
-            self._own_end_offset if member == self.leader else self._followers[member].held_end_offset
-            for member in counted
-        )
-        assert lowest <= self._own_end_offset, "nothing is committed that the leader does not hold"
+        lowest, followers = self._own_end_offset, self._followers
+        for member in (*self.isr, *self.pending_isr):
+            if member != self.leader and followers[member].held_end_offset < lowest:
+                lowest = followers[member].held_end_offset
         if lowest <= self.high_watermark:
             return False
         self.high_watermark = lowest

@@ -64,7 +64,10 @@ class Struct(metaclass=StructType):
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
             return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in type(self).field_names)
+        for name in type(self).field_names:  # noqa: SIM110 - `all` makes a generator, and followers compare all the time
+            if getattr(self, name) != getattr(other, name):
+                return False
+        return True
 
     def __repr__(self) -> str:
         """What differs from the defaults."""
