@@ -118,7 +118,7 @@ def _write_one(
     if partition is not None and topic.topic_id not in (ZERO_UUID, partition.topic_id):
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     obeyed = partition.producers.coordinator_epoch(marker.producer_id) if partition is not None else NO_EPOCH
-    if marker.coordinator_epoch > max(obeyed, parts.internal_topics.latest_coordinator_epoch):
+    if obeyed < marker.coordinator_epoch > parts.internal_topics.latest_coordinator_epoch:
         # Otherwise the partition would refuse every coordinator from then on.
         return ErrorCode.UNKNOWN_LEADER_EPOCH
     written = parts.marker_writer.write(

@@ -57,6 +57,8 @@ class Throttle:
 
     def holds_back(self, partition: TopicPartition, follower: int) -> bool:
         """Whether nothing may be copied right now."""
+        if self._rate is None:  # first, because this is asked for each partition of each fetch
+            return False
         return self._env.clock.monotonic() < self._paid_until_s and self.concerns(partition, follower)
 
     def moved(self, partition: TopicPartition, follower: int, size_bytes: int) -> None:

@@ -59,6 +59,7 @@ class Client:
         self.port = port
         self.client_id = client_id
         self.versions: dict[int, tuple[int, int]] = {}  # by API: the lowest and highest version that the broker knows
+        self._newest: dict[int, int] = {}  # by API: the newest version that both sides know
         self._wire: Wire | None = None
 
     async def __aenter__(self) -> Self:
@@ -87,10 +88,16 @@ class Client:
         if answer.error_code:
             raise ClientError(f"the broker does not tell its versions: {error_name(answer.error_code)}")
         self.versions = {each.api_key: (each.min_version, each.max_version) for each in answer.api_keys}
+        self._newest = {}
+        for key, ours in VERSIONS.items():
+            lowest, highest = self.versions.get(key, (0, -1))
+            newest = min(ours[1] - (key in NEWEST_IS_UNSTABLE), highest)
+            if newest >= max(ours[0], lowest):
+                self._newest[key] = newest
 
     def offers(self, request: type[Message]) -> bool:
         """Whether there is a version of this request that both sides know."""
-        return self._newest(api_key_of(request)) is not None
+        return api_key_of(request) in self._newest
 
     async def request(self, message: Request[ResponseT], version: int | None = None) -> ResponseT:
         """The answer to `message`, sent in `version` or else in the newest version that both sides know.
@@ -101,20 +108,12 @@ class Client:
             raise ConnectionError("not connected")
         api_key = api_key_of(type(message))
         if version is None:
-            version = self._newest(api_key)
+            version = self._newest.get(api_key)
             if version is None:
                 raise ClientError(f"the broker does not offer {type(message).__name__}")
         answered = not (isinstance(message, messages.ProduceRequest) and message.acks == 0)
         body = encode_request(api_key, version, message)
         return cast(ResponseT, await self._wire.exchange(api_key, version, self.client_id, body, answered))
-
-    def _newest(self, api_key: int) -> int | None:
-        if api_key not in self.versions:
-            return None
-        key = ApiKey(api_key)
-        ours, theirs = VERSIONS[key], self.versions[api_key]
-        newest = min(ours[1] - (key in NEWEST_IS_UNSTABLE), theirs[1])
-        return newest if newest >= max(ours[0], theirs[0]) else None
 
     async def close(self) -> None:
         """Ends the connection. Requests that wait for an answer end in ConnectionError."""
