@@ -365,9 +365,12 @@ class Reading:
         """Note what a follower holds: everything below the offset that it asks for. Done once a request, because
         waiting changes nothing about that.
         """
-        if not partition.is_leading or copier.broker_id not in partition.replicas.followers:
+        if not partition.is_leading:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
-        if copier.broker_epoch < 0 or partition.replicas.is_former_life(copier.broker_id, copier.broker_epoch):
+        replicas = partition.replicas
+        if copier.broker_id not in replicas.followers:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if copier.broker_epoch < 0 or replicas.is_former_life(copier.broker_id, copier.broker_epoch):
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         copier.in_sync.fetched(
             *(partition, copier.broker_id, wanted.fetch_offset),
@@ -375,7 +378,7 @@ class Reading:
             broker_epoch=copier.broker_epoch,
         )
         if wanted.fetch_offset == wanted.log_start_offset:  # its log is empty
-            partition.replicas.begins(copier.broker_id, copier.broker_epoch, partition.log.times_forgotten)
+            replicas.begins(copier.broker_id, copier.broker_epoch, partition.log.times_forgotten)
         return ErrorCode.NONE
 
     async def wait(self) -> None:
