@@ -5,7 +5,7 @@ What always holds: bytes leave in the order in which they were given. Over plain
 read into memory: large slices go to the socket from a mapping of the file that exists only during the call. If the
 socket takes no more, the transport gets at most CHUNK_BYTES; the rest waits here as it came. So a peer that does not
 read costs no more memory than the answers that it asked for. A slice of a file is pinned from the call that gives it
-until it has left or the connection is lost.
+until it has left or the connection is lost. A short answer is read in that call.
 
 Why not sendfile: it moves 64 KB a step and takes half as long again for a megabyte on loopback. An answer with several
 partitions also needs two calls for each, while one `writev` takes headers and slices together. If a file has become
@@ -38,6 +38,8 @@ TURN_BYTES = 2 * 1024 * 1024
 JOINED_BYTES = 256 * 1024
 # Smaller slices are read into memory, which is cheaper than a mapping.
 MAPPED_FROM_BYTES = 32 * 1024
+# An answer that is no longer is read into memory as a whole, if nothing waits before it. It needs no pins then.
+READ_BYTES = 16 * 1024
 # The most parts in one call. What was read into memory and not taken by the socket has to be read again.
 PARTS_AT_ONCE = 16
 TOO_SHORT = "a file is shorter than what was promised of it"
@@ -82,15 +84,20 @@ class Outbox:
         """Sends `parts` together. What the socket does not take now is sent later."""
         if self._transport.is_closing() or not parts:
             return
-        if FileSlice not in map(type, parts) and sum(map(len, parts)) <= JOINED_BYTES:
-            self._send_bytes(b"".join(cast("list[bytes]", parts)))
-        else:
-            try:
+        has_slices, size = FileSlice in map(type, parts), sum(map(len, parts))
+        try:
+            if not has_slices and size <= JOINED_BYTES:
+                self._send_bytes(b"".join(cast("list[bytes]", parts)))
+            elif has_slices and size <= READ_BYTES and not self.busy:
+                self._send_bytes(
+                    b"".join([part if isinstance(part, bytes) else _read(part, 0, len(part)) for part in parts])
+                )
+            else:
                 self._keep(parts)
-            except OSError as error:
-                logger.exception("stored bytes could not be opened")
-                self._break(error)
-                return
+        except OSError as error:
+            logger.exception("stored bytes could not be read")
+            self._break(error)
+            return
         if self._parts and not self._paused:
             self.pump()
 

@@ -559,20 +559,21 @@ def test_nothing_is_written_past_a_transport_that_encrypts() -> None:
 
 
 @every_loop
+@pytest.mark.parametrize("size", [1 << 10, 1 << 20])
 def test_a_file_that_lost_its_bytes_ends_the_connection_that_waits_for_them(
-    loop: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    loop: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, size: int
 ) -> None:
-    _, disk = stored(tmp_path, 1 << 20)
+    _, disk = stored(tmp_path, size)
 
     async def main() -> None:
         door = EchoDoor()
         async with serving(door) as server:
             file = disk.open("segment")
-            door.answers[1] = lambda body: [FileSlice(file, 0, 2 << 20)]
+            door.answers[1] = lambda body: [FileSlice(file, 0, 2 * size)]
             peer = await connect(server)
             await peer.send(frame(1))
             with pytest.raises(AssertionError, match="closed the connection"):
-                await peer.exactly((2 << 20) + 8)
+                await peer.exactly(2 * size + 8)
             assert file._pins == 0
             file.close()
 

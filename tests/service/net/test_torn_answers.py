@@ -48,6 +48,7 @@ Writev = Callable[[int, Sequence[bytes | memoryview]], int]
 
 @pytest.fixture(autouse=True)
 def _small_slices_are_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "READ_BYTES", 0)
     monkeypatch.setattr(outbox, "MAPPED_FROM_BYTES", 30)
 
 
@@ -110,6 +111,42 @@ def test_an_answer_is_whole_wherever_the_socket_was_full(loop: str, tmp_path: Pa
                     assert await peer.answer() == (1, world.body), cut
                 peer.close()
             await until(world.is_let_go)
+
+    run(loop, main)
+
+
+@real_loops
+def test_a_short_answer_leaves_in_one_piece_and_is_whole_wherever_the_socket_was_full(
+    loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "READ_BYTES", WHOLE)
+    world = World(tmp_path)
+
+    async def main() -> None:
+        async with serving(world.door) as server:
+            for cut in range(WHOLE):
+                calls = [cut, 0]
+                pieces: list[int] = []
+
+                def torn(
+                    descriptor: int,
+                    buffers: Sequence[bytes | memoryview],
+                    calls: list[int] = calls,
+                    pieces: list[int] = pieces,
+                ) -> int:
+                    pieces.append(len(buffers))
+                    taken = first(buffers, calls.pop(0)) if calls else [memoryview(each) for each in buffers]
+                    if not taken:
+                        raise BlockingIOError
+                    return really(descriptor, taken)
+
+                peer = await connect(server)
+                with writing(torn):
+                    await peer.send(frame(1))
+                    assert await peer.answer() == (1, world.body), cut
+                assert set(pieces) == {1}
+                assert world.is_let_go()
+                peer.close()
 
     run(loop, main)
 
