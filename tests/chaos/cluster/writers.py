@@ -10,6 +10,7 @@ import contextlib
 import random
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -152,22 +153,25 @@ class TransactionalWriter(threading.Thread):
         transaction.ending = Ending.ABORTED
 
     def _commit(self, producer: Producer) -> None:
-        _until_it_goes(lambda: producer.commit_transaction(WAIT_S))
+        _until_it_goes(lambda: producer.commit_transaction(WAIT_S), KafkaError.retriable)
 
     def _abort(self, producer: Producer) -> None:
-        _until_it_goes(lambda: producer.abort_transaction(WAIT_S))
+        """librdkafka also answers an abort with the demand for one, if a delivery fails meanwhile."""
+        _until_it_goes(
+            lambda: producer.abort_transaction(WAIT_S), lambda error: error.retriable() or error.txn_requires_abort()
+        )
 
     def stop(self) -> None:
         self._over.set()
 
 
-def _until_it_goes(call: Any) -> None:
+def _until_it_goes(call: Callable[[], None], is_passing: Callable[[KafkaError], bool]) -> None:
     until = time.monotonic() + COMMIT_WITHIN_S
     while True:
         try:
             call()
         except KafkaException as failure:
-            if not failure.args[0].retriable() or time.monotonic() > until:
+            if not is_passing(failure.args[0]) or time.monotonic() > until:
                 raise
         else:
             return
