@@ -15,6 +15,7 @@ Two keys with the same hash would be taken for one key. So each pass draws its h
 chose the keys.
 """
 
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -189,6 +190,10 @@ class _Census:
         """Batches that can't be opened, by their number (counted over all segments), with how many flags each has: none
         if that was found before its records were counted.
         """
+        self._first_unopened = sys.maxsize
+        """The number of the first batch whose records are not known. A value in it may be one that a later tombstone
+        deletes.
+        """
         self.keys = 0
         self.flags: Bytes = np.zeros(0, np.uint8)
 
@@ -200,11 +205,12 @@ class _Census:
             if header.is_control or self.transactions.is_aborted(header) or not header.record_count:
                 return
             if header.record_count > RECORDS_OPENED:
+                self._first_unopened = min(self._first_unopened, index)
                 return
             payload = plain_payload(batch, header)
             begins = record_begins(payload, header.record_count, self._chunk.size_bytes)
         except CorruptBatch:
-            self.unreadable[index] = 0
+            self._note_unreadable(index, 0)
             return
         chunk = self._chunk
         chunk.payloads.append(payload)
@@ -216,6 +222,10 @@ class _Census:
         chunk.drops_tombstones.append(self._job.may_forget(header))
         if chunk.size_bytes > CHUNK_BYTES or len(chunk.begins) > CHUNK_RECORDS:
             self._take()
+
+    def _note_unreadable(self, index: int, flags: int) -> None:
+        self.unreadable[index] = flags
+        self._first_unopened = min(self._first_unopened, index)
 
     def _take(self) -> None:
         """Note the keys and flags of the chunk's records, and begin a new chunk."""
@@ -230,9 +240,10 @@ class _Census:
         if wrong.any():
             firsts = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)[:-1]))
             for place in np.flatnonzero(np.logical_or.reduceat(wrong, firsts)).tolist():
-                self.unreadable[chunk.indexes[place]] = chunk.counts[place]
+                self._note_unreadable(chunk.indexes[place], chunk.counts[place])
                 wrong[firsts[place] : firsts[place] + counts[place]] = True
-        dropping = np.repeat(np.array(chunk.drops_tombstones, np.bool_), counts)
+        all_known_below = np.array(chunk.indexes, np.int64) < self._first_unopened
+        dropping = np.repeat(np.array(chunk.drops_tombstones, np.bool_) & all_known_below, counts)
         flags[columns.is_tombstone & ~wrong] |= TOMBSTONE
         flags[columns.is_tombstone & dropping & ~wrong] |= DEAD | EXPIRED
         flags[(columns.key_size < 0) & ~wrong] |= DEAD

@@ -5,8 +5,8 @@ What always holds:
 * A change that fails raises a `DiskFault`, and the fault is final: the disk answers every later change with the same
   one, because nobody knows what is on the platter. Reads go on.
 * There is one exception, a fault that passes by itself (`DiskFault.passing`): an append, a new file or folder, or an
-  atomic write found no room or no free descriptor. It is taken back whole, nothing has changed, and the caller may try
-  again. A failed fsync never passes, for whatever reason it failed: the bytes may be lost.
+  atomic write found no room or no free descriptor, or a name was refused. It is taken back whole, nothing has changed,
+  and the caller may try again. A failed fsync never passes, for whatever reason it failed: the bytes may be lost.
 * `fsync`, `sync_dir` and `write_atomic` are awaited. The latter two run in the one writer thread of the disk, fsyncs in
   a few threads of their own. All else is a plain call into the page cache.
 * Nothing is durable before the `fsync` of its file, and of its folder's names, has returned.
@@ -42,6 +42,8 @@ NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
 """The process, or the machine, has as many files and connections open as it may. That is no failure of the disk."""
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 """The disk is full, or its owner may not use more of it. That is no failure of the disk either."""
+NAME_REFUSED: Final = (errno.ENAMETOOLONG, errno.EMLINK)
+"""The file system has no such long names, or not so many folders in one. That concerns one partition."""
 DESCRIPTOR_PATIENCE_S: Final = 10.0
 """How long a thread beside the loop waits for a free descriptor."""
 TEMPORARY: Final = ".tmp"
@@ -57,7 +59,7 @@ class DiskFault(OSError):
     @property
     def passing(self) -> bool:
         """Nothing was changed, and the same may succeed later."""
-        return self.errno in NO_ROOM or self.errno in NO_DESCRIPTORS
+        return self.errno in (*NO_ROOM, *NO_DESCRIPTORS, *NAME_REFUSED)
 
 
 class File(Protocol):
@@ -447,7 +449,7 @@ class RealDisk:
         try:
             self._spared(lambda: change(self._real(path)))
         except OSError as error:
-            if error.errno in NO_ROOM and not room_matters:
+            if error.errno in (*NO_ROOM, *NAME_REFUSED) and not room_matters:
                 error = OSError(errno.EIO, f"a name could not be changed: {error.strerror}")
             raise self.fail(error, path) from error
 

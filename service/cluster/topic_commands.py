@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from log.ids import ZERO_TOPIC_ID, TopicId
+from log.ids import ZERO_TOPIC_ID, TopicId, TopicPartition, folder_of
 from service.cluster.controller import DECIDED_A_TURN, ItemRefused, MetadataDecision, raised
 from service.cluster.image import (
     DOTTED_NAMES,
@@ -28,10 +28,12 @@ from service.turns import COUNTED_A_TURN, Steps, Turn
 from service.wire.error_codes import ErrorCode
 
 MAX_NAME_LENGTH = 249
+MAX_FOLDER_NAME_LENGTH = 255
+"""The longest name that usual file systems have for a folder."""
 MAX_NEW_PARTITIONS = 10_000
+"""The most partitions that one request creates, as in Kafka. One commit must stay small enough for every store."""
 SETTINGS_MAX = 1_000
 """The most settings for one new topic. There are some forty."""
-"""The most partitions that one request creates, as in Kafka. One commit must stay small enough for every store."""
 
 USE_DEFAULT = -1
 _NAME = re.compile(r"[a-zA-Z0-9._-]+\Z")
@@ -336,6 +338,9 @@ def _added(wanted: MorePartitions, topic: Topic, image: Image, room: int) -> Ste
         message = (
             f"The topic {topic.name} currently has {present} partition(s); {wanted.count} would not be an increase."
         )
+        raise ItemRefused(ErrorCode.INVALID_PARTITIONS, message)
+    if len(folder_of(TopicPartition(topic.name, wanted.count - 1))) > MAX_FOLDER_NAME_LENGTH:
+        message = f"With a name of {len(topic.name)} characters a topic can't have {wanted.count} partitions."
         raise ItemRefused(ErrorCode.INVALID_PARTITIONS, message)
     added = wanted.count - present
     if max(added, len(wanted.assignment or ())) > room:

@@ -96,7 +96,7 @@ class PlainCleaner:
         kept: list[StoredRecord] = []
         if not aborted:
             for index, record in enumerate(records or ()):
-                if not record.has_value and self.is_over(horizon_ms):
+                if not record.has_value and self.may_forget(horizon_ms):
                     self.cleaned.forgotten_below = header.next_offset
                 if self.stays(record, (header.base_offset, index), horizon_ms):
                     kept.append(record)
@@ -113,7 +113,11 @@ class PlainCleaner:
     def stays(self, record: StoredRecord, place: tuple[int, int], horizon_ms: int | None) -> bool:
         if record.key is None or self.latest[record.key] > place:
             return False
-        return record.has_value or not self.is_over(horizon_ms)
+        return record.has_value or not self.may_forget(horizon_ms)
+
+    def may_forget(self, horizon_ms: int | None) -> bool:
+        """Whether a tombstone may go: not behind a batch that may hold the value that it deletes."""
+        return self.is_over(horizon_ms) and not self.cleaned.unreadable_batches and not self.cleaned.oversized_batches
 
     def is_over(self, horizon_ms: int | None) -> bool:
         return horizon_ms is not None and horizon_ms <= self.job.now_ms and not self.job.keeps_deletions

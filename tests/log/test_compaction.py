@@ -27,7 +27,7 @@ from log.swap import CLEANED, PLAN, SwapPlan, change_names
 from tests.log.building import append, stamped
 from tests.log.compacting import NOW_MS, RETENTION_MS, Bench, committed_records, table
 from tests.log.memory_disk import MemoryDisk
-from tests.log.plain_cleaning import once, twice, twice_alike
+from tests.log.plain_cleaning import PlainCleaner, once, twice, twice_alike
 
 LATER = NOW_MS + RETENTION_MS + 1
 
@@ -490,6 +490,34 @@ def test_a_batch_of_more_records_than_are_opened_stays_as_it_is(monkeypatch: pyt
     assert report is not None
     assert (report.oversized_batches, report.unreadable_batches) == (1, 0)
     assert [offset for offset, *_ in records(bench)] == [1, 2, 3, 4, 5, 7, 8]
+
+
+@pytest.mark.parametrize("unopened", ["too many records", "rotted", "no records"])
+def test_a_tombstone_stays_as_long_as_the_value_that_it_deletes_may_be_in_a_batch_that_is_not_opened(
+    unopened: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cleaning, "RECORDS_OPENED", 3)
+    bench = Bench(MemoryDisk())
+    bench.put((b"b", b"1"))
+    bench.put((b"b", None))
+    if unopened == "no records":
+        honest = build_batch([(b"a", b"her data", (), 0), (b"k", b"", (), 0)], base_offset=2, leader_epoch=0)
+        payload = bytearray(honest[HEADER_BYTES:])
+        payload[payload.index(b"k") - 2] = 10  # an offset behind the end of the batch
+        append(bench.log, bytes(assemble(read_header(honest), bytes(payload))))
+    else:
+        bench.put((b"a", b"her data"), *[(b"k", b"")] * (3 if unopened == "too many records" else 1))
+    if unopened == "rotted":
+        assert isinstance(bench.disk, MemoryDisk)
+        data = bench.disk.files[bench.log.segments[0].path()].data
+        data[data.index(b"her data")] ^= 1
+    bench.put((b"a", None))
+    for now_ms in (NOW_MS, LATER, LATER + RETENTION_MS):
+        bench.put((b"c", b"%d" % now_ms))
+        cleaned(bench, now_ms)
+    stored = [PlainCleaner.opened(header, bytes(batch)) or () for header, batch in bench.log.scan(0)]
+    tombstones = [record.key for batch in stored for record in batch if not record.has_value]
+    assert tombstones == [b"a"], "that of b has gone, because all is known below it"
 
 
 def test_a_batch_that_rotted_is_not_given_a_new_checksum() -> None:

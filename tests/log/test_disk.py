@@ -153,6 +153,16 @@ def test_a_write_that_finds_no_room_is_taken_back_and_the_disk_goes_on(
     disk.close()
 
 
+def test_a_name_that_the_file_system_refuses_concerns_nobody_else(tmp_path: Path) -> None:
+    disk = RealDisk(str(tmp_path))
+    with pytest.raises(DiskFault) as fault:
+        disk.mkdir("n" * 256)
+    assert fault.value.passing
+    disk.mkdir("orders-0")
+    assert (disk.fault, disk.listdir("")) == (None, ["orders-0"])
+    disk.close()
+
+
 def test_a_write_that_took_less_than_it_was_given_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = RealDisk(str(tmp_path))
     file = disk.open("a", create=True)

@@ -5,6 +5,7 @@ own work.
 import pytest
 
 from log.ids import ZERO_TOPIC_ID
+from service.cluster import topic_commands
 from service.cluster.config_commands import AlterConfigs, ConfigChange, Operation, ResourceChange, ResourceType
 from service.cluster.image import PartitionState
 from service.cluster.topic_commands import (
@@ -304,6 +305,20 @@ def test_partitions_that_cannot_be_added_are_refused(
     (result,) = world.run(CreatePartitions((wanted,)))
     assert (result.error, result.message) == (error, message)
     assert world.image is before
+
+
+def test_no_partition_is_added_whose_folder_would_have_too_long_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk would refuse to make it, when the first record comes."""
+    monkeypatch.setattr(topic_commands, "MAX_FOLDER_NAME_LENGTH", len("orders-9"))
+    world = world_of(1)
+    world.add_topic("orders", 1)
+    (refused,) = world.run(CreatePartitions((MorePartitions("orders", 11),)))
+    assert (refused.error, refused.message) == (
+        ErrorCode.INVALID_PARTITIONS,
+        "With a name of 6 characters a topic can't have 11 partitions.",
+    )
+    (allowed,) = world.run(CreatePartitions((MorePartitions("orders", 10),)))
+    assert allowed.error is ErrorCode.NONE
 
 
 def test_validating_more_partitions_adds_none() -> None:
