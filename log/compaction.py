@@ -31,13 +31,15 @@ from log.disk import Disk, DiskFault
 from log.ids import NO_OFFSET
 from log.partition_log import PartitionLog
 from log.segment import SUFFIXES, Segment, segment_name
-from log.swap import CLEANED, PLAN, SwapPlan, change_names, forget_plan
+from log.swap import CLEANED, PLAN, SwapPlan, forget_plan, remove_old, take_names
 from log.unbroken import unbroken
 
 MEMORY_BYTES: Final = 128 << 20
 """How much memory a pass may use. What it must remember beyond that is kept in a file."""
 FACTS_A_TURN: Final = 1_000
 """How many aborted transactions or producers are noted in one turn of the loop: half a millisecond."""
+REMOVED_A_TURN: Final = 16
+"""How many old segments are removed in one turn of the loop, which takes a few milliseconds."""
 
 CLEAN: Final = "log.cleaning:clean"
 """The function that does the work, by name: only the process that runs it imports it, and numpy with it."""
@@ -181,7 +183,7 @@ async def compact(
             secret, breathe, memory_bytes, scratch_folder, leave_bytes, keeps_deletions=keeps_deletions
         )
         await cleaning.rewrite(job, apart)
-        await unbroken(cleaning.swap())
+        await unbroken(cleaning.swap(breathe))
     except _Overtaken:
         pass
     except BaseException:
@@ -279,7 +281,7 @@ class _Cleaning:
 
     # -- the swap
 
-    async def swap(self) -> None:
+    async def swap(self, breathe: Callable[[], Awaitable[None]]) -> None:
         """Replace the old segments by the new ones, all at once and durably."""
         if not self._still_there():
             return
@@ -313,10 +315,13 @@ class _Cleaning:
                 self.report.swapped = True
                 for segment in self.work.segments:
                     segment.close_file()  # the room of a removed file is given back only after it is closed
-                change_names(self.disk, self.log.folder, plan)
+                take_names(self.disk, self.folder, plan)
                 for segment in self.new:
                     segment.take_its_name()
                 self._replace_segments(plan)
+                for count, _ in enumerate(remove_old(self.disk, self.folder, plan), 1):
+                    if count % REMOVED_A_TURN == 0:
+                        await breathe()
             else:
                 await forget_plan(self.disk, self.log.folder)
         if self.report.swapped:

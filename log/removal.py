@@ -6,6 +6,7 @@ says where the log goes on.
 """
 
 from collections.abc import Callable
+from typing import Final
 
 from log.checkpoints import START_OFFSET, write_offset
 from log.clock import CLOCK_SET_MS
@@ -13,6 +14,9 @@ from log.partition_log import PartitionLog
 from log.retention import SegmentAge, expired
 from log.segment import Segment
 from log.unbroken import unbroken
+
+REMOVED_AT_ONCE: Final = 16
+"""How many segments leave in one turn of the loop, which takes a few milliseconds."""
 
 
 async def raise_start_offset(log: PartitionLog, offset: int) -> None:
@@ -93,10 +97,14 @@ async def remove_oldest(log: PartitionLog, how_many: Callable[[], int]) -> int:
         leaving = log.segments[: min(how_many(), len(log.segments) - 1)]
         assert not log.durability.flush_due, "all sealed segments are durable"
         assert not log.snapshots.pending, "what the views know from them is stored"
-        return await _remove(log, leaving) if leaving else 0
+        freed_bytes = 0
+        for first in range(0, len(leaving), REMOVED_AT_ONCE):
+            freed_bytes += await _remove(log, leaving[first : first + REMOVED_AT_ONCE])
+        return freed_bytes
 
 
 async def _remove(log: PartitionLog, leaving: list[Segment]) -> int:
+    assert log.segments[: len(leaving)] == leaving, "nobody else removes what this log begins with"
     log.segments.put(log.segments[len(leaving) :])
     first = log.segments[0].base_offset
     assert first <= log.flushed_offset, "only what is durable leaves: recovery goes on where the first segment begins"

@@ -10,7 +10,7 @@ plan. So the removal of a plan is made durable before a cleaner makes the next `
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from log.disk import Disk
@@ -47,18 +47,23 @@ class SwapPlan(NamedTuple):
             raise BadPlan(f"{PLAN} can't be read") from error
 
 
-def change_names(disk: Disk, folder: str, plan: SwapPlan) -> None:
-    """Remove the old segments and give the new ones their names. It may be done twice: the plan has all the names."""
+def take_names(disk: Disk, folder: str, plan: SwapPlan) -> None:
+    """Give the new segments their names. It may be done twice: the plan has all the names."""
     for base_offset in plan.add:
         for suffix in (OFFSET_SUFFIX, TIME_SUFFIX, LOG_SUFFIX):
             path = f"{folder}/{segment_name(base_offset, suffix)}"
             if disk.exists(path + CLEANED):
                 disk.discard(path)  # renaming over a large file would remove it at once, which takes long
                 disk.rename(path + CLEANED, path)
+
+
+def remove_old(disk: Disk, folder: str, plan: SwapPlan) -> Iterator[None]:
+    """Remove the old segments that the new ones have not replaced, step by step. It may be done twice."""
     for base_offset in plan.remove:
         if base_offset not in plan.add:
             for suffix in SUFFIXES:
                 disk.discard(f"{folder}/{segment_name(base_offset, suffix)}")
+            yield
 
 
 async def forget_plan(disk: Disk, folder: str) -> None:
@@ -75,7 +80,9 @@ def finish_swap(disk: Disk, folder: str) -> SwapPlan | None:
     plan = None
     if disk.exists(f"{folder}/{PLAN}"):
         plan = SwapPlan.decode(disk.read(f"{folder}/{PLAN}"))
-        change_names(disk, folder, plan)
+        take_names(disk, folder, plan)
+        for _ in remove_old(disk, folder, plan):
+            pass
     for name in sorted(disk.listdir(folder)):
         if name.endswith(CLEANED):
             disk.unlink(f"{folder}/{name}")

@@ -1,5 +1,6 @@
 """What the tests of compaction share: the facts a cleaner asks for, and a reader of committed records."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
 
 from idempotence.producers import KnownBy
@@ -149,14 +150,14 @@ class Bench:
             now_ms=now_ms,
             secret=b"sixteen bytes :)",
             apart=apart,
-            breathe=no_breath,
+            breathe=breathe,
             memory_bytes=memory_bytes,
             keeps_deletions=keeps_deletions,
         )
 
 
-async def no_breath() -> None:
-    return
+async def breathe() -> None:
+    await asyncio.sleep(0)
 
 
 def committed_records(log: PartitionLog, stable: StableOffsets) -> list[tuple[int, bytes | None, bytes | None]]:

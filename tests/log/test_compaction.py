@@ -5,6 +5,7 @@ import random
 import tracemalloc
 from array import array
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from log.batch import HEADER_BYTES, Buffer, assemble, build_batch, checksum_ok, 
 from log.checkpoints import CLEANED_OFFSET, read_offset
 from log.cleaning_job import Cleaned, CleaningJob
 from log.clock import CLOCK_SET_MS
-from log.compaction import find_work
+from log.compaction import REMOVED_A_TURN, find_work
 from log.config import LogConfig
 from log.control import ControlType
 from log.cutting import restart_at, truncate_to
@@ -23,7 +24,7 @@ from log.identity import read_topic_id, was_never_flushed
 from log.ids import TopicId
 from log.partition_log import PartitionLog
 from log.removal import expired_segments, remove_oldest
-from log.swap import CLEANED, PLAN, SwapPlan, change_names
+from log.swap import CLEANED, PLAN, SwapPlan, remove_old, take_names
 from tests.log.building import append, stamped
 from tests.log.compacting import NOW_MS, RETENTION_MS, Bench, committed_records, table
 from tests.log.memory_disk import MemoryDisk
@@ -579,9 +580,29 @@ def test_a_decided_swap_is_gone_through_with_and_an_undecided_one_forgotten() ->
         assert SwapPlan.decode(plan.encode()) == SwapPlan((0,), (0, 10), 20)
         if decided:
             for _ in range(2):
-                change_names(disk, "t-0", plan)
+                take_names(disk, "t-0", plan)
+                list(remove_old(disk, "t-0", plan))
             assert sorted(disk.listdir("t-0")) == [f"{0:020}.log", f"{20:020}.log"]
             assert disk.read(f"t-0/{0:020}.log") == b"new"
+
+
+def test_however_many_segments_are_joined_only_some_are_removed_in_one_turn() -> None:
+    bench = Bench(MemoryDisk())
+    for _ in range(3 * REMOVED_A_TURN):
+        bench.put((b"a", b"1"))
+        bench.log.roll(NOW_MS)
+    left: list[int] = []
+
+    async def main() -> None:
+        await bench.log.flush()
+        cleaning = asyncio.ensure_future(bench.clean(apart=once))
+        while not cleaning.done():
+            await asyncio.sleep(0)
+            left.append(sum(name.endswith(".log") for name in bench.disk.listdir("table-0")))
+
+    asyncio.run(main())
+    assert left[-1] < REMOVED_A_TURN
+    assert max(before - after for before, after in pairwise(left)) <= REMOVED_A_TURN
 
 
 def test_a_failing_disk_ends_the_pass_and_the_log_reads_on() -> None:

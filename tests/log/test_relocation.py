@@ -12,7 +12,7 @@ from log.disk import DiskFault
 from log.ids import TopicId
 from log.relocation import FORMER, Relocation, of_stem, stem_of
 from log.removal import remove_oldest
-from tests.log.compacting import NOW_MS, RETENTION_MS, Bench, committed_records, no_breath, table
+from tests.log.compacting import NOW_MS, RETENTION_MS, Bench, breathe, committed_records, table
 from tests.log.memory_disk import MemoryDisk
 from tests.log.plain_cleaning import once
 
@@ -53,7 +53,7 @@ class Moving(Bench):
         return await relocation.take_over(
             "table-0",
             now_ms=NOW_MS,
-            breathe=no_breath,
+            breathe=breathe,
             may=lambda: True,
             decided=self.decided,
             origin_failed=lambda fault: self.failed("origin", fault),

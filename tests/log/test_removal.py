@@ -2,12 +2,13 @@
 
 import asyncio
 import random
+from itertools import pairwise
 
 import pytest
 
 from log.batch import Buffer
 from log.config import LogConfig
-from log.removal import expired_segments, raise_start_offset, remove_oldest
+from log.removal import REMOVED_AT_ONCE, expired_segments, raise_start_offset, remove_oldest
 from log.time_search import offset_for_timestamp
 from tests.log.building import append, base_offsets, fill, open_log, stamped, unpack
 from tests.log.memory_disk import MemoryDisk
@@ -87,6 +88,24 @@ def test_all_of_a_log_can_expire_and_its_offsets_are_not_given_again() -> None:
     again, view = open_log(disk, config=config)
     assert (again.start_offset, again.end_offset) == (10, 10)
     assert len(view.seen) == 10, "the views know what the removed segments held"
+
+
+def test_however_many_segments_expire_only_some_are_removed_in_one_turn() -> None:
+    async def main() -> None:
+        disk = MemoryDisk()
+        log, _ = open_log(disk, config=LogConfig(segment_bytes=1000, retention_ms=1000))
+        fill(log, 500)
+        await log.flush()
+        left = [len(log.segments)]
+        assert left[0] > 5 * REMOVED_AT_ONCE
+        removing = asyncio.ensure_future(remove_oldest(log, lambda: expired_segments(log, 10_000_000, 500)))
+        while not removing.done():
+            await asyncio.sleep(0)
+            left.append(len(log.segments))
+        assert left[-1] == 1
+        assert max(before - after for before, after in pairwise(left)) == REMOVED_AT_ONCE
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("turns", range(12))
