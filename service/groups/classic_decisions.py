@@ -36,6 +36,8 @@ EMPTY, PREPARING, COMPLETING, STABLE = (
 
 # How many parked requests are answered in one turn of the loop: each answer wakes a task that sends it.
 ANSWERED_AT_ONCE = 50
+# For how long a group of static members alone waits at least until it looks again whether one of them has rejoined.
+STATIC_REJOIN_MS = 1_000
 
 
 class ClassicDecisions:
@@ -253,7 +255,8 @@ class ClassicDecisions:
             self._deadlines.cancel(("session", group.group_id, member.member_id))
         if group.members and not group.elect_joined_leader():
             # Only static members are left, and none of them has rejoined: wait until their sessions end.
-            self._set_join_deadline(group, draft)
+            wait_ms = max(group.rebalance_timeout_ms, STATIC_REJOIN_MS)
+            self._deadlines.set(("join", group.group_id, ""), draft.now_ms + wait_ms)
             return
         group.begin_generation(draft.wall_ms)
         if group.state is EMPTY:

@@ -128,9 +128,11 @@ class Forgetting:
         since_ms = group.idle_since_ms(committed)
         if since_ms is None or self._offsets.is_pending(group_id, topic, partition):
             return False
-        if committed.expire_timestamp_ms is not None:  # old clients could set the time of expiry themselves
-            return self._draft.wall_ms >= committed.expire_timestamp_ms
-        return self._draft.wall_ms - self._clock.since_ms(since_ms) >= self._settings.offsets_retention_ms
+        retention_ms = self._settings.offsets_retention_ms
+        if committed.expire_timestamp_ms is not None:  # old clients could say themselves for how long
+            since_ms = committed.commit_timestamp_ms
+            retention_ms = committed.expire_timestamp_ms - since_ms
+        return self._draft.wall_ms - self._clock.since_ms(since_ms) >= retention_ms
 
     def _is_nothing(self, group: Group) -> bool:
         holds_offsets = self._offsets.has_any(group.group_id) or self._offsets.has_pending(group.group_id)

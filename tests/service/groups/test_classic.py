@@ -584,3 +584,23 @@ def test_a_parked_request_is_pending(driver: Driver) -> None:
     (leader,) = driver.stable_group()
     assert driver.ask(driver.join_command(member=driver.member_id())) == PENDING
     assert driver.heartbeat(leader) is Fault.REBALANCE_IN_PROGRESS
+
+
+@pytest.mark.parametrize("timeout_ms", [0, -(2**31), 1])
+def test_static_members_that_do_not_rejoin_are_waited_for_without_looking_all_the_time(
+    timeout_ms: int, driver: Driver
+) -> None:
+    """Whatever they say: with a timeout of nothing, the same was found out again in each turn of the loop."""
+    static = driver.start_join(instance_id="i", requires_member_id=False)
+    driver.wait(7_000)
+    assert driver.sync(driver.answers[static], instance_id="i").fault is None
+    driver.join(instance_id="i", requires_member_id=False, rebalance_timeout_ms=timeout_ms)  # it was restarted
+    other = driver.member_id(rebalance_timeout_ms=timeout_ms)
+    driver.start_join(member=other, rebalance_timeout_ms=timeout_ms)
+    driver.leave(other)
+    looks, end_ms = 0, driver.now_ms + 10_000
+    while (due_ms := driver.machine.next_deadline_ms()) is not None and due_ms <= end_ms and looks < 100:
+        driver.now_ms = max(due_ms, driver.now_ms)
+        driver.take(driver.machine.expire(driver.now_ms))
+        looks += 1
+    assert looks < 20

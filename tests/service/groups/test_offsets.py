@@ -388,6 +388,17 @@ def test_the_groups_that_have_offsets_of_a_deleted_topic_are_looked_for_in_turns
     assert driver.committed("the last") == -1
 
 
+def test_expired_offsets_of_a_group_with_a_long_id_leave_in_batches_that_fit() -> None:
+    """Each tombstone names the group."""
+    driver, group = Driver(topics=Topics(orders=100)), "g" * 30_000
+    for partition in range(100):
+        driver.commit(11, group=group, partition=partition)
+    driver.wait(8 * DAY_MS)
+    tombstones = [entry.records for entry in driver.log if entry.records and entry.records[0][1] is None]
+    assert sum(map(len, tombstones)) >= 100
+    assert max(sum(len(key) for key, _ in records) for records in tombstones) < 1_000_000
+
+
 def test_a_group_with_many_offsets_is_deleted_in_turns_and_then_answered() -> None:
     driver = many_offsets()
     deleting = driver.start(DeleteGroup("g"))
@@ -519,6 +530,22 @@ def test_what_is_committed_by_a_clock_that_is_never_set_is_kept_for_its_retentio
     driver.wait(DAY_MS)
     assert driver.committed() == 12
     driver.wait(7 * DAY_MS)
+    assert driver.committed() == -1
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_retention_of_the_clients_own_is_kept_though_the_clock_is_set_meanwhile(
+    restarted: bool, driver: Driver
+) -> None:
+    driver.wall_ahead_ms = -driver.now_ms  # 1970
+    driver.commit(11, retention_ms=3 * DAY_MS)
+    driver.wait(60_000)
+    driver.wall_ahead_ms = 0
+    if restarted:
+        driver.restart()
+    driver.wait(2 * DAY_MS)
+    assert driver.committed() == 11
+    driver.wait(2 * DAY_MS)
     assert driver.committed() == -1
 
 
