@@ -30,6 +30,7 @@ from service.wire.codec import (
     encode_response_in_steps,
 )
 from service.wire.messages import (
+    ConsumerGroupHeartbeatResponse,
     FetchResponse,
     MetadataResponse,
     OffsetCommitResponse,
@@ -72,6 +73,7 @@ COUNTED_ANSWERS = frozenset(
     (
         *(ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.METADATA),
         *(ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_FETCH, ApiKey.TXN_OFFSET_COMMIT),
+        ApiKey.CONSUMER_GROUP_HEARTBEAT,
     )
 )
 """Answers that are needed all the time. They are encoded at once unless they tell of very many partitions. If they come
@@ -270,6 +272,8 @@ def _told_of(answer: Any) -> Iterator[Sequence[Any]]:
             yield from (topic.partitions for topic in answer.responses)
         case MetadataResponse() | OffsetCommitResponse() | TxnOffsetCommitResponse():
             yield from (topic.partitions for topic in answer.topics)
+        case ConsumerGroupHeartbeatResponse() if answer.assignment is not None:
+            yield from (topic.partitions for topic in answer.assignment.topic_partitions)
         case OffsetFetchResponse():
             yield answer.groups
             yield from (topic.partitions for topic in answer.topics)

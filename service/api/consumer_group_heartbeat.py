@@ -26,6 +26,8 @@ ASKED_AGAIN_S = (0.05, 0.15)
 """To make the target of a group of thousands of members takes about as long as the first pause, while they send their
 heartbeats. Longer than both a heartbeat does not wait.
 """
+PARTITIONS_AS_ONE = 30
+"""To tell of so many partitions takes as long as to tell of one more topic."""
 ANSWERS_IT_COSTS = 2
 """To ask again, and to answer then, takes as long as so many answers that only waited for a commit."""
 
@@ -127,7 +129,7 @@ def _with_assignment(
     topics: list[ConsumerGroupHeartbeatResponseTopicPartitions] = []
     for topic_id, partitions in assignment.items():
         topics.append(ConsumerGroupHeartbeatResponseTopicPartitions(topic_id, sorted(partitions)))
-        if turn.is_over():
+        if turn.is_over(1 + len(partitions) // PARTITIONS_AS_ONE):
             yield
     answer.assignment = ConsumerGroupHeartbeatResponseAssignment(topics)
     return answer

@@ -64,6 +64,7 @@ ConsumerPartKey = (
 )
 ConsumerKey = ConsumerGroupMetadataKey | ConsumerPartKey
 Key = OffsetKey | GroupMetadataKey | ConsumerKey
+KeyOfMember = ConsumerGroupTargetAssignmentMemberKey | ConsumerGroupCurrentMemberAssignmentKey
 
 
 def _by_prefix(keys: dict[int, type[Key]]) -> dict[bytes, type[Key]]:
@@ -178,7 +179,16 @@ def tombstone(key: Key) -> RecordPair:
 
 
 def _key(key: Key) -> bytes:
-    written = PREFIX_OF_KEY[type(key)] + encode_data(key, 0)
+    return _note_key(key, encode_data(key, 0))
+
+
+def _key_of_member(key: KeyOfMember) -> bytes:
+    """By hand, because each step of each member writes one."""
+    return _note_key(key, _text(key.group_id) + _text(key.member_id))
+
+
+def _note_key(key: Key, data: bytes) -> bytes:
+    written = PREFIX_OF_KEY[type(key)] + data
     _known_keys[written] = key
     if len(_known_keys) > KNOWN_AT_MOST:
         _known_keys.clear()
@@ -454,7 +464,7 @@ def target_record(group_id: str, member_id: str, target: TargetByTopic) -> Recor
     ]
     value = b"".join((VERSIONS[CONSUMER_VERSION], _count(len(topics)), *topics, NO_TAGS))
     _note_value(value, TargetOfMember(target))
-    return _key(ConsumerGroupTargetAssignmentMemberKey(group_id, member_id)), value
+    return _key_of_member(ConsumerGroupTargetAssignmentMemberKey(group_id, member_id)), value
 
 
 def current_record(group_id: str, member: ConsumerMember) -> RecordPair:
@@ -471,7 +481,7 @@ def current_record(group_id: str, member: ConsumerMember) -> RecordPair:
             parts.append(topic_id + part)
     value = b"".join((*parts, NO_TAGS))
     _note_value(value, current)
-    return _key(ConsumerGroupCurrentMemberAssignmentKey(group_id, member.member_id)), value
+    return _key_of_member(ConsumerGroupCurrentMemberAssignmentKey(group_id, member.member_id)), value
 
 
 def _part_of_target(partitions: frozenset[int]) -> bytes:

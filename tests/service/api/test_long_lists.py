@@ -21,6 +21,9 @@ from service.wire.codec import API_NAMES, RequestHeader, encode_response_in_step
 from service.wire.layout import layout_of
 from service.wire.messages import (
     ConsumerGroupDescribeRequest,
+    ConsumerGroupHeartbeatResponse,
+    ConsumerGroupHeartbeatResponseAssignment,
+    ConsumerGroupHeartbeatResponseTopicPartitions,
     CreatableTopic,
     CreatePartitionsRequest,
     CreatePartitionsTopic,
@@ -274,3 +277,12 @@ def test_a_long_answer_is_encoded_in_turns(tmp_path: Path, monkeypatch: pytest.M
 
     on_stage(tmp_path, scene)
     assert in_steps.count(ApiKey.LIST_OFFSETS) == (count > LONG_ANSWER)
+
+
+@pytest.mark.parametrize(("topics", "partitions"), [(LONG_ANSWER, 0), (LONG_ANSWER + 1, 0), (1, LONG_ANSWER)])
+def test_a_heartbeat_that_had_to_wait_may_have_a_long_answer(topics: int, partitions: int) -> None:
+    each = ConsumerGroupHeartbeatResponseTopicPartitions(bytes(16), list(range(partitions)))
+    given = ConsumerGroupHeartbeatResponseAssignment([each] * topics)
+    assert not broker_door._is_long(ConsumerGroupHeartbeatResponse())
+    is_long = topics * (1 + partitions) > LONG_ANSWER
+    assert broker_door._is_long(ConsumerGroupHeartbeatResponse(assignment=given)) == is_long

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from service.api import consumer_group_heartbeat
+from service.api.consumer_group_heartbeat import PARTITIONS_AS_ONE
 from service.broker.shard import ANSWERS_A_TURN, CoordinatorLoading, NotCoordinator
 from service.groups.assignment_round import TARGETS_AT_ONCE
 from service.groups.classic_group import ClassicGroup
@@ -408,6 +409,26 @@ def test_a_member_is_told_of_thousands_of_topics_in_turns(stage: Stage) -> None:
         stage.driver.topics.id_of(name) for name in names
     }
     assert turns > len(names) // NAMED_A_TURN
+
+
+def test_a_member_is_told_of_very_many_partitions_of_a_few_topics_in_turns(stage: Stage) -> None:
+    names = [f"t{number}" for number in range(60)]
+    for name in names:
+        stage.driver.topics.put(name, 50 * PARTITIONS_AS_ONE)
+
+    async def turns() -> int:
+        told = (await stage.answer(first_heartbeat(subscribed_topic_names=names), 1)).member_epoch
+        stage.driver.wait(0)
+        said: dict[str, Any] = {"rebalance_timeout_ms": 60_000, "subscribed_topic_names": names, "topic_partitions": []}
+        asked = asyncio.ensure_future(stage.answer(ConsumerGroupHeartbeatRequest("k", "m", told, **said), 1))
+        turns = 0
+        while not asked.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert len(asked.result().assignment.topic_partitions) == len(names)
+        return turns
+
+    assert asyncio.run(turns()) > 60 * 50 // NAMED_A_TURN
 
 
 def test_very_many_offsets_are_told_in_turns_in_the_form_of_one_group_too(stage: Stage) -> None:

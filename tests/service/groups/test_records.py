@@ -225,13 +225,15 @@ def test_what_members_have_and_get_is_written_by_hand_as_by_the_codec(topics: in
     numbers = list(range(partitions))
     told = [HeldPartitions(topic_id, numbers, [each * 7 for each in numbers]) for topic_id in ids]
     current = ConsumerGroupCurrentMemberAssignmentValue(9, -1, state, told, [HeldPartitions(TOPIC, [3], [-1])])
-    _, value = current_record("g", member)
+    key, value = current_record("gruppe \xfc", member)
+    assert key == b"\0\x08" + encode_data(ConsumerGroupCurrentMemberAssignmentKey("gruppe \xfc", "m"), 0)
     assert value == b"\0\0" + encode_data(current, 0)
     known, decoded = read_current(value), read_current(value)
     assert known is not decoded
     assert known == decoded == (9, -1, state, held, {TOPIC: {3: -1}})
     target = {topic_id: frozenset(numbers) for topic_id in ids}
-    _, value = target_record("g", "m", target)
+    key, value = target_record("g", "", target)
+    assert key == b"\0\x07" + encode_data(ConsumerGroupTargetAssignmentMemberKey("g", ""), 0)
     told_target = [TargetPartitions(topic_id, numbers) for topic_id in ids]
     assert value == b"\0\0" + encode_data(ConsumerGroupTargetAssignmentMemberValue(told_target), 0)
     assert read_target(value) is target
