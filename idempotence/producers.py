@@ -544,9 +544,11 @@ class ProducerStates:
     # -- looking in
 
     def describe(self) -> Iterator[ProducerFacts]:
-        """Every producer there is now, for DescribeProducers. Batches may be applied between two of them."""
-        for producer_id, entry in list(self._producers.items()):
-            _, epoch, count, coordinator_epoch, timestamp_ms, _ = HEAD.unpack_from(entry)
+        """Every producer there is at the first step, for DescribeProducers. Batches may be applied between two of
+        them.
+        """
+        for entry in chain.from_iterable(self._producers.lend()):
+            producer_id, epoch, count, coordinator_epoch, timestamp_ms, _ = HEAD.unpack_from(entry)
             last_sequence = EPOCH_AND_SEQUENCE.unpack_from(entry)[1] if count else NO_SEQUENCE
             first_offset = self._open_transactions.get(producer_id, NO_OFFSET)
             yield ProducerFacts(producer_id, epoch, last_sequence, timestamp_ms, coordinator_epoch, first_offset)

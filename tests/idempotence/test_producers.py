@@ -2,6 +2,8 @@
 nothing else.
 """
 
+import tracemalloc
+
 import pytest
 
 from idempotence.producers import IDLE_S, MAX_FORGOTTEN, MAX_VERIFYING, BatchOrigin, Guard, ProducerStates
@@ -654,6 +656,24 @@ def test_describe_shows_what_describe_producers_answers() -> None:
     partition.write(5, epoch=2, sequence=0, count=4, transactional=True, timestamp_ms=99)
     partition.end(6, epoch=1, coordinator_epoch=3)
     assert list(partition.producers.describe()) == [(5, 2, 3, 99, -1, 0), (6, 1, -1, 1_000, 3, -1)]
+
+
+def test_describe_shows_the_producers_there_were_and_copies_none_of_them_first() -> None:
+    partition = Partition(limit=50_000)
+    for producer_id in range(5_000):
+        partition.write(producer_id)
+    tracemalloc.start()
+    try:
+        described = partition.producers.describe()
+        first = next(described)
+        assert tracemalloc.get_traced_memory()[1] < 50_000, "so much as ten bytes a producer"
+    finally:
+        tracemalloc.stop()
+    for producer_id in range(4_000, 6_000):
+        partition.write(producer_id, epoch=1)
+    told = [first, *described]
+    assert sorted(facts.producer_id for facts in told) == list(range(5_000))
+    assert {facts.producer_epoch for facts in told} == {0}
 
 
 def is_last(partition: Partition, header: BatchHeader) -> bool:
