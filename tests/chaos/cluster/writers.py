@@ -10,6 +10,7 @@ import contextlib
 import random
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -125,13 +126,14 @@ class TransactionalWriter(threading.Thread):
             try:
                 producer.init_transactions(3 * WAIT_S)
                 while not self._over.is_set():
-                    self._write(producer)
+                    self.write(producer)
             except KafkaException as failure:
                 if not failure.args[0].fatal() and not failure.args[0].retriable():
-                    self.failures.append(f"{self.writer}: {failure}")
+                    self.failures.append(f"{self.writer}: {traceback.format_exc()}")
                 time.sleep(0.2)
 
-    def _write(self, producer: Producer) -> None:
+    def write(self, producer: Producer) -> None:
+        """One transaction, up to its end; raises what leaves its end open."""
         number, size = len(self.transactions), self._chance.randint(1, 8)
         transaction = Transaction(size)
         self.transactions.append(transaction)
