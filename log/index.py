@@ -21,6 +21,7 @@ from log.disk import File
 
 OFFSET_ENTRY: Final = struct.Struct(">II")
 TIME_ENTRY: Final = struct.Struct(">qI")
+WORD: Final = 4
 LEAF_ENTRIES: Final = 512
 """How many entries a search in a file reads at once: 4 or 6 KB, which stand for 2 MB of batches or more."""
 
@@ -42,11 +43,10 @@ class Index(Protocol):
 class GrowingIndex:
     """An index in memory, for the segment that is written."""
 
-    __slots__ = ("_keys", "_layout", "_values")
+    __slots__ = ("_keys", "_values")
 
     def __init__(self, layout: struct.Struct) -> None:
-        self._layout = layout
-        self._keys = array("q" if layout is TIME_ENTRY else "I")
+        self._keys = array(_key_type(layout))
         self._values = array("I")
 
     def __len__(self) -> int:
@@ -71,13 +71,12 @@ class GrowingIndex:
         del self._values[count:]
 
     def to_bytes(self) -> bytes:
-        return b"".join(map(self._layout.pack, self._keys, self._values))
+        return _interleaved(self._keys, self._values)
 
     @classmethod
     def from_bytes(cls, layout: struct.Struct, data: bytes) -> "GrowingIndex":
         index = cls(layout)
-        for key, value in layout.iter_unpack(data):
-            index.add(key, value)
+        index._keys, index._values = _columns(layout, data)
         return index
 
 
@@ -144,11 +143,41 @@ class StoredIndex:
         self._leaf_slot = slot
 
 
-def _columns(layout: struct.Struct, data: bytes) -> tuple[Sequence[int], Sequence[int]]:
-    if layout is OFFSET_ENTRY:  # every read searches the offset index, so it has a faster way
-        numbers = array("I", data)
-        if sys.byteorder == "little":
-            numbers.byteswap()
-        return numbers[0::2], numbers[1::2]
-    pairs = list(layout.iter_unpack(data))
-    return [key for key, _ in pairs], [value for _, value in pairs]
+# A sealed segment may have a million entries, and the loop waits while they are written or read. So entries are not
+# packed one by one: columns are copied, word by word. A word has four bytes. A key is one word or two, a value is one.
+
+
+def _interleaved(keys: "array[int]", values: "array[int]") -> bytes:
+    """The entries of a file, from these columns."""
+    key_words = keys.itemsize // WORD
+    of_keys = array("I", _swapped(keys).tobytes())
+    words = array("I", bytes(WORD * (len(of_keys) + len(values))))
+    for at in range(key_words):
+        words[at :: key_words + 1] = of_keys[at::key_words]
+    words[key_words :: key_words + 1] = _swapped(values)
+    return words.tobytes()
+
+
+def _columns(layout: struct.Struct, data: bytes) -> tuple["array[int]", "array[int]"]:
+    """The inverse of `_interleaved`."""
+    words = array("I", data)
+    keys = array(_key_type(layout))
+    key_words = keys.itemsize // WORD
+    values = words[key_words :: key_words + 1]
+    of_keys = array("I", bytes(WORD * (len(words) - len(values))))
+    for at in range(key_words):
+        of_keys[at::key_words] = words[at :: key_words + 1]
+    keys.frombytes(of_keys.tobytes())
+    return _swapped(keys), _swapped(values)
+
+
+def _key_type(layout: struct.Struct) -> str:
+    return "q" if layout is TIME_ENTRY else "I"
+
+
+def _swapped(column: "array[int]") -> "array[int]":
+    """The column from the byte order of this machine to the one of files, or back."""
+    column = column[:]
+    if sys.byteorder == "little":
+        column.byteswap()
+    return column

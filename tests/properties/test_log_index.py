@@ -55,6 +55,38 @@ def test_both_kinds_find_the_last_entry_that_is_not_above(
             assert index.entry(slot) == entries[slot]
 
 
+class Counting(struct.Struct):
+    packed = 0
+
+    def pack(self, *fields: int) -> bytes:
+        self.packed += 1
+        return super().pack(*fields)
+
+
+@pytest.mark.parametrize(("layout", "lowest", "highest"), [(OFFSET_ENTRY, 0, 2**32 - 1), (TIME_ENTRY, -1, 2**63 - 1)])
+@given(st.data())
+def test_a_file_has_the_entries_as_they_are_packed_one_by_one(
+    layout: struct.Struct, lowest: int, highest: int, data: st.DataObject
+) -> None:
+    entry = st.tuples(st.integers(lowest, highest), st.integers(0, 2**32 - 1))
+    entries = data.draw(st.lists(entry, max_size=20))
+    growing = GrowingIndex(layout)
+    for key, value in entries:
+        growing.add(key, value)
+    assert growing.to_bytes() == b"".join(layout.pack(*entry) for entry in entries)
+    again = GrowingIndex.from_bytes(layout, growing.to_bytes())
+    assert [again.entry(slot) for slot in range(len(again))] == entries
+
+
+def test_the_loop_does_not_wait_until_a_million_entries_are_packed_one_by_one() -> None:
+    layout = Counting(OFFSET_ENTRY.format)
+    growing = GrowingIndex(layout)
+    for number in range(1_000):
+        growing.add(number, 7 * number)
+    assert growing.to_bytes()[-8:] == OFFSET_ENTRY.pack(999, 6_993)
+    assert not layout.packed
+
+
 def test_a_file_of_many_leaves_is_searched_everywhere() -> None:
     entries = entries_of([(3, 2)], LEAF_ENTRIES * 5 + 1)
     _, stored, _ = both_kinds(OFFSET_ENTRY, entries)
