@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from log.config import LogConfig
 from log.ids import TopicId
+from service.cluster.election import MIN_IN_SYNC
 from service.cluster.image import NO_LEADER, Topic
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.cluster.topic_commands import CreateTopics, NewTopic
@@ -45,8 +46,7 @@ class InternalTopic:
     """Settings that hold whatever is set for the topic or for all topics, and that no client may change. A topic that
     lost its oldest records would lose ids, groups, offsets and keys.
     """
-    layout: Callable[[BrokerConfig, int], TopicLayout]
-    """The layout, given the configuration and the number of brokers that are alive."""
+    layout: Callable[[BrokerConfig], TopicLayout]
     home_of: Callable[[str], str] = str
     """The part of a key that decides which partition the key belongs to."""
 
@@ -59,15 +59,15 @@ def _segment_bytes(configured: int) -> str:
     return str(max(configured, SEGMENT_BYTES_MIN))
 
 
-def _group_layout(config: BrokerConfig, alive: int) -> TopicLayout:
+def _group_layout(config: BrokerConfig) -> TopicLayout:
     settings = {"segment.bytes": _segment_bytes(config.offsets_topic_segment_bytes)}
     return TopicLayout(config.offsets_topic_num_partitions, config.offsets_topic_replication_factor, settings)
 
 
-def _transaction_layout(config: BrokerConfig, alive: int) -> TopicLayout:
+def _transaction_layout(config: BrokerConfig) -> TopicLayout:
     settings = {
         "segment.bytes": _segment_bytes(config.transaction_state_log_segment_bytes),
-        "min.insync.replicas": str(min(config.transaction_state_log_min_isr, alive)),
+        MIN_IN_SYNC: str(config.transaction_state_log_min_isr),
         "unclean.leader.election.enable": "false",
     }
     return TopicLayout(
@@ -75,8 +75,8 @@ def _transaction_layout(config: BrokerConfig, alive: int) -> TopicLayout:
     )
 
 
-def _http_key_layout(config: BrokerConfig, alive: int) -> TopicLayout:
-    return _transaction_layout(config, alive)._replace(partitions=HTTP_KEY_PARTITIONS)
+def _http_key_layout(config: BrokerConfig) -> TopicLayout:
+    return _transaction_layout(config)._replace(partitions=HTTP_KEY_PARTITIONS)
 
 
 def _compacted(config: BrokerConfig) -> Mapping[str, str]:
@@ -93,6 +93,14 @@ GROUPS = InternalTopic("__consumer_offsets", _compacted, _group_layout)
 TRANSACTIONS = InternalTopic("__transaction_state", _compacted, _transaction_layout, home_of)
 HTTP_KEYS = InternalTopic("__http_idempotency", _kept_for_a_time, _http_key_layout)
 INTERNAL_TOPICS = {topic.name: topic for topic in (GROUPS, TRANSACTIONS, HTTP_KEYS)}
+
+
+def least_in_sync(config: BrokerConfig) -> dict[str, int]:
+    """The lowest min.insync.replicas of each internal topic that has one of its own. A topic that was made when there
+    were fewer brokers may have a lower one.
+    """
+    settings = {name: topic.layout(config).settings for name, topic in INTERNAL_TOPICS.items()}
+    return {name: int(each[MIN_IN_SYNC]) for name, each in settings.items() if MIN_IN_SYNC in each}
 
 
 def log_config_of(topic: Topic, config: BrokerConfig) -> LogConfig:
@@ -144,9 +152,8 @@ class InternalTopics:
 
     async def _create(self, topic: InternalTopic) -> None:
         try:
-            alive = len(self._metadata.image.brokers)
-            layout = topic.layout(self._config, alive)
-            replicas = min(layout.replicas, alive)
+            layout = topic.layout(self._config)
+            replicas = min(layout.replicas, len(self._metadata.image.brokers))
             settings = {**layout.settings, **topic.kept(self._config), "compression.type": "producer"}
             new = NewTopic(
                 topic.name, TopicId(self._env.unique()), layout.partitions, replicas, config=tuple(settings.items())

@@ -20,6 +20,7 @@ from service.broker.health import Health
 from service.broker.holdings import Holdings
 from service.broker.housekeeper import Housekeeper
 from service.broker.inspector import Inspector
+from service.broker.internal_topics import least_in_sync
 from service.broker.joining import join
 from service.broker.log_folder import LogFolder
 from service.broker.loop_watch import LoopWatch
@@ -90,7 +91,9 @@ class Broker:
         self.metadata.on_session_lost = self.holdings.step_down
         self.metadata.on_session_regained = self._regained
         self.duties = Duties(
-            *(env, config, self.metadata), lambda broker: address_of(broker, config.inter_broker_listener_name)
+            *(env, config, self.metadata),
+            lambda broker: address_of(broker, config.inter_broker_listener_name),
+            least_in_sync(config),
         )
         self._home = ""
         self._opened = Image()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from service.cluster.controller import DECIDED_A_TURN, ItemRefused, MetadataDecision
+from service.cluster.election import MIN_IN_SYNC, least_in_sync
 from service.cluster.image import (
     ALL_BROKERS,
     NO_CONFIG,
@@ -236,6 +237,28 @@ class AlterConfigs:
         if setting.kind is not ConfigType.LIST or setting.status is not Status.IMPLEMENTED:
             return None
         return tuple(getattr(self.config, setting.attribute) or ())
+
+
+@dataclass(frozen=True, slots=True)
+class RequireInSync:
+    """Raise the min.insync.replicas of each topic that has a lower one. The reply is the number of topics that changed.
+
+    A partition never requires more than it has replicas. So this can be set before the topic gets its replicas.
+    """
+
+    least: Mapping[str, int]
+
+    def decide(self, image: Image, *, retried: bool) -> MetadataDecision[int]:
+        ops: list[Op] = []
+        low = [
+            topic
+            for name, least in self.least.items()
+            if (topic := image.topics.get(name)) is not None and least_in_sync(topic, 0) < least
+        ]
+        for topic in low:
+            settings = {**topic.config, MIN_IN_SYNC: str(self.least[topic.name])}
+            ops += changed_topic(topic, encode_topic(topic.id, len(topic.partitions), settings))
+        return MetadataDecision(len(low), tuple(ops))
 
 
 def version_of(image: Image, kind: int, name: str) -> str:

@@ -1,5 +1,6 @@
 """Work that brokers do for the cluster without a request. One of them controls the cluster: it gives partitions of dead
-brokers to other replicas that are in sync, and returns leadership to the preferred replicas.
+brokers to other replicas that are in sync, returns leadership to the preferred replicas, and lets internal topics
+require the configured number of replicas in sync.
 
 Nothing is decided here. `election` and `controller` decide on the image, and the store checks that the image still
 holds. So a broker does no harm if it goes on for a while after another has become the controller. One task does
@@ -8,9 +9,10 @@ everything, one step after the other (R11).
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+from service.cluster.config_commands import RequireInSync
 from service.cluster.controller import Command, FenceBroker, PreferLeaders, RemoveDead
 from service.cluster.image import NO_BROKER, Delta, RegisteredBroker, Topic
 from service.cluster.lookout import Lookout
@@ -35,10 +37,12 @@ class Duties:
         config: BrokerConfig,
         metadata: ClusterMetadata,
         address_of: Callable[[RegisteredBroker], tuple[str, int]],
+        least_in_sync: Mapping[str, int],
     ) -> None:
         self._env = env
         self._config = config
         self._metadata = metadata
+        self._least_in_sync = least_in_sync
         self._lookout = Lookout(env, metadata, address_of, self._replace_dead)
         self._stirred = asyncio.Event()
         self._rebalance_at_s = 0.0
@@ -124,6 +128,8 @@ class Duties:
         if given := await self._all(RemoveDead(self._may_lose, metadata.min_in_sync())):
             self.elected += given
             logger.warning("%d partitions were changed because brokers are gone", given)
+        if raised := await self._all(RequireInSync(self._least_in_sync)):
+            logger.warning("%d internal topics require more replicas in sync from now on", raised)
         if rebalances and self._config.auto_leader_rebalance_enable and (moved := await self._all(PreferLeaders())):
             logger.info("%d partitions are led by their preferred replicas again", moved)
 

@@ -22,6 +22,8 @@ from service.cluster.image import (
 )
 from service.stores.port import Create, Delete, Op, Put
 
+MIN_IN_SYNC = "min.insync.replicas"
+
 
 def claim(image: Image, *, broker_id: int, session: int, dead: int = NO_BROKER) -> tuple[Op, ...]:
     """The ops by which this session becomes the controller; none if another session is. `dead` is a broker whose
@@ -43,7 +45,7 @@ def claim(image: Image, *, broker_id: int, session: int, dead: int = NO_BROKER) 
 
 def least_in_sync(topic: Topic, default: int) -> int:
     """How many replicas must be in sync for a write to be committed; `default` if the topic does not set it."""
-    return int(topic.config.get("min.insync.replicas", default))
+    return int(topic.config.get(MIN_IN_SYNC, default))
 
 
 def with_isr(state: PartitionState, isr: tuple[int, ...], least: int, *, lost: Collection[int] = ()) -> PartitionState:

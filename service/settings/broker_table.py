@@ -679,7 +679,7 @@ class BrokerSettings:
     transaction_state_log_min_isr = integer(
         "transaction.state.log.min.isr",
         2,
-        "min.insync.replicas of __transaction_state; at most its replicas.",
+        "The lowest min.insync.replicas of __transaction_state; a partition never requires more than it has replicas.",
         at_least=1,
     )
     transaction_state_log_segment_bytes = integer(

@@ -20,8 +20,12 @@ from service.broker.internal_topics import (
     log_config_of,
 )
 from service.cluster.metadata import MetadataLost
-from service.settings.broker import BrokerConfig
 from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsRequestAlterableConfig,
+    IncrementalAlterConfigsRequestAlterConfigsResource,
+)
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.api.txn_stage import FEW, until
 
@@ -40,7 +44,7 @@ def test_the_first_question_makes_the_topic_and_the_address_is_that_of_the_clien
         assert topics.coordinator_of(topic, "pay", "ELSEWHERE") is ErrorCode.COORDINATOR_NOT_AVAILABLE
         made = metadata.image.topics[topic.name]
         assert topic.kept(stage.broker.config).items() <= made.config.items()
-        assert len(made.partitions) == topic.layout(stage.broker.config, 1).partitions
+        assert len(made.partitions) == topic.layout(stage.broker.config).partitions
         assert {len(state.replicas) for state in made.partitions.values()} == {1}, "as many as there are brokers"
 
     on_stage(tmp_path, scene, FEW)
@@ -126,10 +130,36 @@ def test_branches_live_with_their_root() -> None:
     assert len({TRANSACTIONS.partition_of(f"pay-{number}", 50) for number in range(100)}) > 25
 
 
-@pytest.mark.parametrize(("alive", "least"), [(1, "1"), (2, "2"), (5, "2")])
-def test_a_small_cluster_asks_for_no_more_in_sync_than_it_has_brokers(alive: int, least: str) -> None:
-    config = BrokerConfig({"node.id": "1"})
-    for topic in (TRANSACTIONS, HTTP_KEYS):
-        layout = topic.layout(config, alive)
-        assert layout.settings["min.insync.replicas"] == least
-        assert layout.settings["unclean.leader.election.enable"] == "false", "what was decided is not forgotten"
+@pytest.mark.parametrize("topic", [TRANSACTIONS, HTTP_KEYS], ids=lambda topic: topic.name)
+def test_what_one_broker_has_decided_is_on_two_once_there_are_more(tmp_path: Path, topic: InternalTopic) -> None:
+    """A topic that was made by one broker gets replicas later. Then a single one of them must not decide alone."""
+
+    async def scene(stage: Stage) -> None:
+        topics, metadata = stage.broker.coordination.internal_topics, stage.broker.metadata
+        topics.bring_about(topic)
+        await until(lambda: topic.name in metadata.image.topics)
+        made = metadata.image.topics[topic.name]
+        assert {len(state.replicas) for state in made.partitions.values()} == {1}
+        assert made.config["min.insync.replicas"] == "2"
+        assert made.config["unclean.leader.election.enable"] == "false", "what was decided is not forgotten"
+        held = stage.broker.partitions.get(TopicPartition(topic.name, 0))
+        assert held is not None and not held.replicas.is_short, "and meanwhile one is enough"
+
+    on_stage(tmp_path, scene, FEW)
+
+
+def test_what_a_smaller_cluster_required_in_sync_is_raised(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        metadata = stage.broker.metadata
+        stage.broker.coordination.internal_topics.bring_about(TRANSACTIONS)
+        await until(lambda: TRANSACTIONS.name in metadata.image.topics)
+        topic = metadata.image.topics[TRANSACTIONS.name]
+        lower = IncrementalAlterConfigsRequestAlterableConfig("min.insync.replicas", 0, "1")
+        await stage.ask(
+            IncrementalAlterConfigsRequest([IncrementalAlterConfigsRequestAlterConfigsResource(2, topic.name, [lower])])
+        )
+        assert metadata.image.topics[TRANSACTIONS.name].config["min.insync.replicas"] == "1"
+        stage.broker.duties.stir()
+        await until(lambda: metadata.image.topics[TRANSACTIONS.name].config["min.insync.replicas"] == "2")
+
+    on_stage(tmp_path, scene, FEW)

@@ -9,6 +9,7 @@ from service.cluster.config_commands import (
     AlterConfigs,
     ConfigChange,
     Operation,
+    RequireInSync,
     ResourceChange,
     ResourceResult,
     ResourceType,
@@ -358,3 +359,12 @@ def test_a_change_of_a_version_recognises_its_own_work(world: World) -> None:
     alter(world, change(TOPIC, "orders", ("segment.bytes", SET, "6000000")))
     again = decided(asked, world.image, retried=True)
     assert (again.reply[0].error, again.ops) == (ErrorCode.REQUEST_TIMED_OUT, ()), "nobody knows"
+
+
+def test_what_a_topic_requires_in_sync_is_raised_and_never_lowered(world: World) -> None:
+    alter(world, change(TOPIC, "orders", ("min.insync.replicas", SET, "2"), ("retention.ms", SET, "5")))
+    assert world.run(RequireInSync({"orders": 2, "not made yet": 2})) == 0
+    assert world.run(RequireInSync({"orders": 1})) == 0
+    assert world.run(RequireInSync({"orders": 3})) == 1
+    assert config_of(world) == {"min.insync.replicas": "3", "retention.ms": "5"}
+    assert world.run(RequireInSync({"orders": 3})) == 0
