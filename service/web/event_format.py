@@ -35,9 +35,12 @@ CONTENT_TYPE = "content-type"
 HEADERS_BYTES_MAX = 32 << 10
 """The most header bytes of an event in binary mode. Clients don't read more."""
 REQUIRED = ("id", "source", "specversion", "type")
-NOT_ATTRIBUTES = frozenset({"data", "data_base64", "datacontenttype"})
+DATA_MEMBERS = frozenset({"data", "data_base64"})
+NOT_ATTRIBUTES = DATA_MEMBERS | {"datacontenttype"}
+"""In binary mode these are no headers of their own."""
 IN_HEADERS = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
 LAST_TIME_MS = 253_402_300_799_999
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
 _NAME = re.compile(r"[a-z0-9]+")
 _SPOKEN = re.compile(r"[\x20-\x7e]+")
 _ESCAPED = re.compile(r"\\(.)")
@@ -48,13 +51,16 @@ _TEXT_MEDIA = re.compile(
 
 
 class CloudEvent(msgspec.Struct):
-    """The attributes that every event must have. The others are not looked at."""
+    """The attributes that every event must have, and the members of a certain form."""
 
     id: Annotated[str, Meta(min_length=1)]
     source: Annotated[str, Meta(min_length=1)]
     specversion: Literal["1.0"]
     type: Annotated[str, Meta(min_length=1)]
     partitionkey: str | None = None
+    time: str | None = None
+    datacontenttype: str | None = None
+    data_base64: str | None = None
 
 
 class EventOut(msgspec.Struct, gc=False):
@@ -74,16 +80,29 @@ _anything = msgspec.json.Decoder()
 
 
 def from_structured(body: bytes, now_ms: int) -> NewRecord:
-    """A record whose value is the event as it came."""
+    """A record whose value is the event as it came. The caller has seen that it names no member twice."""
     try:
         refuse_bytes(body)
         event = _event.decode(body)
+        members = _members.decode(body)
     except msgspec.ValidationError as error:
         raise Problem("invalid-record", f"no CloudEvent of version 1.0: {error}") from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise Problem("malformed", f"the event is not JSON: {error}") from None
     except UnicodeDecodeError:
         raise Problem("malformed", "the event is not UTF-8") from None
+    for name, content in members.items():
+        if name not in DATA_MEMBERS and (not _NAME.fullmatch(name) or bytes(content)[:1] in (b"{", b"[")):
+            raise Problem("invalid-record", f"{name[:40]!r} is no attribute of a CloudEvent")
+    if event.time is not None and not _TIME.fullmatch(event.time):
+        raise Problem("invalid-record", "time is no time as in RFC 3339")
+    if event.data_base64 is not None:
+        if members.keys() >= DATA_MEMBERS:
+            raise Problem("invalid-record", "a CloudEvent has data or data_base64, not both")
+        try:
+            binascii.a2b_base64(event.data_base64, strict_mode=True)
+        except (binascii.Error, ValueError):
+            raise Problem("invalid-record", "data_base64 is no base64") from None
     key = None if event.partitionkey is None else encoded(event.partitionkey)
     return key, body, ((CONTENT_TYPE, STRUCTURED.encode() + b"; charset=UTF-8"),), now_ms
 

@@ -13,11 +13,13 @@ import asyncio
 import msgspec
 from aiohttp import web
 
+from log.batch import NewRecord
 from service.web.answers import read_json
 from service.web.consuming import one_event
 from service.web.event_format import BATCHED, STRUCTURED, from_binary, from_structured, to_binary
 from service.web.forwarding import headers_of_records
 from service.web.gateway import Gateway
+from service.web.looking import TOP, BodyScan
 from service.web.problems import Problem
 from service.web.producing import (
     KEY_HEADER,
@@ -35,6 +37,9 @@ from service.web.unpacking import body_of
 
 ASKING, ALLOWED = "WebHook-Request-Origin", "WebHook-Allowed-Origin"
 ASKING_RATE, ALLOWED_RATE = "WebHook-Request-Rate", "WebHook-Allowed-Rate"
+DATA = b'"data"'
+ATTRIBUTES_MAX = 1_000
+"""An event is decoded in one turn of the loop."""
 INERT = {"Content-Security-Policy": "sandbox; default-src 'none'", "X-Content-Type-Options": "nosniff"}
 """An event may claim that its data is a page with a script. A browser must not run it as if it were one of our pages.
 """
@@ -52,13 +57,13 @@ async def receive(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         records = []
         for each in read_json(body, _events):
             try:
-                records.append(from_structured(bytes(each), now_ms))
+                records.append(await _structured(bytes(each), now_ms))
             except Problem as problem:
                 raise problem.about_record(len(records)) from None
             if len(records) % RECORDS_AT_ONCE == 0:
                 await asyncio.sleep(0)
     elif media == STRUCTURED:
-        records = [from_structured(body, now_ms)]
+        records = [await _structured(body, now_ms)]
     elif "ce-id" in request.headers:
         records = [from_binary(headers_of_records(request), body, now_ms)]
     else:
@@ -76,6 +81,15 @@ async def receive(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         return await write_together(gateway, placed, seal=seal)
 
     return await once(gateway, request, body, write)
+
+
+async def _structured(body: bytes, now_ms: int) -> NewRecord:
+    scan = BodyScan(body, TOP, value=DATA)
+    for _ in scan.steps():
+        await asyncio.sleep(0)
+    if scan.members > ATTRIBUTES_MAX:
+        raise Problem("invalid-record", f"a CloudEvent has at most {ATTRIBUTES_MAX} attributes here")
+    return from_structured(body, now_ms)
 
 
 async def handshake(gateway: Gateway, request: web.Request) -> web.Response:

@@ -35,14 +35,26 @@ TOP, LIST, RECORD = 1, 2, 3
 class BodyScan:
     """The scan of one body."""
 
-    def __init__(self, text: bytes, record: int = RECORD, name: bytes = RECORDS, *, cut_bytes: int = CUT_BYTES) -> None:
+    def __init__(
+        self,
+        text: bytes,
+        record: int = RECORD,
+        name: bytes = RECORDS,
+        *,
+        cut_bytes: int = CUT_BYTES,
+        value: bytes = VALUE,
+    ) -> None:
         self._text = text
         self._record = record
+        self._value = value
+        """The name of the member that belongs to the client, in quotes."""
         self._name = name
         """The name of the list of records, in quotes."""
         self._cut_bytes = cut_bytes
         self.records_at = self.records_end = -1
         """Where the content of the list of records begins and ends."""
+        self.members = 0
+        """How many members the body has, if it is an object."""
         self.cuts: list[int] = []
         """The positions of commas between records, at least `cut_bytes` from each other."""
 
@@ -71,7 +83,8 @@ class BodyScan:
                         problem = Problem("malformed", twice)
                         raise problem.about_record(records) if is_in_record else problem
                     known.add(name)
-                    if name == VALUE and len(names) == self._record:
+                    self.members += len(names) == 1
+                    if name == self._value and len(names) == self._record:
                         exempt = self._record + 1
             elif kind == _COMMA:
                 if exempt > len(names):

@@ -20,7 +20,7 @@ from confluent_kafka import Producer
 
 from log.batch import Record
 from log.ids import TopicPartition
-from service.web.event_format import WRAPPED, EventOut, from_binary, from_structured, shown_event, to_binary
+from service.web.event_format import WRAPPED, EventOut, from_binary, shown_event, to_binary
 from service.web.problems import Problem
 from tests.service.web.kit import PATIENCE_S, Answer, Http, Served, read_all
 
@@ -223,6 +223,34 @@ def record(value: bytes | None, **headers: str) -> Record:
     return Record(5, 0, None, value, tuple((name, each.encode()) for name, each in headers.items()))
 
 
+@pytest.mark.parametrize(
+    ("members", "status", "words"),
+    [
+        ('"id": "second"', 400, "twice"),
+        ('"data_base64": "!!"', 422, "base64"),
+        ('"data_base64": "QQ"', 422, "base64"),
+        ('"data_base64": 5', 422, "data_base64"),
+        ('"data": {}, "data_base64": "AA=="', 422, "not both"),
+        ('"Bad-Name": 1', 422, "Bad-Name"),
+        ('"extension": [1]', 422, "extension"),
+        ('"datacontenttype": 5', 422, "datacontenttype"),
+        ('"time": "yesterday"', 422, "time"),
+        (", ".join(f'"a{number}": 1' for number in range(1_001)), 422, "attributes"),
+        ('"data": {"x": 1, "x": 2}', 200, ""),
+        ('"data_base64": "AA==", "time": "2026-01-02T03:04:05.6+07:00", "extension": null', 200, ""),
+    ],
+)
+def test_what_is_no_event_is_refused(http: Http, topic: str, members: str, status: int, words: str) -> None:
+    event = f"{json.dumps(ATTRIBUTES)[:-1]}, {members}}}".encode()
+    answer = http.post(f"/v1/topics/{topic}/events", event, headers={"Content-Type": STRUCTURED})
+    assert answer.status == status, answer
+    assert status == 200 or words in answer.json["detail"]
+    batch = b"[%b, %b]" % (json.dumps(ATTRIBUTES).encode(), event)
+    answer = http.post(f"/v1/topics/{topic}/events", batch, headers={"Content-Type": BATCHED})
+    assert answer.status == status
+    assert status == 200 or answer.json["records"] == [1]
+
+
 def test_an_events_data_is_never_a_page_of_ours(http: Http, topic: str) -> None:
     headers = {f"ce-{name}": each for name, each in ATTRIBUTES.items()} | {"Content-Type": "text/html"}
     assert http.post(f"/v1/topics/{topic}/events", b"<script>1</script>", headers=headers).status == 200
@@ -235,8 +263,8 @@ def test_attributes_that_headers_cannot_hold_are_told_or_left_out() -> None:
     """A structured event may hold anything: what goes into headers is no header of somebody's making."""
     strange = json.dumps({**ATTRIBUTES, "subject": "a\r\nSet-Cookie: x", "datacontenttype": "a\r\nb: c", "n": 7,
                           "b": True, "o": {"x": 1}, "Bad-Name": "x", "none": None, "data": "é"})  # fmt: skip
-    key, value, stored, _ = from_structured(strange.encode(), 0)
-    headers, body = to_binary(shown_event(HERE, Record(0, 0, key, value, stored)))
+    stored = (("content-type", STRUCTURED.encode()),)
+    headers, body = to_binary(shown_event(HERE, Record(0, 0, None, strange.encode(), stored)))
     assert headers == {
         **{f"ce-{name}": each for name, each in ATTRIBUTES.items()},
         "ce-subject": "a%0D%0ASet-Cookie:%20x",
