@@ -3,13 +3,15 @@
 What is no part of a cycle is freed at once, without a look. A look at all objects of a broker with large groups takes
 a tenth of a second, in which nobody is served. So what has survived one full look is set aside (`gc.freeze`), and the
 next looks only at what came since. A cycle that dies later is not found then: what is set aside is looked at again when
-there is twice as much of it, and a million objects more, as before. So memory can't grow without bound.
+there is twice as much of it, and a million objects more, as before, or when the process has taken a quarter of a
+gigabyte more: few objects may hold much. So memory can't grow without bound.
 
 Started by `service.process`, beside the broker. A process has one collector: this is state of the process.
 """
 
 import asyncio
 import gc
+import resource
 from typing import Final
 
 THRESHOLDS: Final = (500, 5, 3)
@@ -17,7 +19,13 @@ THRESHOLDS: Final = (500, 5, 3)
 full looks. A full look sees what 12,000 net allocations left, and takes a millisecond or two."""
 OBJECTS_A_LOOK: Final = 12_000
 SPARED: Final = 1_000_000
+SPARED_KIB: Final = 256 << 10
 COUNTED_EVERY_S: Final = 1.0
+
+
+def peak_kib() -> int:
+    """The most memory that the process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 class Garbage:
@@ -25,6 +33,7 @@ class Garbage:
         self._spared = spared
         self._set_aside = 0  # as it was after the last look at everything
         self._looks = 0  # since it was last counted
+        self._peak_kib = peak_kib()  # as it was at that look
 
     async def run(self) -> None:
         """All that there is now is set aside. Until this is cancelled nothing else may change the collector."""
@@ -49,12 +58,18 @@ class Garbage:
 
     def count(self) -> None:
         """Counting takes a millisecond or more, so that it is done when there may be too many, and not before."""
+        if peak_kib() > self._peak_kib + SPARED_KIB:
+            self._look_at_all()
         if self._looks * OBJECTS_A_LOOK <= self._set_aside + self._spared:
             return
         self._looks = 0
         if gc.get_freeze_count() > 2 * self._set_aside + self._spared:
-            gc.unfreeze()
-            gc.collect()
-            self._set_aside = gc.get_freeze_count()
-            gc.collect()  # of nothing: the collector waits for a quarter of what its last full look left
-            self._looks = 0
+            self._look_at_all()
+
+    def _look_at_all(self) -> None:
+        gc.unfreeze()
+        gc.collect()
+        self._set_aside = gc.get_freeze_count()
+        gc.collect()  # of nothing: the collector waits for a quarter of what its last full look left
+        self._looks = 0
+        self._peak_kib = peak_kib()

@@ -157,7 +157,9 @@ class Connection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         self._head_ended()
         self._stop_looking()
-        super().connection_lost(exc)
+        # An error would reach the answer that waits through a future which the answer's own frames hold: a cycle, with
+        # all that the answer is made of. Without one it goes on, and is told at its next write.
+        super().connection_lost(None)
 
     def _wait_unread(self, taking: Taking) -> None:
         self._stop_looking()
@@ -459,6 +461,9 @@ async def _answered(
         return await handler(request)
     except Exception as failure:  # noqa: BLE001 - it is told, and logged if it is a defect
         told = _told(request, failure)
+        failure.__traceback__ = (
+            None  # a body keeps its failure, whose frames keep the body: such a cycle stays for long
+        )
     return _cut_off(request) if STREAMING in request else told
 
 

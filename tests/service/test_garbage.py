@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.garbage import OBJECTS_A_LOOK, Garbage
+from service import garbage
+from service.garbage import OBJECTS_A_LOOK, SPARED_KIB, Garbage
 
 
 class Knot:
@@ -26,9 +27,9 @@ def the_collector_is_left_as_it_was() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def while_running(garbage: Garbage) -> Iterator[None]:
+def while_running(looking: Garbage) -> Iterator[None]:
     async def begin() -> asyncio.Task[None]:
-        running = asyncio.create_task(garbage.run())
+        running = asyncio.create_task(looking.run())
         await asyncio.sleep(0)
         return running
 
@@ -58,8 +59,8 @@ def test_what_died_before_its_first_full_look_is_found() -> None:
 
 
 def test_dead_cycles_among_what_was_set_aside_are_found_when_there_is_twice_as_much_of_it() -> None:
-    garbage = Garbage(spared=-gc.get_freeze_count())
-    with while_running(garbage):
+    running = Garbage(spared=-gc.get_freeze_count())
+    with while_running(running):
         count = gc.get_freeze_count() + 2 * OBJECTS_A_LOOK
         knots = [Knot() for _ in range(count)]
         gone = weakref.ref(knots[-1])
@@ -68,9 +69,26 @@ def test_dead_cycles_among_what_was_set_aside_are_found_when_there_is_twice_as_m
         del knots
         gc.collect()
         assert gone() is not None
-        garbage.count()
+        running.count()
         assert gone() is None
         assert gc.get_freeze_count() < count
+
+
+def test_dead_cycles_that_hold_much_are_found_however_few_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    kib = garbage.peak_kib()
+    monkeypatch.setattr(garbage, "peak_kib", lambda: kib)
+    running = Garbage()
+    with while_running(running):
+        knot = Knot()
+        gc.collect()
+        gone = weakref.ref(knot)
+        del knot
+        kib += SPARED_KIB
+        running.count()
+        assert gone() is not None
+        kib += 1
+        running.count()
+        assert gone() is None
 
 
 def test_the_collector_is_as_before_when_the_broker_has_ended() -> None:

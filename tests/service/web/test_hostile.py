@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import re
 import resource
 import socket
+import struct
 import time
 import zlib
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
@@ -17,6 +19,7 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
+from aiohttp import StreamReader, web
 
 from service.settings.broker import Endpoint
 from service.web import app, lane, unpacking
@@ -415,6 +418,61 @@ def test_an_answer_that_nobody_takes_ends_the_connection(
             ):
                 left_bytes -= len(piece)
         return most_bytes - left_bytes
+
+    on_stage(tmp_path, scene)
+
+
+@contextlib.contextmanager
+def without_a_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept"),
+    [
+        (b"GET /v1/topics/slow/partitions/0/records?max_bytes=16777216 HTTP/1.1\r\nHost: x\r\n\r\n", web.Response),
+        (b"GET /v1/topics/slow/stream?from=earliest HTTP/1.1\r\nHost: x\r\n\r\n", web.StreamResponse),
+        (POST + b"X-A: 1\r\nContent-Length: 4000000\r\n\r\n" + b"x" * 3_000_000, StreamReader),
+        (LINES.replace(b"hostile", b"slow") + b"3d0900\r\n" + b"x" * 3_000_000, StreamReader),
+    ],
+    ids=["page", "stream", "body", "lines"],
+)
+def test_what_a_client_leaves_that_vanishes_is_freed_at_once(tmp_path: Path, asked: bytes, kept: type[object]) -> None:
+    """Its answer, or what had come of its body, was in a cycle with the error that its end had raised. A cycle that has
+    survived one look is kept until there are a million objects more.
+    """
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("slow")
+        body = json.dumps({"records": [{"value": "x" * 100_000}] * 7}).encode()
+        server = app.WebServer(stage.broker, connections_max=10)
+        await server.start([Endpoint("HTTP", "127.0.0.1", 0, "HTTP")])
+        where = "127.0.0.1", server.endpoints[0].port
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await told_to(
+                    where, (POST + b"Content-Length: %d\r\n\r\n" % len(body) + body) * 20, until=b'"offset":139,'
+                )
+                with without_a_collector():
+                    for _ in range(3):
+                        with socket.socket() as client:
+                            client.setblocking(False)
+                            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 10)
+                            await loop.sock_connect(client, where)
+                            await loop.sock_sendall(client, asked)
+                            await asyncio.sleep(0.4)
+                            assert any(type(each) is kept for each in gc.get_objects())
+                            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    await asyncio.sleep(0.5)
+                    assert [each for each in gc.get_objects() if type(each) is kept] == []
+        finally:
+            await server.stop()
 
     on_stage(tmp_path, scene)
 
