@@ -27,6 +27,7 @@ from service.web.producing import (
     BatchOut,
     PlacedRecords,
     Seal,
+    about_its_record,
     once,
     topic_to_write,
     write_together,
@@ -45,6 +46,7 @@ INERT = {"Content-Security-Policy": "sandbox; default-src 'none'", "X-Content-Ty
 """
 
 _encode = msgspec.json.Encoder().encode
+_any_json = msgspec.json.Decoder(msgspec.Raw)
 _events = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -55,7 +57,12 @@ async def receive(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     media = request.content_type
     if media == BATCHED:
         records = []
-        for each in read_json(body, _events):
+        try:
+            events = read_json(body, _events)
+        except Problem as problem:
+            look = BodyScan(b'{"records":%b}' % body, cut_bytes=0, value=DATA)
+            raise await about_its_record(problem, look, decoder=_any_json) from None
+        for each in events:
             try:
                 records.append(await _structured(bytes(each), now_ms))
             except Problem as problem:

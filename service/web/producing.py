@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -192,7 +192,7 @@ async def read_batch(body: bytes) -> tuple[BatchIn, list[RecordIn]]:
         try:
             batch = _decode(body, _batches, _IN_BODY)
         except Problem as problem:
-            raise await _about_its_record(problem, body) from None
+            raise await about_its_record(problem, BodyScan(body, cut_bytes=0)) from None
         refuse_doubles(body, batch.records)
         return batch, batch.records
     look = BodyScan(body)
@@ -205,30 +205,32 @@ async def read_batch(body: bytes) -> tuple[BatchIn, list[RecordIn]]:
     try:
         batch = read_json(look.rest, _batches)
     except Problem as problem:
-        raise await _about_its_record(problem, body) from None
+        raise await about_its_record(problem, BodyScan(body, cut_bytes=0)) from None
     records: list[RecordIn] = []
     for piece in look.pieces:
         try:
             some: list[RecordIn] = _decode(piece, _lists, _IN_LIST, len(records))
         except Problem as problem:
-            raise await _about_its_record(problem, b'{"records":%b}' % piece, len(records)) from None
+            scan = BodyScan(b'{"records":%b}' % piece, cut_bytes=0)
+            raise await about_its_record(problem, scan, len(records)) from None
         records += some
         await asyncio.sleep(0)
     return batch, records
 
 
-async def _about_its_record(problem: Problem, body: bytes, first: int = 0) -> Problem:
+async def about_its_record(
+    problem: Problem, look: BodyScan, first: int = 0, decoder: msgspec.json.Decoder[Any] = _records
+) -> Problem:
     """The problem of the first record that is no JSON, or no UTF-8; the given one, if that says where it is, or if no
-    record alone is to blame. `first` is the number of the body's first record.
+    record alone is to blame. `first` is the number of the first record; `decoder` is that of a record.
     """
     if "records" in problem.more:
         return problem
-    look = BodyScan(body, cut_bytes=0)
     for _ in look.steps():
         await asyncio.sleep(0)
     for index, piece in enumerate(look.pieces if look.records_end >= 0 else (), first):
         try:
-            read_json(piece[1:-1], _records)
+            read_json(piece[1:-1], decoder)
         except Problem as found:
             found.detail = f"{found.detail}".replace("the body", "it", 1)
             return found.about_record(index)

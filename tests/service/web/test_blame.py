@@ -176,3 +176,32 @@ def test_an_event_that_is_none_is_named_in_its_batch(http: Http, topic: str) -> 
     headers = {"Content-Type": "application/cloudevents-batch+json"}
     answer = http.post(f"/v1/topics/{topic}/events", events, headers=headers)
     assert (answer.status, answer.json["records"]) == (422, [2]), answer
+
+
+@pytest.mark.parametrize("padding", [0, 3000])
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (b'{"specversion": "1.0", "id": }', "it is not JSON: JSON is malformed: invalid character (byte 29)"),
+        (b'{"data": NaN}', "it is not JSON: JSON is malformed: invalid character (byte 9)"),
+        (b'{"id": "\xff"}', "it is not UTF-8"),
+    ],
+)
+def test_an_event_that_is_no_json_is_named_in_its_batch(
+    http: Http, topic: str, bad: bytes, why: str, padding: int
+) -> None:
+    """With the place in the event: a sender whose library joined its events knows no places in the body."""
+    good = json.dumps({"specversion": "1.0", "id": "1", "source": "s", "type": "t"}).encode()[:-1]
+    good += b', "data": {"a": 1, "a": 2}}'  # what is in an event is its sender's
+    body = b"[%b]" % b",".join([*[good] * padding, good, bad, good])
+    headers = {"Content-Type": "application/cloudevents-batch+json"}
+    answer = http.post(f"/v1/topics/{topic}/events", body, headers=headers)
+    assert (answer.status, answer.json.get("records")) == (400, [padding + 1]), answer
+    assert answer.json["detail"] == f"record {padding + 1}: {why}"
+
+
+@pytest.mark.parametrize("body", [b'[{"id": "1"', b'{"a": 1}', b"[{}]x", b""])
+def test_no_event_is_blamed_for_what_is_wrong_around_them(http: Http, topic: str, body: bytes) -> None:
+    headers = {"Content-Type": "application/cloudevents-batch+json"}
+    answer = http.post(f"/v1/topics/{topic}/events", body, headers=headers)
+    assert (answer.status, answer.json["type"], "records" in answer.json) == (400, "/problems/malformed", False), answer
