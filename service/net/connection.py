@@ -477,7 +477,8 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         limits = self._server.limits
         received = self._large_end if self._large is not None else len(self._kept)
         held = self._server.room.request_bytes
-        if self._frames != self._frames_seen or self._unanswered or self._outbox.busy or self in held.waiting:
+        is_served = self._frames != self._frames_seen or self._unanswered or self._outbox.busy
+        if is_served or self in held.waiting or self._server.waits_for_turn(self):
             self._frames_seen = self._frames
             self._used_at = self._receiving_since = now
         elif not received:

@@ -37,6 +37,9 @@ MAX_BUFFERS = 64
 LOOK_S = 2.0
 # How many connections the kernel completes while we are busy. The kernel limits this to net.core.somaxconn.
 BACKLOG = 1024
+# What members of groups send every few seconds: Heartbeat, ConsumerGroupHeartbeat, ShareGroupHeartbeat and
+# StreamsGroupHeartbeat.
+HEARTBEATS = frozenset({12, 68, 76, 88})
 # How many connections whose clients have gone end in one turn. One takes some 15 us, and thousands may go together.
 ENDED_A_TURN = 100
 
@@ -72,8 +75,8 @@ class Server(Generic[SessionT]):
         self._connections: dict[Connection[SessionT], None] = {}
         self._closing = False
         self.frames_left = FRAMES_A_TURN  # how many requests may start before other tasks have their turn
-        # Requests of these start after that. They wait behind others that ask for the same API.
-        self._next: OrderedDict[int, OrderedDict[Connection[SessionT], None]] = OrderedDict()
+        # Requests of these start after that: first those of the others, then heartbeats.
+        self._next: dict[bool, OrderedDict[Connection[SessionT], None]] = {False: OrderedDict(), True: OrderedDict()}
         self._turn: asyncio.Handle | None = None
         self._ended: deque[Connection[SessionT]] = deque()  # clients send nothing more on these
         self._spare: list[LentBuffer] = []
@@ -150,30 +153,36 @@ class Server(Generic[SessionT]):
         """Other tasks have their turn before the next request of this connection, of this API, starts. Otherwise
         thousands of connections that ask at the same moment would be answered in one turn of the loop.
         """
-        self._next.setdefault(api_key, OrderedDict())[connection] = None
+        self._next[api_key in HEARTBEATS][connection] = None
         if self._turn is None:
             self._turn = self.loop.call_soon(self._take_turns)
 
+    def waits_for_turn(self, connection: Connection[SessionT]) -> bool:
+        return any(connection in waiting for waiting in self._next.values())
+
     def _take_turns(self) -> None:
-        """Each API has the same share of a turn, and what one does not need the others have. Thousands of members of a
-        group send heartbeats at the same moment: a client that wants something else does not wait behind them.
+        """Heartbeats have half of a turn, and all else the other half; what one does not need the other has. Thousands
+        of members of a group send heartbeats at the same moment: a client that wants something else does not wait
+        behind them.
         """
         self._turn = None
-        left = FRAMES_A_TURN
-        share = max(left // max(len(self._next), 1), 1)
-        while self._next and left:
-            api_key, waiting = next(iter(self._next.items()))
-            given = self.frames_left = min(share, left)
-            while waiting and self.frames_left:
-                connection, _ = waiting.popitem(last=False)
-                connection.take_turn()
-            left -= given - self.frames_left
-            self._next.move_to_end(api_key)
-            if not waiting:
-                del self._next[api_key]
-        self.frames_left = left
-        if self._next and self._turn is None:
+        others, heartbeats = self._next.values()
+        self.frames_left = FRAMES_A_TURN
+        kept = min(len(heartbeats), FRAMES_A_TURN // 2)
+        self._start_some(others, kept)
+        self._start_some(heartbeats, 0)
+        self._start_some(others, 0)
+        if (others or heartbeats) and self._turn is None:
             self._turn = self.loop.call_soon(self._take_turns)
+
+    def _start_some(self, waiting: OrderedDict[Connection[SessionT], None], kept: int) -> None:
+        """Let these start requests, until only `kept` more may start in this turn."""
+        given, self.frames_left = self.frames_left, max(self.frames_left - kept, 0)
+        kept = given - self.frames_left
+        while waiting and self.frames_left:
+            connection, _ = waiting.popitem(last=False)
+            connection.take_turn()
+        self.frames_left += kept
 
     def end_soon(self, connection: Connection[SessionT]) -> None:
         """The client is gone: end the connection in a turn in which not too many others end."""

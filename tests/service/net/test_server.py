@@ -914,10 +914,8 @@ def test_many_connections_that_ask_at_the_same_moment_leave_other_tasks_their_tu
 
 
 @every_loop
-def test_a_client_that_asks_for_another_api_does_not_wait_behind_thousands_that_ask_at_the_same_moment(
-    loop: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each API has its share of every turn, however many ask; those that ask for the same are served as they came."""
+def test_a_client_does_not_wait_behind_thousands_of_heartbeats(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All else has half of every turn, and is served in the order in which it came."""
     monkeypatch.setattr(server_module, "FRAMES_A_TURN", 8)
 
     async def main() -> None:
@@ -940,11 +938,9 @@ def test_a_client_that_asks_for_another_api_does_not_wait_behind_thousands_that_
 
 
 @every_loop
-@pytest.mark.parametrize("keys", [range(10, 12), range(10, 30)], ids=["few", "more than there is room for in one turn"])
-def test_what_one_api_does_not_need_of_a_turn_the_others_have(
-    loop: str, keys: range, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every turn starts as many requests as it may while any wait, and no API is left out."""
+@pytest.mark.parametrize("keys", [range(13, 15), range(13, 30)], ids=["few", "more than there is room for in one turn"])
+def test_what_is_not_needed_of_a_turn_heartbeats_have(loop: str, keys: range, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every turn starts as many requests as it may while any wait."""
     monkeypatch.setattr(server_module, "FRAMES_A_TURN", 8)
 
     async def main() -> None:
@@ -962,6 +958,25 @@ def test_what_one_api_does_not_need_of_a_turn_the_others_have(
                 started.append(len(door.requests))
             assert door.started.index(1000 + keys[-1]) < 6 * 8
             assert {after - before for before, after in pairwise(started)} <= {0, 8}
+
+    run(loop, main)
+
+
+@every_loop
+def test_who_waits_for_a_turn_is_not_late_with_its_request(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has come whole: a broker that has more to do than it can must not drop its clients for that."""
+    monkeypatch.setattr(Server, "_take_turns", lambda server: None)
+
+    async def main() -> None:
+        async with serving(EchoDoor()) as server:
+            peer = await connect(server)
+            await until(lambda: server.connections == 1)
+            (connection,) = server._connections
+            server.frames_left = 0
+            peer.socket.send(frame(1))
+            await until(lambda: server.waits_for_turn(connection))
+            now = server.loop.time()
+            assert [connection.overdue(now + later_s) for later_s in (0.0, 1_000.0, 2_000.0)] == [None] * 3
 
     run(loop, main)
 
