@@ -24,6 +24,7 @@ EPOCH_MAX = 2**31 - 1
 IDLE_BEFORE_EVICTION_MS = 120_000  # Kafka's bound: a busy session is never thrown out for a new one
 
 LOOK_AROUND_MS = 5_000
+HEARD_WITHIN_MS = 500  # Kafka's bound: how long a follower waits for an answer about nothing
 
 SessionKey = tuple[str | bytes, int]  # topic name (before version 13) or topic id, and partition
 
@@ -90,8 +91,9 @@ class WantedPartition:
 
     def committed(self) -> None:
         """The high watermark has moved. A follower that has readers is told at once. Any other is told when there is
-        something else to tell of the partition, and at the latest when all partitions are looked at. Until then it
-        knows of less that is committed, which it needs only to begin as a leader.
+        something else to tell of the partition, or with its next request after HEARD_WITHIN_MS: an answer about a small
+        transaction would tell of little else. Until then it takes less for committed: for its retention and its
+        compaction, and if it begins as a leader while it can't hear from enough others how much that is.
         """
         session = self._session
         assert session is not None, "only who watches is told"
@@ -99,6 +101,13 @@ class WantedPartition:
             self._stir()
             for reader in session.readers:
                 reader.moved()
+        else:
+            session.unheard[self._key] = self
+
+    def stir_if_watching(self) -> None:
+        """There may be something to tell of this partition. If it does not watch, it is looked at in any case."""
+        if self._source is not None:
+            self._stir()
 
     def _stir(self) -> "FetchSession":
         session, source = self._session, self._source
@@ -129,6 +138,9 @@ class FetchSession:
     """Clients may read from the broker that asks."""
     asked_ms: int = 0
     """When the reader last asked, by a steady clock."""
+    unheard: dict[SessionKey, WantedPartition] = field(default_factory=dict)
+    """Where the high watermark has moved since the reader was last told of all such partitions."""
+    _heard_ms: int = 0
     _looked_ms: int = 0
     _isolation: AnyIsolation | None = None
 
@@ -161,6 +173,11 @@ class FetchSession:
         """The reader asks at this time of a steady clock. No partition is quiet if the reader asks for another
         isolation or in another life, or if nobody has looked at all partitions for long.
         """
+        if now_ms - self._heard_ms >= HEARD_WITHIN_MS:
+            self._heard_ms = now_ms
+            for wanted in self.unheard.values():
+                wanted.stir_if_watching()
+            self.unheard.clear()
         is_same = isolation is self._isolation and copier == self.copier
         self._isolation, self.copier, self.has_readers, self.asked_ms = isolation, copier, has_readers, now_ms
         if not is_same or now_ms - self._looked_ms >= LOOK_AROUND_MS:

@@ -5,6 +5,7 @@ import pytest
 from isolation.read_view import Isolation
 from service.broker.fetch_sessions import (
     EPOCH_MAX,
+    HEARD_WITHIN_MS,
     IDLE_BEFORE_EVICTION_MS,
     LOOK_AROUND_MS,
     FetchSession,
@@ -180,6 +181,25 @@ def test_a_follower_hears_of_the_high_watermark_at_once_if_it_has_readers_and_el
         session.wanted["t", 0].moved()  # it was watched still
         assert waiting.woken == has_readers + 1
         assert set(partition.watchers.values()) == {True}
+
+
+def test_a_follower_without_readers_hears_of_the_high_watermark_within_the_time_of_an_empty_answer() -> None:
+    """It began as a leader with one of five seconds ago, and with too few others hid what was acknowledged since."""
+    session, partition, _ = looked_at(copier=(2, 12))
+    ask(session, at_ms=HEARD_WITHIN_MS, copier=(2, 12))
+    session.wanted["t", 0].committed()
+    ask(session, at_ms=2 * HEARD_WITHIN_MS - 1, copier=(2, 12))
+    assert not session.stirred
+    ask(session, at_ms=2 * HEARD_WITHIN_MS, copier=(2, 12))
+    assert list(session.stirred) == [("t", 0)]
+    session.wanted["t", 0].looked_at(partition, session, ("t", 0))
+    session.answered([], [("t", 0)])
+    ask(session, at_ms=4 * HEARD_WITHIN_MS, copier=(2, 12))
+    assert not session.stirred
+    session.wanted["t", 1].committed()
+    session.update([], [("t", 1)])
+    ask(session, at_ms=6 * HEARD_WITHIN_MS, copier=(2, 12))
+    assert not session.stirred, "nobody asks for it any more"
 
 
 def test_a_follower_of_a_quiet_partition_held_all_of_it_when_it_last_asked() -> None:
