@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,15 @@ from functools import partial
 from typing import Any, TypeVar
 
 from log.ids import TopicPartition
+from service.broker.internal_topics import TRANSACTIONS
+from service.wire.messages import (
+    AlterPartitionReassignmentsRequest,
+    ElectLeadersRequest,
+    ElectLeadersRequestTopicPartitions,
+    ReassignablePartition,
+    ReassignableTopic,
+)
+from tests.sim.cluster_operator import PREFERRED
 from tests.sim.history import CommittedRead, Outcome, Owned, Record, Transaction, Write
 from tests.sim.plan import INPUT, LEDGER, OUTPUT
 from tests.sim.transactions import ExactlyOnce
@@ -30,6 +40,8 @@ GROUP, FOLLOWERS = "movers", "followers"
 T = TypeVar("T")
 JSON = "application/json"
 TRIES = 12
+SLOW_S = 0.3
+"""A batch that takes longer waits for a leader that is away."""
 CROWD = 13
 KEPT = 20
 """Requests that a writer sends again later."""
@@ -415,7 +427,9 @@ class Mover(WebActor):
 
 
 class Contender(WebActor):
-    """Runs one transaction after the other under an id that another wants too."""
+    """Runs one transaction after the other under an id that another wants too. If nobody says whether the last batch is
+    in it, it may ask for the commit all the same: that is refused, or all of the batch is there, or nothing.
+    """
 
     def __init__(self, clients: Clients, name: str, brokers: Sequence[str], told: Told) -> None:
         super().__init__(clients, name, brokers, told)
@@ -428,48 +442,94 @@ class Contender(WebActor):
         if answer.status != 201:
             return
         begun = answer.json
-        txn = self.open_transaction("contended")
-        txn.transactional_id, txn.producer_id, txn.epoch = "contended", begun["producer_id"], begun["epoch"]
+        txn = self._begun(begun)
         self.history.owned.append(Owned("contended", txn.producer_id, txn.epoch, self.clients.now))
         path = f"/v1/transactions/{begun['txn']}"
         written: list[tuple[list[Write], Answer]] = []
+        doubtful: Transaction | None = None
         for number in range(self.chance.randrange(1, 4)):
-            values = self.some_records(f"c{txn.number}")
-            writes = self.note(txn, values)
+            batch = self._begun(begun)
+            values = self._for_every_leader(f"c{txn.number}")
+            writes = self.note(batch, values)
             body = json.dumps({"records": [record_of(*each) for each in values]}).encode()
-            answer = await self.insist("PUT", f"{path}/batches/{number}", body)
-            if answer.status != 200:
+            put = await self._put(f"{path}/batches/{number}", body)
+            if put is None or put.status != 200:
+                doubtful = batch if put is None or self.in_doubt else None
                 break
-            written.append((writes, answer))
+            txn.values += batch.values
+            batch.values.clear()
+            written.append((writes, put))
             if self.chance.random() < 0.3:
                 again = await self.insist("PUT", f"{path}/batches/{number}", body)
-                if again.status == 200 and again.body != answer.body:
-                    self.wrong(f"batch {number} of {path} was {answer.body!r:.200}, and is {again.body!r:.200}")
+                if again.status == 200 and again.body != put.body:
+                    self.wrong(f"batch {number} of {path} was {put.body!r:.200}, and is {again.body!r:.200}")
         wanted = self.chance.choice(("commit", "commit", "commit", "abort", "leave"))
-        if answer.status == 200 and wanted == "commit":
-            await self._commit(path, txn, written)
-        elif wanted != "leave":
+        if wanted == "commit" and (doubtful is not None or len(written) == number + 1):
+            await self._commit(path, txn, written, doubtful)
+        if wanted != "leave" and txn.outcome is Outcome.FAILED:
             await self.insist("POST", f"{path}:abort")
 
-    async def _commit(self, path: str, txn: Transaction, written: list[tuple[list[Write], Answer]]) -> None:
-        txn.committed_asked, txn.end_invoked, txn.outcome = True, self.clients.now, Outcome.UNKNOWN
-        try:
-            outcome = (await self.insist("POST", f"{path}:commit")).json["outcome"]
-        except Unanswered:
-            outcome = "unknown"
-        if outcome == "none" and not self.in_doubt:
-            txn.outcome, txn.completed = Outcome.FAILED, self.clients.now
-        elif outcome != "applied":  # nobody has said what became of it: that is asked
+    def _for_every_leader(self, name: str) -> list[tuple[TopicPartition, bytes | None, bytes]]:
+        """So that some have their part of it while another is away."""
+        places = [each for each in self.clients.partitions() if each.topic in (INPUT, OUTPUT)]
+        spread = [(place, None, value) for place, value in zip(places, self.values(len(places), name), strict=True)]
+        return [*spread, *self.some_records(name)]
+
+    async def _put(self, path: str, body: bytes) -> Answer | None:
+        """None if the answer was not waited for, because that took long: some leader is away. Then another broker may
+        coordinate by now, while the former one still has a part of the batch to write.
+        """
+        asking = asyncio.ensure_future(self.insist("PUT", path, body))
+        await asyncio.wait([asking], timeout=SLOW_S)
+        if not asking.done() and self.chance.random() < 0.9:
+            asking.cancel()
+            self.web.drop()
+            with contextlib.suppress(Unanswered):
+                await self._move_coordinator()
+            return None
+        return await asking
+
+    async def _move_coordinator(self) -> None:
+        brokers = list(self.clients.node_ids.values())
+        replicas = self.chance.sample(brokers, len(brokers))
+        indexes = range(int(self.plan.settings["transaction.state.log.num.partitions"]))
+        moved = ReassignableTopic(TRANSACTIONS.name, [ReassignablePartition(index, replicas) for index in indexes])
+        await self.line.ask(AlterPartitionReassignmentsRequest(topics=[moved]))
+        led = ElectLeadersRequestTopicPartitions(TRANSACTIONS.name, list(indexes))
+        await self.line.ask(ElectLeadersRequest(PREFERRED, [led]))
+
+    def _begun(self, begun: dict[str, Any]) -> Transaction:
+        txn = self.open_transaction("contended")
+        txn.transactional_id, txn.producer_id, txn.epoch = "contended", begun["producer_id"], begun["epoch"]
+        return txn
+
+    async def _commit(
+        self, path: str, txn: Transaction, written: list[tuple[list[Write], Answer]], doubtful: Transaction | None
+    ) -> None:
+        txns = [txn] if doubtful is None else [txn, doubtful]
+        for each in txns:
+            each.committed_asked, each.end_invoked, each.outcome = True, self.clients.now, Outcome.UNKNOWN
+        told: dict[str, Any] = {}
+        with contextlib.suppress(Unanswered):
+            told = (await self.insist("POST", f"{path}:commit", tries=2 * TRIES)).json
+        outcome = told.get("outcome", "unknown")
+        is_over = outcome == "none" and not self.in_doubt
+        if not is_over and outcome != "applied":  # nobody has said what became of it: that is asked
             answer = await self.insist("GET", path, tries=2 * TRIES)
             if answer.status != 200:
                 return
-            outcome = answer.json["outcome"]
-            if outcome == "none" and answer.json["state"] in DECIDED:
-                txn.outcome, txn.completed = Outcome.FAILED, self.clients.now
-        if outcome == "applied":
+            told = answer.json
+            outcome = told["outcome"]
+            is_over = outcome == "none" and told["state"] in DECIDED
+        if is_over:
+            for each in txns:
+                each.outcome, each.completed = Outcome.FAILED, self.clients.now
+        elif outcome == "applied":
             txn.outcome, txn.completed = Outcome.OK, self.clients.now
             for writes, answer in written:
                 self.take(txn, writes, answer.json["results"])
+            if doubtful is not None and "next_batch" in told:
+                doubtful.outcome = Outcome.OK if told["next_batch"] > len(written) else Outcome.FAILED
 
 
 async def read_page(actor: WebActor, partition: TopicPartition, offset: int, most: int) -> CommittedRead | None:
