@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote_plus, unquote_to_bytes, urlsplit
 
 import msgspec
 import zstandard
@@ -87,6 +87,15 @@ def _sha256(*parts: bytes) -> str:
     for part in parts:
         asked.update(part)
     return asked.hexdigest()
+
+
+def query_bytes(request: web.Request, name: str) -> bytes | None:
+    """The value of a query parameter as it was sent, which need not be UTF-8: otherwise different keys become one."""
+    for part in request.rel_url.raw_query_string.split("&"):
+        given, _, value = part.partition("=")
+        if unquote_plus(given) == name:
+            return unquote_to_bytes(value.replace("+", " ").encode("utf-8", "surrogateescape"))
+    return None
 
 
 def query_int(request: web.Request, name: str, default: int, *, least: int = 0, most: int = 2**63 - 1) -> int:

@@ -16,7 +16,7 @@ from isolation.read_view import Isolation
 from log.ids import TopicPartition
 from service.client.cluster import MOVED
 from service.client.failures import ClientFailure
-from service.web.answers import as_json, path_int, query_choice, query_int
+from service.web.answers import as_json, path_int, query_bytes, query_choice, query_int
 from service.web.event_format import BATCHED, STRUCTURED, EventOut
 from service.web.fetching import EARLIEST, LATEST, Lens, Piece, Shown, fetch, left_ms, opened, refused
 from service.web.following import ALL_THE_TIME, Cursor, Stream, read_cursor
@@ -60,13 +60,11 @@ def lens_of(request: web.Request) -> Lens:
         with_producers="producer" in include,
         text_numbers=query_choice(request, "int64", "number", "string") == "string",
     )
-    if "key" in query:
-        lens.key = query["key"].encode("utf-8", "surrogateescape")
-    if "key_prefix" in query:
-        lens.key_prefix = query["key_prefix"].encode("utf-8", "surrogateescape")
-    if "header" in query:
-        name, colon, content = query["header"].partition(":")
-        lens.header = name, content.encode("utf-8", "surrogateescape") if colon else None
+    lens.key, lens.key_prefix = query_bytes(request, "key"), query_bytes(request, "key_prefix")
+    wanted = query_bytes(request, "header")
+    if wanted is not None:
+        name, colon, content = wanted.partition(b":")
+        lens.header = name.decode(errors="replace"), content if colon else None
     return lens
 
 

@@ -231,7 +231,10 @@ async def commit_offsets(gateway: Gateway, request: OffsetCommitRequest) -> None
     if refused := next(filter(None, codes), 0):
         is_partly = not all(codes)
         detail = f"group {group!r}: offsets of other partitions were committed" if is_partly else f"group {group!r}"
-        raise of_error(refused, detail, writing=True, in_doubt=in_doubt or is_partly)
+        problem = of_error(refused, detail, writing=True, in_doubt=in_doubt or is_partly)
+        if refused == ErrorCode.UNKNOWN_MEMBER_ID and not request.member_id:
+            problem.slug = "group-active"  # nobody has expired: who is no member commits only what has none
+        raise problem
 
 
 async def new_offsets(gateway: Gateway, cluster: Cluster, group: str, wanted: Reset) -> dict[TopicPartition, int]:
@@ -275,7 +278,7 @@ ROUTES = (
     Route("GET", _GROUP + "/offsets", offsets, "The group's committed offsets.", "groups", answer=GroupOffsets,
           problems=(503,)),
     Route("PUT", _GROUP + "/offsets", reset, "Let the group go on elsewhere; it must have no members.", "groups",
-          body=Reset, answer=GroupOffsets, problems=(400, 404, 409, 410, 422, 503, 504)),
+          body=Reset, answer=GroupOffsets, problems=(400, 404, 409, 422, 503, 504)),
     Route("GET", _GROUP + "/lag", lag, "How far behind the group is, in decided and undecided records.", "groups",
           answer=GroupLag, problems=(503,)),
 )  # fmt: skip

@@ -25,7 +25,7 @@ from log.ids import TopicPartition
 from service.broker.internal_topics import GROUPS
 from service.client.partitioner import partition_for_key
 from service.cluster.image import Topic
-from service.web.answers import as_json, query_int, read_json
+from service.web.answers import as_json, query_bytes, query_int, read_json
 from service.web.forwarding import RECORD_HEADER, headers_of_records
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.looking import BodyScan, refuse_doubles
@@ -536,8 +536,7 @@ async def once(
 async def write_octets(gateway: Gateway, request: web.Request, topic_name: str) -> web.StreamResponse:
     topic = await topic_to_write(gateway, topic_name)
     value = await body_of(request)
-    key_text = request.query.get("key")
-    key = None if key_text is None else key_text.encode("utf-8", "surrogateescape")
+    key = query_bytes(request, "key")
     number = query_int(request, "partition", -1, most=2**31 - 1)
     given_time = request.query.get("timestamp")
     if given_time is None:
@@ -589,9 +588,13 @@ async def write_stream(gateway: Gateway, request: web.Request, topic_name: str |
     request[STREAMING] = True
     number = 0
     try:
-        async for lines in _lines(request, gateway.config.http_max_body_bytes):
+        async for empty, lines in _lines(request, gateway.config.http_max_body_bytes):
+            number += empty
             for at in range(0, len(lines), RECORDS_AT_ONCE):
                 some = lines[at : at + RECORDS_AT_ONCE]
+                if not any(map(bytes.strip, some)):
+                    number += len(some)
+                    continue
                 told = None if topic_name is None else await _write_plain_lines(gateway, some, number, topic_name)
                 if told is None:
                     reports = await _write_lines(gateway, some, number, topic_name)
@@ -605,18 +608,23 @@ async def write_stream(gateway: Gateway, request: web.Request, topic_name: str |
     return response
 
 
-async def _lines(request: web.Request, line_bytes_max: int) -> AsyncIterator[list[bytes]]:
-    """Whole lines, as many as have come."""
+async def _lines(request: web.Request, line_bytes_max: int) -> AsyncIterator[tuple[int, list[bytes]]]:
+    """How many empty lines are before them, and whole lines, as many as have come. A small body may unpack to a hundred
+    million empty lines.
+    """
     rest, pace = b"", Pace()
     async for chunk in pieces_of(request, pace):
-        *lines, rest = (rest + chunk).split(b"\n") if rest else chunk.split(b"\n")
+        whole = rest + chunk if rest else chunk
+        text = whole.lstrip(b"\n")
+        empty = len(whole) - len(text)
+        *lines, rest = text.split(b"\n")
         if len(rest) > line_bytes_max:
             raise Problem("record-too-large", f"a line is longer than {line_bytes_max} bytes")
-        if lines:
-            yield lines
+        if lines or empty:
+            yield empty, lines
             pace.moved()
     if rest:
-        yield [rest]
+        yield 0, [rest]
 
 
 async def _write_plain_lines(

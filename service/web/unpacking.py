@@ -27,6 +27,8 @@ else:
 PIECE_BYTES = 64 << 10
 PIECES_AT_ONCE = 8
 """How many pieces of a whole body are unpacked in one turn of the loop: 2 ms."""
+RAW_AT_ONCE = 256 << 10
+"""How much of a body that is not packed is handed on in one turn of the loop."""
 PACKED_AT_ONCE = 16 << 10
 """How much is given to the unpacking at a time. It copies what it leaves."""
 WINDOW: Mapping[int, int] = {zstd.DecompressionParameter.window_log_max: 23}
@@ -107,12 +109,20 @@ async def body_of(request: web.Request) -> bytes:
         encoding = encoding_of(request)
         body = await request.read()
         if encoding != "identity" and request.body_exists:
-            body = await _unpacked(Unpacker(encoding), body, request.client_max_size)
+            body = await _unpacked(request, Unpacker(encoding), body)
         request[BODY] = body
     return request[BODY]
 
 
-async def _unpacked(unpacker: Unpacker, packed: bytes, most_bytes: int) -> bytes:
+async def _others_first(request: web.Request) -> None:
+    """Give others their turn. Raises if the client is gone meanwhile: little that came may be much to do."""
+    await asyncio.sleep(0)
+    if request.transport is None:
+        raise ConnectionResetError("the client is gone")
+
+
+async def _unpacked(request: web.Request, unpacker: Unpacker, packed: bytes) -> bytes:
+    most_bytes = request.client_max_size
     pieces: list[bytes] = []
     size_bytes = 0
     for number, piece in enumerate(unpacker.feed(packed)):
@@ -122,7 +132,7 @@ async def _unpacked(unpacker: Unpacker, packed: bytes, most_bytes: int) -> bytes
         if size_bytes > most_bytes:
             raise Problem("record-too-large", f"the body unpacks to more than {most_bytes} bytes")
         if number % PIECES_AT_ONCE == PIECES_AT_ONCE - 1:
-            await asyncio.sleep(0)
+            await _others_first(request)
     unpacker.end()
     return b"".join(pieces)
 
@@ -145,12 +155,14 @@ async def pieces_of(request: web.Request, pace: Pace) -> AsyncIterator[bytes]:
     unpacker = None if encoding == "identity" else Unpacker(encoding)
     while came := await _next_of(request, pace):
         if unpacker is None:
-            yield came
+            for at in range(0, len(came), RAW_AT_ONCE):
+                yield came[at : at + RAW_AT_ONCE]
+                await _others_first(request)
             continue
         for piece in unpacker.feed(came):
             if piece:
                 yield piece
-            await asyncio.sleep(0)
+            await _others_first(request)
     if unpacker is not None:
         unpacker.end()
 

@@ -107,6 +107,18 @@ def test_a_commit_that_names_a_partition_that_is_not_there_commits_nothing(http:
     assert http.delete(member).status == 204
 
 
+def test_a_group_with_members_is_not_moved(http: Http, topic: str) -> None:
+    """A member was said to have expired, though the group's offsets were to be moved by somebody who is none."""
+    assert http.post("/v1/topics", {"name": topic, "partitions": 1}).status == 201
+    member = joined(http, topic, topic)
+    until(http, member, 1)
+    offsets = [{"topic": topic, "partition": 0, "offset": 0}]
+    refused = http.put(f"/v1/groups/{topic}/offsets", {"offsets": offsets})
+    assert (refused.status, refused.json["type"], refused.json["outcome"]) == (409, "/problems/group-active", "none")
+    assert http.delete(member).status == 204
+    assert http.put(f"/v1/groups/{topic}/offsets", {"offsets": offsets}).status == 200
+
+
 def test_a_group_that_is_ahead_of_the_log_has_no_lag(http: Http, topic: str) -> None:
     """It had fewer than no undecided records."""
     assert http.post("/v1/topics", {"name": topic}).status == 201

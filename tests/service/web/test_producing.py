@@ -275,3 +275,14 @@ def test_a_file_may_be_put_and_is_one_record_however_often_it_is_sent(
     assert [(each.key, each.value) for each in seen] == [(b"backup", content), (None, b"words")]
     refused = http.put(f"/v1/topics/{topic}/records", b"words")
     assert (refused.status, refused.json["type"], refused.json["outcome"]) == (400, "/problems/bad-key", "none")
+
+
+def test_a_raw_key_that_is_not_utf_8_is_kept_and_found(served: Served, http: Http, topic: str) -> None:
+    """Different keys became one, of U+FFFD."""
+    headers = {"Content-Type": "application/octet-stream"}
+    for key in ("%ff", "%fe%00", "a%20b+c", "%C3%A9"):
+        assert http.post(f"/v1/topics/{topic}/records?key={key}", b"x", headers=headers).status == 200
+    assert [each.key for each in read_all(served.bootstrap, topic)] == [b"\xff", b"\xfe\0", b"a b c", b"\xc3\xa9"]
+    for query, offsets in {"key=%ff": [0], "key_prefix=%fe": [1], "key=a+b%20c": [2], "key=%ef%bf%bd": []}.items():
+        found = http.get(f"/v1/topics/{topic}/partitions/0/records?{query}").json["records"]
+        assert [each["offset"] for each in found] == offsets, query
