@@ -634,23 +634,29 @@ class Segment:
 
     # -- times
 
-    def search_timestamp(self, timestamp: int, from_offset: int) -> Iterator[tuple[int, BatchHeader]]:
-        """The batches that may hold a record of `timestamp` or later, at or above `from_offset`, in order."""
+    def search_timestamp(
+        self, timestamp: int, from_offset: int, at_once: int
+    ) -> tuple[tuple[int, BatchHeader] | None, int]:
+        """The first batch from `from_offset` on that may hold a record of `timestamp` or later, with its position, and
+        the offset from which a search goes on. None if the batch is not among the first `at_once` that are looked at.
+        """
         slot = self.times.floor(timestamp - 1)
         earlier = self._true_time(slot) if slot >= 0 else self.base_offset
         later = self._true_time(slot + 1) if slot + 1 < len(self.times) else self.end_offset
         if earlier is None or later is None:
-            yield from self.search_timestamp(timestamp, from_offset)
-            return
+            return self.search_timestamp(timestamp, from_offset, at_once)
         # `later` ends the first batch that the time index names as late enough. A batch before it may be late enough,
         # too, but not one before the last offset entry: with every offset entry the time index gets an entry if the
         # largest timestamp has grown. If the time index of a sealed segment names no such batch, its end may be lost.
         # Then the search begins at the last batch that the index names as too early.
         is_whole = later < self.end_offset or not self.sealed
         start = self._indexed_position(later - 1) if is_whole else self.position_of(earlier)
-        for position, header in self.headers(max(start, self.position_of(from_offset))):
-            if header.newest_timestamp >= timestamp:
-                yield position, header
+        for count, (position, header) in enumerate(self.headers(max(start, self.position_of(from_offset))), start=1):
+            if newest_timestamp(header) >= timestamp:
+                return (position, header), header.next_offset
+            if count == at_once:
+                return None, header.next_offset
+        return None, self.end_offset
 
     def largest_before(self, limit_offset: int) -> tuple[int, BatchHeader] | None:
         """The first batch with the largest timestamp of all batches that end below the limit; None: none has a time."""

@@ -73,6 +73,10 @@ class Segments(Sequence[Segment]):
         assert all(segment.base_offset in bases for segment in new), "the new segments have names of old ones"
         self.put([*self._all[:first], *new, *self._all[first + len(old) :]])
 
+    def slot_from(self, offset: int) -> int:
+        """The slot of the first segment that may hold `offset` or something above it."""
+        return max(bisect_right(self._bases, offset) - 1, 0)
+
     def at_base(self, base_offset: int) -> Segment | None:
         """The segment with that base offset; None if there is none."""
         return self._all[self._bases.index(base_offset)] if base_offset in self._bases else None
@@ -97,8 +101,7 @@ class Segments(Sequence[Segment]):
         """See `PartitionLog.scan`."""
         if from_offset >= limit_offset or not self._all:
             return
-        first = max(bisect_right(self._bases, from_offset) - 1, 0)
-        for segment in self._all[first:]:
+        for segment in self._all[self.slot_from(from_offset) :]:
             for _, header, batch in segment.batches(segment.position_of(from_offset)):
                 if header.last_offset >= limit_offset:
                     return

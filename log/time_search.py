@@ -1,15 +1,20 @@
 """Looks for records of a log by their times: the first that is not older than a time, and the latest of all.
 
 What always holds: a record that is found is below the limit and not below the start of the log. Indexes and headers say
-which batches must be opened, so few are. A long search gives other tasks turns in between.
+which batches must be opened, so few are. But a header may lie, and a client may delete the record that the index names.
+So a search gives other tasks turns in between. The log may be cut, compacted or moved then: a search keeps offsets, not
+positions, and looks up again what it goes on with.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import islice
+from operator import attrgetter
 from typing import Final, NamedTuple
 
-from log.batch import BatchHeader, Buffer, StoredRecord, open_records
-from log.ids import NO_TIMESTAMP
+from log.batch import HEADER_BYTES, BatchHeader, StoredRecord, newest_timestamp, open_records, read_header
+from log.disk import FileSlice
+from log.ids import NO_OFFSET, NO_TIMESTAMP
 from log.partition_log import PartitionLog
 from log.segment import Segment
 
@@ -34,24 +39,28 @@ async def offset_for_timestamp(
 ) -> TimestampOffset | None:
     """The first record at or after the start of the log whose timestamp is not below `timestamp`."""
     from_offset = log.start_offset
-    while (candidate := _candidate(log, timestamp, from_offset)) is not None:
-        header, batch = candidate
-        if header.base_offset >= limit_offset:
-            return None
-        async for record in _records(header, batch, unpack):
-            if record.timestamp >= timestamp and record.offset >= log.start_offset:
-                found = TimestampOffset(record.offset, record.timestamp, header.leader_epoch)
-                return found if found.offset < limit_offset else None
-        from_offset = header.next_offset
+    while from_offset < limit_offset and (segment := _segment_with(log, timestamp, from_offset)) is not None:
+        found, from_offset = segment.search_timestamp(timestamp, from_offset, HEADERS_AT_ONCE)
+        if found is not None:
+            position, header = found
+            if header.base_offset >= limit_offset:
+                return None
+            async for record in _records(header, segment.file.pread(header.size_bytes, position), unpack):
+                if record.timestamp >= timestamp and record.offset >= log.start_offset:
+                    result = TimestampOffset(record.offset, record.timestamp, header.leader_epoch)
+                    return result if result.offset < limit_offset else None
+        # Positions and segments may change meanwhile, so only the offset is kept.
+        await asyncio.sleep(0)
     return None
 
 
-def _candidate(log: PartitionLog, timestamp: int, from_offset: int) -> tuple[BatchHeader, bytes] | None:
-    """The first batch from `from_offset` on that has such a record, judged by its header."""
-    for segment in log.segments:
+def _segment_with(log: PartitionLog, timestamp: int, from_offset: int) -> Segment | None:
+    """The first segment from `from_offset` on that may have such a record."""
+    segments = log.segments
+    for slot in range(segments.slot_from(from_offset), len(segments)):
+        segment = segments[slot]
         if segment.largest_timestamp >= timestamp and segment.end_offset > from_offset:
-            for position, header in segment.search_timestamp(timestamp, from_offset):
-                return header, segment.file.pread(header.size_bytes, position)
+            return segment
     return None
 
 
@@ -60,16 +69,28 @@ async def max_timestamp(log: PartitionLog, limit_offset: int, unpack: Unpack) ->
     first of all.
     """
     while True:
-        segments = [segment for segment in log.segments if segment.end_offset > log.start_offset]
+        segments = [
+            segment
+            for segment in log.segments
+            if segment.end_offset > log.start_offset and segment.base_offset < limit_offset
+        ]
+        # The newest one comes first. Then only a segment in which the log starts, or in which the limit lies, has to be
+        # opened in vain. Of equal ones the oldest comes first.
+        segments.sort(key=attrgetter("largest_timestamp"), reverse=True)
         latest: tuple[BatchHeader, bytes] | None = None
+        rank = (NO_TIMESTAMP, 0)
         for segment in segments:
-            known = NO_TIMESTAMP if latest is None else latest[0].newest_timestamp
-            if segment.largest_timestamp > known and segment.base_offset < limit_offset and not segment.gone:
-                found = await _largest(log, segment, limit_offset)
-                if found is not None and found[1].newest_timestamp > known:
-                    latest = found[1], segment.file.pread(found[1].size_bytes, found[0])
+            if segment.gone or (segment.largest_timestamp, -segment.base_offset) <= rank:
+                continue
+            found = await _largest(log, segment, limit_offset)
+            if found is not None and (found[1].newest_timestamp, -found[1].base_offset) > rank:
+                position, header = found
+                rank = (header.newest_timestamp, -header.base_offset)
+                latest = header, segment.file.pread(header.size_bytes, position)
         if any(segment.gone for segment in segments):
             continue  # the segment was compacted or expired during the search
+        if latest is not None and latest[0].next_offset <= log.start_offset:
+            continue  # it was deleted during the search
         cut = await _latest_of_cut_batch(log, limit_offset, unpack)
         if latest is None:
             return cut or await _first_without_time(log, limit_offset, unpack)
@@ -83,39 +104,48 @@ async def _largest(log: PartitionLog, segment: Segment, limit_offset: int) -> tu
     if largest is None or largest[1].base_offset >= log.start_offset:
         return largest
     # The index names a batch that is below the start of the log now: look at all batches that are left.
-    file, start_offset, largest = segment.file, log.start_offset, None
-    file.pin()
-    try:
-        for count, (position, header) in enumerate(segment.headers(segment.position_of(start_offset)), start=1):
-            if header.last_offset >= limit_offset:
-                break
-            known = NO_TIMESTAMP if largest is None else largest[1].newest_timestamp
-            if header.base_offset >= start_offset and header.newest_timestamp > known:
-                largest = (position, header)
-            if count % HEADERS_AT_ONCE == 0:
-                await asyncio.sleep(0)
-    finally:
-        file.unpin()
-    return None if segment.gone else largest
+    at, newest, newest_at = log.start_offset, NO_TIMESTAMP, NO_OFFSET
+    while some := list(islice(segment.headers(segment.position_of(at)), HEADERS_AT_ONCE)):
+        for _, header in some:
+            is_wanted = header.last_offset < limit_offset and header.base_offset >= log.start_offset
+            if is_wanted and newest_timestamp(header) > newest:
+                newest, newest_at = newest_timestamp(header), header.base_offset
+        at = header.next_offset
+        if at >= limit_offset:
+            break
+        await asyncio.sleep(0)
+        if segment.gone:
+            return None
+    # Positions may have changed during a turn of others, so the batch is looked up again.
+    return None if newest == NO_TIMESTAMP else next(segment.headers(segment.position_of(newest_at)), None)
 
 
 async def _latest_of_cut_batch(log: PartitionLog, limit_offset: int, unpack: Unpack) -> TimestampOffset | None:
     """The latest record of the batch in which the log starts. Its header may describe records below the start."""
-    for header, batch in log.scan(log.start_offset, limit_offset):
-        return await _latest_in(log, header, batch, unpack) if header.base_offset < log.start_offset else None
-    return None
+    first = _first(log, limit_offset)
+    if first is None or first[0].base_offset >= log.start_offset:
+        return None
+    header, stored = first
+    return await _latest_in(log, header, stored.file.pread(stored.size, stored.position), unpack)
 
 
 async def _first_without_time(log: PartitionLog, limit_offset: int, unpack: Unpack) -> TimestampOffset | None:
-    for header, batch in log.scan(log.start_offset, limit_offset):
-        async for record in _records(header, batch, unpack):
+    first = _first(log, limit_offset)
+    if first is not None:
+        header, stored = first
+        async for record in _records(header, stored.file.pread(stored.size, stored.position), unpack):
             if record.timestamp == NO_TIMESTAMP and record.offset >= log.start_offset:
                 return TimestampOffset(record.offset, NO_TIMESTAMP, header.leader_epoch)
-        return None
     return None
 
 
-async def _latest_in(log: PartitionLog, header: BatchHeader, batch: Buffer, unpack: Unpack) -> TimestampOffset | None:
+def _first(log: PartitionLog, limit_offset: int) -> tuple[BatchHeader, FileSlice] | None:
+    """The batch in which the log starts, or the first one after that."""
+    stored = log.read(log.start_offset, max_bytes=1, limit_offset=limit_offset, at_least_one=True)
+    return None if stored is None else (read_header(stored.file.pread(HEADER_BYTES, stored.position)), stored)
+
+
+async def _latest_in(log: PartitionLog, header: BatchHeader, batch: bytes, unpack: Unpack) -> TimestampOffset | None:
     latest: TimestampOffset | None = None
     async for record in _records(header, batch, unpack):
         known = NO_TIMESTAMP if latest is None else latest.timestamp
@@ -124,10 +154,10 @@ async def _latest_in(log: PartitionLog, header: BatchHeader, batch: Buffer, unpa
     return latest
 
 
-async def _records(header: BatchHeader, batch: Buffer, unpack: Unpack) -> AsyncIterator[StoredRecord]:
+async def _records(header: BatchHeader, batch: bytes, unpack: Unpack) -> AsyncIterator[StoredRecord]:
     """The records of a batch. If they are many, other tasks get turns in between."""
     if header.record_count:
-        payload = await unpack(bytes(batch), header)
+        payload = await unpack(batch, header)
         for count, record in enumerate(open_records(payload, header), start=1):
             yield record
             if count % RECORDS_AT_ONCE == 0:

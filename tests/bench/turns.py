@@ -33,7 +33,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from log.batch import build_batch
+from log.batch import build_batch, set_max_timestamp
 from service.api.routes import ROUTES
 from service.garbage import Garbage
 from service.net.server import OTHER_REQUEST_BYTES
@@ -57,6 +57,9 @@ from tests.service.wire.making import known_layout
 
 TOPICS: Final = 1_000
 """There are so many topics of one partition, and one of so many partitions."""
+HEADERS_LIE, FIRST_DELETED = "topic.1", "topic.2"
+BATCHES: Final = 20_000
+"""So many small batches are in each of these two."""
 WIDE, GROUP, TRANSACTION = "wide", "group", "transaction"
 CONSUMER_GROUP: Final = 32
 MOST_MS: Final = 10.0
@@ -218,6 +221,16 @@ class Connection:
         key, version = _key_and_version(request, version)
         answer = self.send(frame_of(request, version))
         return decode_response(key, version, answer[read_response_header(key, version, answer)[1] :])
+
+    def produce(self, topic: str, topic_id: bytes, batches: Sequence[bytes]) -> None:
+        """One request for each batch, a hundred of them on their way at once."""
+        for first in range(0, len(batches), 100):
+            some = batches[first : first + 100]
+            for records in some:
+                data = messages.TopicProduceData(topic, topic_id, [messages.PartitionProduceData(0, records)])
+                self._socket.sendall(frame_of(messages.ProduceRequest(None, -1, 1000, [data])))
+            for _ in some:
+                self._receive(struct.unpack(">i", self._receive(4))[0])
 
 
 def _key_and_version(request: Struct, version: int | None) -> tuple[ApiKey, int]:
@@ -446,6 +459,13 @@ def _conditional(known: Known, name: str, partitions: int, expected_offset: int)
 
 MANY: Final = MAX_REQUEST_ELEMENTS - 10
 REPLICAS: Final = ",".join(f"{number}:1" for number in range(4_500))
+
+
+def _by_time(topic: str, timestamp: int) -> tuple[Struct, int]:
+    wanted = [messages.ListOffsetsTopic(topic, [messages.ListOffsetsPartition(0, timestamp=timestamp)])]
+    return messages.ListOffsetsRequest(-1, 0, wanted), 11
+
+
 SPECIAL: Final[dict[ApiKey, dict[str, Callable[[Known], tuple[Struct, int]]]]] = {
     ApiKey.FETCH: {
         "a session of very many": lambda known: (
@@ -463,6 +483,11 @@ SPECIAL: Final[dict[ApiKey, dict[str, Callable[[Known], tuple[Struct, int]]]]] =
             ),
             17,
         ),
+    },
+    ApiKey.LIST_OFFSETS: {
+        "a time that only headers name": lambda known: _by_time(HEADERS_LIE, 500),
+        "a time that only a deleted record has": lambda known: _by_time(FIRST_DELETED, 500),
+        "the latest time, which a deleted record had": lambda known: _by_time(FIRST_DELETED, -3),
     },
     ApiKey.METADATA: {
         "all topics": lambda known: (messages.MetadataRequest(None), 12),
@@ -635,11 +660,15 @@ def prepare(port: int) -> Known:
         if not committed.topics[0].partitions[0].error_code:
             break
         time.sleep(0.1)
-    records = build_batch([(None, b"v", (), 1)] * 1_000)  # a log that is long already
-    data = messages.PartitionProduceData(0, records)
-    connection.ask(
-        messages.ProduceRequest(None, -1, 1000, [messages.TopicProduceData(names[1], topics[names[1]], [data])])
-    )
+    long_already = build_batch([(None, b"v", (), 1)] * 1_000)
+    connection.produce(names[1], topics[names[1]], [long_already])
+    lying = bytearray(build_batch([(None, b"v", (), 1)]))
+    set_max_timestamp(lying, 1_000)
+    connection.produce(HEADERS_LIE, topics[HEADERS_LIE], [bytes(lying)] * BATCHES)
+    of_fast_clock, ordinary = (build_batch([(None, b"v", (), timestamp)]) for timestamp in (1_000, 1))
+    connection.produce(FIRST_DELETED, topics[FIRST_DELETED], [of_fast_clock, *[ordinary] * BATCHES])
+    deleted = [messages.DeleteRecordsTopic(FIRST_DELETED, [messages.DeleteRecordsPartition(0, 1)])]
+    connection.ask(messages.DeleteRecordsRequest(deleted, 5000))
     connection.close()
     return Known(topics, (begun.producer_id, begun.producer_epoch))
 

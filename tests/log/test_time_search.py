@@ -1,18 +1,20 @@
 """Searches for records by their times."""
 
 import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 import pytest
 
-from log.batch import build_batch
+from log import time_search
+from log.batch import build_batch, set_max_timestamp
 from log.config import LogConfig
-from log.retention import SegmentAge
-from log.time_search import RECORDS_AT_ONCE, max_timestamp, offset_for_timestamp
+from log.cutting import restart_at, truncate_to
+from log.partition_log import PartitionLog
+from log.removal import raise_start_offset, remove_oldest
+from log.time_search import HEADERS_AT_ONCE, RECORDS_AT_ONCE, TimestampOffset, max_timestamp, offset_for_timestamp
 from tests.log.building import append, open_log, stamped, unpack
-from tests.log.memory_disk import MemoryDisk
-
-DAY = 86_400_000
-SEGMENTS = [SegmentAge(0, 100, 1000, 1 * DAY), SegmentAge(100, 200, 1000, 3 * DAY), SegmentAge(200, 250, 500, 5 * DAY)]
+from tests.log.memory_disk import MemoryDisk, MemoryFile
 
 
 @pytest.mark.parametrize("interval_bytes", [0, 300, 100_000])
@@ -31,6 +33,22 @@ def test_times_are_found_in_any_order_of_times(interval_bytes: int) -> None:
     assert asyncio.run(max_timestamp(log, 0, unpack)) is None
 
 
+async def with_turns(search: Coroutine[Any, Any, TimestampOffset | None]) -> tuple[int | None, int]:
+    """The offset that a search finds, and how many turns others had meanwhile."""
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    others = asyncio.ensure_future(count_turns())
+    found = await search
+    others.cancel()
+    return found and found.offset, turns
+
+
 @pytest.mark.parametrize("lookup", ["latest", "by time"])
 def test_a_search_by_time_in_a_batch_of_very_many_records_lets_others_have_their_turns(lookup: str) -> None:
     count = 20_000
@@ -38,20 +56,127 @@ def test_a_search_by_time_in_a_batch_of_very_many_records_lets_others_have_their
     async def main() -> None:
         log, _ = open_log(MemoryDisk())
         append(log, build_batch([(None, b"", (), index) for index in range(count)], leader_epoch=0))
-        turns = 0
-
-        async def count_turns() -> None:
-            nonlocal turns
-            for turns in range(1, count):  # noqa: B007
-                await asyncio.sleep(0)
-
-        others = asyncio.ensure_future(count_turns())
         if lookup == "latest":
-            found = await max_timestamp(log, count, unpack)
+            found, turns = await with_turns(max_timestamp(log, count, unpack))
         else:
-            found = await offset_for_timestamp(log, count - 1, count, unpack)
-        others.cancel()
-        assert (found and found.offset) == count - 1
+            found, turns = await with_turns(offset_for_timestamp(log, count - 1, count, unpack))
+        assert found == count - 1
         assert turns >= count // RECORDS_AT_ONCE - 1
+
+    asyncio.run(main())
+
+
+def lying(base_offset: int) -> bytearray:
+    """A batch whose header names a time that its record doesn't have."""
+    batch = stamped([b"x"], base_offset=base_offset, timestamp=1000)
+    set_max_timestamp(batch, 2000)
+    return batch
+
+
+@pytest.mark.parametrize("segment_bytes", [800, 1 << 30])
+def test_a_search_for_a_time_that_only_headers_name_lets_others_have_their_turns(segment_bytes: int) -> None:
+    count = 100
+
+    async def main() -> None:
+        log, _ = open_log(MemoryDisk(), config=LogConfig(segment_bytes=segment_bytes))
+        for offset in range(count):
+            append(log, lying(offset))
+        assert await with_turns(offset_for_timestamp(log, 1500, count, unpack)) == (None, count)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("lookup", ["latest", "by time"])
+def test_a_search_among_very_many_batches_lets_others_have_their_turns(lookup: str) -> None:
+    """The index names a batch that was deleted, so all headers must be looked at."""
+    count = 10 * HEADERS_AT_ONCE
+
+    async def main() -> None:
+        log, _ = open_log(MemoryDisk())
+        append(log, stamped([b"of a fast clock"], base_offset=0, timestamp=2000))
+        for offset in range(1, count):
+            append(log, stamped([b"x"], base_offset=offset, timestamp=1000))
+        await raise_start_offset(log, 1)
+        if lookup == "latest":
+            found, turns = await with_turns(max_timestamp(log, count, unpack))
+            assert found == 1
+        else:
+            found, turns = await with_turns(offset_for_timestamp(log, 1500, count, unpack))
+            assert found is None
+        assert turns >= 9
+
+    asyncio.run(main())
+
+
+def test_the_latest_time_is_found_without_opening_all_segments() -> None:
+    disk = MemoryDisk()
+    log, _ = open_log(disk, config=LogConfig(segment_bytes=70))
+    for offset in range(200):
+        append(log, stamped([b"x"], base_offset=offset, timestamp=1000 + offset // 2))
+    assert len(log.segments) == 200
+    for segment in log.segments:
+        segment.close()
+    opened = set()
+    disk_open = disk.open
+
+    def note(path: str, **how: bool) -> MemoryFile:
+        opened.add(path.partition(".")[0])
+        return disk_open(path, **how)
+
+    disk.open = note  # type: ignore[method-assign]
+    assert asyncio.run(max_timestamp(log, 200, unpack)) == (198, 1099, 0), "the first of two"
+    assert len(opened) == 2, "that one, and the one in which the log starts"
+
+
+def cut_and_written_anew(log: PartitionLog) -> None:
+    truncate_to(log, 4)
+    for offset in range(4, 20):
+        append(log, stamped([b"another size"], base_offset=offset, timestamp=1500 if offset == 17 else 1000))
+
+
+def restarted(log: PartitionLog) -> None:
+    restart_at(log, 17)
+    append(log, stamped([b"x"], base_offset=17, timestamp=1500))
+
+
+async def removed(log: PartitionLog) -> None:
+    await remove_oldest(log, lambda: len(log.segments) - 2)
+
+
+@pytest.mark.parametrize("segment_bytes", [800, 1 << 30])
+@pytest.mark.parametrize("lookup", ["latest", "by time"])
+@pytest.mark.parametrize("after", range(1, 8))
+@pytest.mark.parametrize("change", [cut_and_written_anew, restarted, removed, PartitionLog.discard])
+def test_a_search_goes_on_in_the_log_as_it_is_after_each_turn_of_others(
+    change: Callable[[PartitionLog], Awaitable[None] | None],
+    after: int,
+    lookup: str,
+    segment_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(time_search, "HEADERS_AT_ONCE", 3)
+
+    async def main() -> None:
+        log, _ = open_log(MemoryDisk(), config=LogConfig(segment_bytes=segment_bytes))
+        append(log, stamped([b"of a fast clock"], base_offset=0, timestamp=2000))
+        for offset in range(1, 17):
+            lies = lookup == "by time" and offset % 2
+            append(log, lying(offset) if lies else stamped([b"x"], base_offset=offset, timestamp=1000))
+        append(log, stamped([b"x"], base_offset=17, timestamp=1500))
+        await raise_start_offset(log, 1)
+        if lookup == "latest":
+            search = asyncio.ensure_future(max_timestamp(log, 18, unpack))
+        else:
+            search = asyncio.ensure_future(offset_for_timestamp(log, 1200, 18, unpack))
+        for _ in range(after):
+            await asyncio.sleep(0)
+        was_over = search.done()
+        if (done := change(log)) is not None:
+            await done
+        found = await search
+        if not was_over and change is PartitionLog.discard:
+            assert found is None
+        else:
+            assert found == (17, 1500, 0)
 
     asyncio.run(main())

@@ -306,11 +306,13 @@ def read_beyond_the_high_watermark() -> contextlib.AbstractContextManager[None]:
 def time_index_off_by_one() -> contextlib.AbstractContextManager[None]:
     original = Segment.search_timestamp
 
-    def search(segment: Segment, timestamp: int, from_offset: int) -> Iterator[tuple[int, BatchHeader]]:
+    def search(
+        segment: Segment, timestamp: int, from_offset: int, at_once: int
+    ) -> tuple[tuple[int, BatchHeader] | None, int]:
         slot = segment.times.floor(timestamp) + 1
         if 0 < slot < len(segment.times):
             from_offset = max(from_offset, segment.base_offset + segment.times.entry(slot)[1] + 1)
-        return original(segment, timestamp, from_offset)
+        return original(segment, timestamp, from_offset, at_once)
 
     return replaced(Segment, "search_timestamp", search)
 
