@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from idempotence.producers import ProducerStates
 
-LOOKS_AT_ONCE: Final = 10_000
+LOOKS_AT_ONCE: Final = 5_000
 """How many producers are looked at before a new one is refused: some milliseconds. The next look begins where this one
 ended.
 """

@@ -149,7 +149,7 @@ class ProducerStates:
         "_forgotten",
         "_full_at_s",
         "_limit",
-        "_next_shelf",
+        "_next_suspect",
         "_now_s",
         "_open_transactions",
         "_producers",
@@ -170,7 +170,7 @@ class ProducerStates:
         self._limit = limit
         self._room = ProducerRoom() if room is None else room
         self._suspects: list[int] = []
-        self._next_shelf = 0
+        self._next_suspect = 0
         self._producers = Shelves()
         self._forgotten: dict[int, int] = {}
         """The coordinator epoch of producers that were forgotten early, the last one last. They begin again with it."""
@@ -483,10 +483,12 @@ class ProducerStates:
         ]
         for producer_id in given_up:
             del self._verifying[producer_id]
-        for number in range(self._producers.shelves):
+        at: int | None = 0
+        while at is not None:
+            shelf, at = self._producers.shelf_at(at)
             gone = [
                 producer_id
-                for producer_id, entry in self._producers.shelf(number).items()
+                for producer_id, entry in shelf.items()
                 if (seen_s if (seen_s := _SEEN.unpack_from(entry)[0]) >= _CLOCK_SET_S else unseen_since_s)
                 <= idle_since_s
                 and producer_id not in self._open_transactions
@@ -522,9 +524,10 @@ class ProducerStates:
                     gone += 1
             if looked >= at_most:
                 break
-            self._suspects = list(self._producers.shelf(self._next_shelf))
+            shelf, next_suspect = self._producers.shelf_at(self._next_suspect)
+            self._suspects = list(shelf)
             self._suspects.reverse()
-            self._next_shelf += 1
+            self._next_suspect = next_suspect or 0
         return gone, looked
 
     def _forget_early(self, producer_id: int, coordinator_epoch: int) -> None:
@@ -600,7 +603,7 @@ def _read_snapshot(data: bytes) -> tuple[Shelves, dict[int, int]]:
             at += _ONE_EPOCH_BYTES
         elif version != _WITH_NONE_FORGOTTEN:
             raise ValueError(f"producer snapshot of version {version}")
-        producers = Shelves(count)
+        producers = Shelves()
         read, head_bytes, batch_bytes = _PRODUCER_AND_COUNT.unpack_from, WINDOW_AT, BATCH.size
         for _ in range(count):
             producer_id, batch_count = read(data, at)

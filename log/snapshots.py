@@ -27,7 +27,7 @@ MAGIC: Final = b"OLSN"
 VERSION: Final = 1
 NEWEST_KEPT: Final = 2
 WORTH_A_STEP: Final = 1_000
-"""A collection with more parts than this is put together in a turn of its own."""
+"""After so many parts, or KB, other work may be done."""
 _HEADER: Final = struct.Struct(">4sHHIqi")
 _CHECKED_FROM: Final = 12
 
@@ -63,12 +63,15 @@ def encoding(snapshot: Snapshot, data: bytearray) -> Iterator[None]:
     """Fill `data` step by step. Other work may be done between two steps."""
     data += _HEADER.pack(MAGIC, VERSION, len(snapshot.views), 0, snapshot.offset, snapshot.leader_epoch)
     checksum = crc32c(data[_CHECKED_FROM:])
+    done = 0
     for name, content in snapshot.views.items():
         size_bytes = 0
         collections = [(content,)] if isinstance(content, bytes) else content
         for parts in collections:
             size_bytes += sum(map(len, parts))
-            if len(parts) > WORTH_A_STEP:
+            done += len(parts)
+            if done > WORTH_A_STEP:
+                done = 0
                 yield
         encoded = name.encode("utf-8")
         prefix = struct.pack(">H", len(encoded)) + encoded + struct.pack(">I", size_bytes)
@@ -78,7 +81,9 @@ def encoding(snapshot: Snapshot, data: bytearray) -> Iterator[None]:
             joined = b"".join(parts)
             data += joined
             checksum = crc32c(joined, checksum)
-            if len(parts) > WORTH_A_STEP:
+            done += len(parts) + (len(joined) >> 10)
+            if done > WORTH_A_STEP:
+                done = 0
                 yield
     struct.pack_into(">I", data, 8, checksum)
 

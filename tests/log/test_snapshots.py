@@ -1,4 +1,5 @@
 import asyncio
+from itertools import pairwise
 
 import pytest
 
@@ -33,6 +34,18 @@ def test_parts_are_put_together_in_steps_of_bounded_size() -> None:
     head = sizes[0]
     assert sizes == [head, head, head + 15 + 4 + 20_000, head + 15 + 4 + 48_000], "each counted, then each joined"
     assert decode_snapshot(bytes(data)).views["producers"] == b"".join([b"head", *some, *more])
+
+
+@pytest.mark.parametrize(("parts", "size_bytes"), [(1, 1 << 16), (900, 4)])
+def test_many_collections_are_put_together_in_steps_too(parts: int, size_bytes: int) -> None:
+    """Of large parts, or each with too few to be worth a step."""
+    collections = [[bytes(size_bytes)] * parts] * 1_000
+    data, sizes = bytearray(), [0]
+    for _ in encoding(Snapshot(1500, 4, {"stable": collections}), data):
+        sizes.append(len(data))
+    assert max(after - before for before, after in pairwise(sizes)) <= 2 << 20
+    assert sizes.count(sizes[1]) >= 1_000 * parts // 3_000, "the parts are counted in steps"
+    assert decode_snapshot(bytes(data)).views["stable"] == bytes(1_000 * parts * size_bytes)
 
 
 def test_any_damage_is_noticed() -> None:
