@@ -111,10 +111,12 @@ def any_away(found: Mapping[str, FolderFacts | None]) -> bool:
     return any(set(facts.directories) != present for facts in known)
 
 
-async def claim(disks: Mapping[str, Disk], *, cluster_id: str, node_id: int, fresh_id: Callable[[], str]) -> str:
+async def claim(
+    disks: Mapping[str, Disk], *, cluster_id: str, node_id: int, fresh_id: Callable[[], str]
+) -> tuple[str, ...]:
     """Write into every folder to which cluster and broker it belongs, and which other folders the broker has, unless
-    one is or was away: that is left to the end of the start (`agree`). Returns the id of the first folder. Other
-    brokers recognise this broker by that id after a restart.
+    one is or was away: that is left to the end of the start (`agree`). Returns the ids of the folders, in order. The
+    cluster recognises this broker by them after a restart.
     """
     found = read_all(disks)
     if missing := missing_folders(found):
@@ -142,7 +144,7 @@ async def claim(disks: Mapping[str, Disk], *, cluster_id: str, node_id: int, fre
             await disk.write_atomic(META_FILE, new.to_text().encode())
     if is_whole:
         await agree(disks)
-    return min(facts.directory_id for facts in found.values() if facts is not None)
+    return tuple(sorted(facts.directory_id for facts in found.values() if facts is not None))
 
 
 async def agree(disks: Mapping[str, Disk]) -> None:

@@ -13,9 +13,9 @@ from service.cluster.metadata import ClusterMetadata
 
 async def join(
     disks: Mapping[str, Disk], metadata: ClusterMetadata, *, configured_id: int, fresh_id: Callable[[], str]
-) -> str:
-    """Start the metadata, which knows this broker's id and cluster then, and claim the data folders. Returns the id of
-    the first folder, by which other brokers recognise this broker after a restart.
+) -> tuple[str, ...]:
+    """Start the metadata, which knows this broker's id and cluster then, and claim the data folders. Returns the ids of
+    the folders, by which the cluster recognises this broker after a restart.
     """
     node_id, cluster_id = -1, ""
     for facts in read_all(disks).values():

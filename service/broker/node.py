@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from log.disk import Disk
-from log.ids import format_topic_id
+from log.ids import TopicId, format_topic_id
 from service.broker.closing import close_logs
 from service.broker.compactor import Compactor
 from service.broker.coordination import Coordination
@@ -95,7 +95,7 @@ class Broker:
             lambda broker: address_of(broker, config.inter_broker_listener_name),
             least_in_sync(config),
         )
-        self._home = ""
+        self._directories: tuple[str, ...] = ()
         self._opened = Image()
         self.bootstrap = ""
         self.ready = asyncio.Event()
@@ -106,7 +106,7 @@ class Broker:
         """Do all that needs no listener: claim the folders, open the logs. `may_start` is called before a log is
         touched; if it raises, the last stop counts as before, and the next start need not read the logs again.
         """
-        self._home = await join(
+        self._directories = await join(
             {folder.name: folder.disk for folder in self.folders},
             self.metadata,
             configured_id=self.config.node_id,
@@ -130,7 +130,11 @@ class Broker:
         self.holdings.follow(difference(self._opened, self.metadata.image))  # what changed while the logs were opened
         try:
             await self.metadata.register(
-                tuple(endpoints), rack=self.config.broker_rack, clean=self.maker.was_clean, home=self._home
+                tuple(endpoints),
+                rack=self.config.broker_rack,
+                clean=self.maker.was_clean,
+                directories=self._directories,
+                holds=self._holds,
             )
         except MetadataLost as lost:
             raise StartError(f"the cluster refused this broker: {lost}") from None
@@ -146,6 +150,10 @@ class Broker:
         self.env.tasks.spawn("duties in the cluster", self.duties.run())
         self.duties.stir()
         self.ready.set()
+
+    def _holds(self, topic_id: TopicId, index: int) -> bool:
+        partition = (self.partitions.topic_by_id(topic_id) or {}).get(index)
+        return partition is not None and partition.log.end_offset > 0
 
     def _regained(self) -> None:
         self.holdings.begin()

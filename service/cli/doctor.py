@@ -224,19 +224,28 @@ async def _controller(cluster: Cluster) -> list[Diagnosis]:
 
 async def _partitions(cluster: Cluster) -> list[Diagnosis]:
     leaderless: list[str] = []
+    copyless: list[str] = []
     thin: dict[TopicPartition, int] = {}
     count = 0
     for topic in await cluster.metadata(None):
         for part in topic.partitions:
             count += 1
             if part.leader_id < 0:
-                leaderless.append(f"{topic.name}-{part.partition_index}")
+                (leaderless if part.isr_nodes else copyless).append(f"{topic.name}-{part.partition_index}")
             elif len(part.isr_nodes) < len(part.replica_nodes):
                 thin[TopicPartition(topic.name or "", part.partition_index)] = len(part.isr_nodes)
     found = []
     if leaderless:
-        cure = "bring back a broker of their in-sync sets (`oncelog topic describe`)"
+        cure = "bring back a broker of their in-sync sets, on its disk (`oncelog topic describe`)"
         found.append(Diagnosis("partitions", PROBLEM, f"{len(leaderless)} have no leader: {_named(leaderless)}", cure))
+    if copyless:
+        cure = (
+            "let another copy lead, with what it has: `oncelog topic elect TOPIC --unclean`; or is that disk to be had"
+            " (docs/cluster.md, what a loss costs)?"
+        )
+        names = _named(copyless)
+        told = f"{len(copyless)} have no leader, for the disk of the last replica in sync is gone: {names}"
+        found.append(Diagnosis("partitions", PROBLEM, told, cure))
     least = await _least_in_sync(cluster, {each.topic for each in thin})
     if refusing := [f"{each.topic}-{each.partition}" for each, in_sync in thin.items() if in_sync < least[each.topic]]:
         cure = "bring back the brokers that hold them: below min.insync.replicas writes with acks=all are refused"

@@ -23,6 +23,7 @@ from service.cluster.image import (
     CLUSTER,
     CONTROLLER,
     FEATURES,
+    NO_DIRECTORIES,
     NO_LEADER,
     PRODUCER_IDS,
     Image,
@@ -30,9 +31,11 @@ from service.cluster.image import (
     StoredCounter,
     Topic,
     broker_key,
+    directories_key,
     encode_broker,
     encode_cluster,
     encode_counter,
+    encode_directories,
     encode_features,
     encode_partition,
     partition_key,
@@ -137,6 +140,9 @@ class RegisterBroker:
     other end the broker's log may lack records that it was trusted to hold. Then no leadership of its former life goes
     on: those partitions elect a leader (R4). If other replicas hold everything, it also leaves the in-sync set and is
     not eligible (R5, R14). `min_in_sync` is used for topics that do not set it.
+
+    A broker may have lost data folders since it registered last: its disk was replaced, or is not mounted. Then nobody
+    takes it for a holder of what was there, not even where it alone was in sync (R17).
     """
 
     broker_id: int
@@ -144,34 +150,64 @@ class RegisterBroker:
     endpoints: tuple[Endpoint, ...]
     rack: str | None = None
     clean: bool = False
-    home: str = ""
-    """The id of the broker's data folder. Only one process can use the folder, so an older registration with the same
-    id belongs to a former life of this broker.
+    directories: tuple[str, ...] = ()
+    """The ids of the broker's data folders, in order. Only one process can use a folder, so an older registration with
+    the same first one belongs to a former life of this broker.
     """
     min_in_sync: int = 1
+    holds: Callable[[TopicId, int], bool] = lambda topic_id, index: False
+    """Whether the data folders have something of a partition. This is asked only if the broker has lost others."""
 
     def decide(self, image: Image, *, retried: bool) -> Steps[MetadataDecision[int | Refusal]]:
         present = image.brokers.get(self.broker_id)
         if present is not None and present.session == self.session:
             return MetadataDecision(present.epoch)
         former: tuple[Op, ...] = ()
+        home = self.directories[0] if self.directories else ""
         if present is not None:
-            if not self.home or present.home != self.home:
+            if not home or present.home != home:
                 message = f"Another broker is registered with that broker id: {self.broker_id}."
                 return MetadataDecision(Refusal(ErrorCode.DUPLICATE_BROKER_REGISTRATION, message))
             former = (Delete(broker_key(self.broker_id), present.version),)
         epoch = image.broker_epoch.value + 1
-        registration = encode_broker(epoch, self.session, self.endpoints, self.rack, self.home)
-        returned = yield from _decided(_returned(image, self.broker_id, self.min_in_sync, clean=self.clean))
+        registration = encode_broker(epoch, self.session, self.endpoints, self.rack, home)
+        returned = yield from _decided(self._returned(image))
         return MetadataDecision(
             epoch,
             (
                 raised(BROKER_EPOCH, image.broker_epoch, epoch),
                 *former,
                 Create(broker_key(self.broker_id), registration, ephemeral=True),
+                *self._kept_directories(image),
                 *returned,
             ),
         )
+
+    def _kept_directories(self, image: Image) -> tuple[Op, ...]:
+        known, key = image.directories.get(self.broker_id, NO_DIRECTORIES), directories_key(self.broker_id)
+        if not self.directories or known.ids == self.directories:
+            return ()
+        value = encode_directories(self.directories)
+        return (Create(key, value) if known == NO_DIRECTORIES else Put(key, value, known.version),)
+
+    def _returned(self, image: Image) -> Iterator[Op]:
+        """The changes to partitions of a broker that has come back."""
+        alive = (*image.brokers, self.broker_id)
+        known = image.directories.get(self.broker_id, NO_DIRECTORIES).ids
+        has_lost_some = bool(self.directories) and not set(known) <= set(self.directories)
+        has_lost_all = has_lost_some and set(known).isdisjoint(self.directories)
+        for topic in image.topics.values():
+            least = least_in_sync(topic, self.min_in_sync)
+            for index, state in topic.partitions.items():
+                if self.broker_id not in (*state.isr, *state.eligible, *state.last_known):
+                    continue
+                if has_lost_all or (has_lost_some and not self.holds(topic.id, index)):
+                    new = _after_loss(state, self.broker_id, alive, least)
+                else:
+                    clean = self.clean and not has_lost_some
+                    new = _after_return(state, self.broker_id, alive, least, clean=clean)
+                if new != state:
+                    yield changed(topic.id, index, state, new)
 
 
 def _decided(ops: Iterator[Op]) -> Steps[list[Op]]:
@@ -184,22 +220,11 @@ def _decided(ops: Iterator[Op]) -> Steps[list[Op]]:
     return decided
 
 
-def _returned(image: Image, broker_id: int, min_in_sync: int, *, clean: bool) -> Iterator[Op]:
-    """The changes to partitions of a broker that has come back."""
-    alive = (*image.brokers, broker_id)
-    for topic in image.topics.values():
-        least = least_in_sync(topic, min_in_sync)
-        for index, state in topic.partitions.items():
-            if broker_id not in state.isr and broker_id not in state.eligible:
-                continue
-            new = _after_return(state, broker_id, alive, least, clean=clean)
-            if new != state:
-                yield changed(topic.id, index, state, new)
-
-
 def _after_return(
     state: PartitionState, broker_id: int, alive: tuple[int, ...], least: int, *, clean: bool
 ) -> PartitionState:
+    if broker_id not in (*state.isr, *state.eligible):
+        return state
     # While there is no leader, eligible replicas hold no less than those in sync.
     others = _but(broker_id, state.isr) or _but(broker_id, state.eligible)
     if not clean and others:
@@ -207,6 +232,22 @@ def _after_return(
     if state.leader == NO_LEADER or (state.leader == broker_id and not clean):
         return elect(state, alive, least)
     return state
+
+
+def _after_loss(state: PartitionState, broker_id: int, alive: tuple[int, ...], least: int) -> PartitionState:
+    """The state when the copy of a broker is lost (R17). If nobody else is in sync or eligible, but others have copies,
+    nobody leads until an operator lets one of them lead, uncleanly. They may lack some of what was committed. If all
+    copies are lost, or there was no other, the partition begins again without records.
+    """
+    if _but(broker_id, (*state.isr, *state.eligible)):
+        new = _after_return(state, broker_id, alive, least, clean=False)
+        return new._replace(last_known=_but(broker_id, new.last_known))
+    known = _but(broker_id, state.last_known)
+    if state.isr:  # the first loss: the other copies were not looked at yet
+        known += tuple(each for each in _but(broker_id, state.replicas) if each not in known)
+    if not known:
+        return elect(state._replace(isr=(broker_id,)), alive, least)
+    return elect(state._replace(isr=(), eligible=(), last_known=known), alive, least)
 
 
 def _but(broker_id: int, members: tuple[int, ...]) -> tuple[int, ...]:

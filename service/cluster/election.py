@@ -70,8 +70,8 @@ def elect(state: PartitionState, alive: Container[int], least: int, *, unclean: 
     """Elect a leader, with the next leader epoch: the first replica that is alive and in sync, else the first that is
     alive and eligible, else nobody. `least` is the number of replicas that must be in sync for a write.
 
-    With `unclean`, any replica that is alive may lead if there is no better one; one that was eligible before comes
-    first. It alone is then in sync, and records that it lacks are lost. Without a leader the in-sync set stays as it
+    With `unclean`, any replica that is alive may lead if there is no better one; one that is last known comes first.
+    It alone is then in sync, and records that it lacks are lost. Without a leader the in-sync set stays as it
     is. Together with the eligible replicas it names those that hold everything acknowledged.
     """
     living = tuple(replica for replica in state.replicas if replica in alive)
@@ -83,7 +83,7 @@ def elect(state: PartitionState, alive: Container[int], least: int, *, unclean: 
     if leader != NO_LEADER:
         return with_isr(state, in_sync, least)._replace(leader=leader, leader_epoch=state.leader_epoch + 1)
     if unclean and living:
-        leader = next((replica for replica in living if replica in state.last_known), living[0])
+        leader = next((replica for replica in state.last_known if replica in living), living[0])
         state = state._replace(isr=(leader,), eligible=(), last_known=())
     return state._replace(leader=leader, leader_epoch=state.leader_epoch + 1)
 

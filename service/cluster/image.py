@@ -12,6 +12,7 @@ decoded by the same code, so there is one path to state.
 | `broker_epoch` | counter: a broker's registration takes the next one in the same commit (R3) |
 | `broker_ids` | counter: the highest id ever given to a broker that brought none |
 | `brokers/<id>` | ephemeral: a registered broker |
+| `directories/<broker id>` | the ids of the data folders with which the broker registered last |
 | `topics/<name>` | a topic: id, partitions, own configuration |
 | `partitions/<topic id>/<index>` | `[replicas, isr, leader, leader epoch]`, and perhaps more (see below) |
 | `broker_configs/<id, or default>` | dynamic configuration of a broker, or of all |
@@ -48,6 +49,7 @@ CONTROLLER_EPOCH = "controller_epoch"
 BROKER_EPOCH = "broker_epoch"
 BROKER_IDS = "broker_ids"
 BROKERS = "brokers/"
+DIRECTORIES = "directories/"
 TOPICS = "topics/"
 PARTITIONS = "partitions/"
 BROKER_CONFIGS = "broker_configs/"
@@ -78,7 +80,8 @@ class PartitionState(NamedTuple):
     """
     last_known: tuple[int, ...] = ()
     """Replicas that were in sync or eligible since too few are in sync, and are neither now: they may lack some of what
-    was committed.
+    was committed. If those that had everything have lost it (R17), these are all that have something, the best first,
+    and `isr` is empty.
     """
 
 
@@ -106,7 +109,7 @@ class RegisteredBroker:
     rack: str | None = None
     version: int = 0
     home: str = ""
-    """The id of the broker's data folder."""
+    """The id of the broker's first data folder."""
 
     def endpoint(self, listener: str) -> Endpoint | None:
         return next((endpoint for endpoint in self.endpoints if endpoint.listener == listener), None)
@@ -116,6 +119,13 @@ class StoredCounter(NamedTuple):
     """A number in the store, and the version that a change must name; `ABSENT` while the key does not exist."""
 
     value: int
+    version: int
+
+
+class StoredDirectories(NamedTuple):
+    """The ids of a broker's data folders; none while it has not registered with any."""
+
+    ids: tuple[str, ...]
     version: int
 
 
@@ -130,6 +140,7 @@ class Features(NamedTuple):
 
 
 ABSENT = StoredCounter(0, -1)
+NO_DIRECTORIES = StoredDirectories((), -1)
 NO_CONFIG = StoredConfig(MappingProxyType({}), -1)
 NO_FEATURES = Features(MappingProxyType({}), -1)
 
@@ -150,6 +161,7 @@ class Image:
     dotted_names: StoredCounter = ABSENT
     features: Features = NO_FEATURES
     brokers: Mapping[int, RegisteredBroker] = field(default_factory=dict)
+    directories: Mapping[int, StoredDirectories] = field(default_factory=dict)
     topics: Mapping[str, Topic] = field(default_factory=dict)
     topic_names: Mapping[TopicId, str] = field(default_factory=dict)
     broker_configs: Mapping[str, StoredConfig] = field(default_factory=dict)
@@ -254,6 +266,10 @@ def encode_broker(epoch: int, session: int, endpoints: Iterable[Endpoint], rack:
     return _encode({"epoch": epoch, "session": session, "endpoints": list(endpoints), "rack": rack, "home": home})
 
 
+def encode_directories(ids: Iterable[str]) -> bytes:
+    return _encode(list(ids))
+
+
 def encode_topic(topic_id: TopicId, partition_count: int, config: Mapping[str, str]) -> bytes:
     return _encode({"id": format_topic_id(topic_id), "partitions": partition_count, "config": dict(config)})
 
@@ -276,6 +292,10 @@ def encode_features(levels: Mapping[str, int]) -> bytes:
 
 def broker_key(broker_id: int) -> str:
     return f"{BROKERS}{broker_id}"
+
+
+def directories_key(broker_id: int) -> str:
+    return f"{DIRECTORIES}{broker_id}"
 
 
 def topic_key(name: str) -> str:
@@ -309,6 +329,7 @@ class _ImageDraft:
         self._old = old
         self._fields: dict[str, Any] = {}
         self._brokers: dict[int, RegisteredBroker] | None = None
+        self._directories: dict[int, StoredDirectories] | None = None
         self._topics: dict[str, Topic] = {}
         self._names: dict[TopicId, str] = {}
         self._configs: dict[str, StoredConfig] | None = None
@@ -334,6 +355,8 @@ class _ImageDraft:
                 self._topic(key[len(TOPICS) :], entry)
             elif key.startswith(BROKERS):
                 self._broker(int(key[len(BROKERS) :]), entry)
+            elif key.startswith(DIRECTORIES):
+                self._directories_of(int(key[len(DIRECTORIES) :]), entry)
             elif key.startswith(BROKER_CONFIGS):
                 self._config(key[len(BROKER_CONFIGS) :], entry)
             elif key.startswith(GROUP_CONFIGS):
@@ -350,6 +373,8 @@ class _ImageDraft:
             self._fields.update(topics=self._topics, topic_names=self._names)
         if self._brokers is not None:
             self._fields["brokers"] = dict(sorted(self._brokers.items()))
+        if self._directories is not None:
+            self._fields["directories"] = self._directories
         if self._configs is not None:
             self._fields["broker_configs"] = self._configs
         if self._group_configs is not None:
@@ -433,6 +458,15 @@ class _ImageDraft:
             entry.version,
             value["home"],
         )
+
+    def _directories_of(self, broker_id: int, entry: Entry | None) -> None:
+        """A delta does not name them: they are looked up when a broker registers."""
+        if self._directories is None:
+            self._directories = dict(self._old.directories)
+        if entry is None:
+            self._directories.pop(broker_id, None)
+        else:
+            self._directories[broker_id] = StoredDirectories(tuple(json.loads(entry.value)), entry.version)
 
     def _config(self, whose: str, entry: Entry | None) -> None:
         if self._configs is None:

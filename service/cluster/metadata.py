@@ -35,6 +35,7 @@ from service.cluster.image import (
     BROKER_EPOCH,
     CONTROLLER_EPOCH,
     NO_BROKER,
+    NO_DIRECTORIES,
     Delta,
     Image,
     RegisteredBroker,
@@ -99,7 +100,8 @@ class _Registration(NamedTuple):
 
     endpoints: tuple[Endpoint, ...]
     rack: str | None
-    home: str
+    directories: tuple[str, ...]
+    holds: Callable[[TopicId, int], bool]
 
 
 class ClusterMetadata:
@@ -158,12 +160,21 @@ class ClusterMetadata:
         if founding and not self.image.cluster_id:
             await self.execute(FoundCluster(cluster_id))
 
-    async def register(self, endpoints: tuple[Endpoint, ...], *, rack: str | None, clean: bool, home: str = "") -> int:
-        """Register this broker, and return its broker epoch. `clean` says that its former life ended in order; `home`
-        is the id of its data folder. Raises `MetadataLost` while another broker has its id, or while the store can't be
-        asked. After a session that ends meanwhile another one is begun, however often.
+    async def register(
+        self,
+        endpoints: tuple[Endpoint, ...],
+        *,
+        rack: str | None,
+        clean: bool,
+        directories: tuple[str, ...] = (),
+        holds: Callable[[TopicId, int], bool] = lambda topic_id, index: False,
+    ) -> int:
+        """Register this broker, and return its broker epoch. `clean` says that its former life ended in order,
+        `directories` are the ids of its data folders, and `holds` says whether they have something of a partition.
+        Raises `MetadataLost` while another broker has its id, or while the store can't be asked. After a session that
+        ends meanwhile another one is begun, however often.
         """
-        self._registration = _Registration(endpoints, rack, home)
+        self._registration = _Registration(endpoints, rack, directories, holds)
         deadline_s = self._env.clock.monotonic() + 2 * self._session_timeout_s
         delay_s = REJOIN_S_MIN
         while True:
@@ -194,14 +205,29 @@ class ClusterMetadata:
         if session is None or own is None:
             raise MetadataLost(ErrorCode.NOT_CONTROLLER, "The session with the metadata store is over.")
         self.broker_epoch = -1
-        epoch = await self._carry_out(
-            RegisterBroker(self.broker_id, session.id, own.endpoints, own.rack, clean, own.home, self.min_in_sync())
+        known = self.image.directories.get(self.broker_id, NO_DIRECTORIES).ids
+        register = RegisterBroker(
+            self.broker_id,
+            session.id,
+            own.endpoints,
+            own.rack,
+            clean,
+            own.directories,
+            self.min_in_sync(),
+            own.holds,
         )
+        epoch = await self._carry_out(register)
         if isinstance(epoch, Refusal):
             return epoch
         if self._session is not session:
             raise MetadataLost(ErrorCode.NOT_CONTROLLER, "The session with the metadata store is over.")
         self.broker_epoch, self._trusted = epoch, True
+        if own.directories and (lost := set(known) - set(own.directories)):
+            logger.critical(
+                "%d data folder(s) with which broker %d was in the cluster before are not here: it does not count any"
+                " more as one that holds what was there",
+                *(len(lost), self.broker_id),
+            )
         self._tasks.append(self._env.tasks.spawn("metadata lease", self._watch_lease(session)))
         return None
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import resource
+import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -90,7 +91,7 @@ def test_a_broker_that_is_away_and_what_it_leaves_behind(tmp_path: Path) -> None
         assert gone == (
             "problem",
             "1 have no leader: leaderless-0",
-            "bring back a broker of their in-sync sets (`oncelog topic describe`)",
+            "bring back a broker of their in-sync sets, on its disk (`oncelog topic describe`)",
         )
         assert refusing[:2] == ("problem", "1 have too few replicas in sync: refusing-0")
         assert "bring back the brokers that hold them" in refusing[2]
@@ -101,6 +102,30 @@ def test_a_broker_that_is_away_and_what_it_leaves_behind(tmp_path: Path) -> None
         ((state, finding, cure),) = await ask.finds("health")
         assert (state, cure) == ("problem", "start that broker, or see what its log says")
         assert "broker 1: broker 2 has no copy in sync of " in finding
+
+    examine(tmp_path, scene, 1, 2)
+
+
+def test_the_last_replica_in_sync_came_back_without_its_disk(tmp_path: Path) -> None:
+    """It said to bring back a broker of the in-sync set: that broker led without a record then."""
+
+    async def scene(stage: ClusterStage, ask: Doctor) -> None:
+        await stage.create(1, 2, min_insync_replicas="1")
+        await stage.in_sync(1, 2)
+        await stage.stop(2)
+        await stage.in_sync(1)
+        await stage.stop(1)
+        shutil.rmtree(tmp_path / "1")
+        await stage.start(1)
+        await stage.start(2)
+        assert await ask.finds("partitions") == [
+            (
+                "problem",
+                "1 have no leader, for the disk of the last replica in sync is gone: orders-0",
+                "let another copy lead, with what it has: `oncelog topic elect TOPIC --unclean`; or is that disk to be"
+                " had (docs/cluster.md, what a loss costs)?",
+            )
+        ]
 
     examine(tmp_path, scene, 1, 2)
 

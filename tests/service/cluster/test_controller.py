@@ -24,6 +24,7 @@ from service.cluster.controller import (
 )
 from service.cluster.election import claim, elect
 from service.cluster.image import CONTROLLER_EPOCH, NO_BROKER, NO_LEADER, PartitionState, encode_topic, topic_key
+from service.cluster.reassign_commands import UNCLEAN, ElectLeaders
 from service.stores.port import Check, Put, Result
 from service.wire.error_codes import ErrorCode
 from tests.service.cluster.worlds import ENDPOINTS, World, decided, topic_id
@@ -183,12 +184,12 @@ def test_who_leaves_does_not_control_any_more() -> None:
 def test_a_process_of_the_same_data_folder_takes_the_place_of_its_former_life() -> None:
     world = World()
     session = world.server.open_session(1e9)
-    first = world.run(RegisterBroker(1, session, ENDPOINTS, home="folder"), session=session)
+    first = world.run(RegisterBroker(1, session, ENDPOINTS, directories=("folder",)), session=session)
     later = world.server.open_session(1e9)
-    for home in ("", "another folder"):
-        refused = world.run(RegisterBroker(1, later, ENDPOINTS, home=home), session=later)
+    for directories in ((), ("another folder",)):
+        refused = world.run(RegisterBroker(1, later, ENDPOINTS, directories=directories), session=later)
         assert isinstance(refused, Refusal)
-    second = world.run(RegisterBroker(1, later, ENDPOINTS, home="folder"), session=later)
+    second = world.run(RegisterBroker(1, later, ENDPOINTS, directories=("folder",)), session=later)
     assert (first, second) == (1, 2)
     world.server.end_session(session)
     assert world.image.brokers[1].epoch == 2
@@ -272,6 +273,104 @@ def test_a_last_member_that_did_not_stop_in_order_leaves_it_to_who_is_eligible()
     assert state_of(world)[:3] == ((1, 2, 3), (3,), NO_LEADER)
     world.add_broker(3, clean=False)
     assert state_of(world)[:3] == ((1, 2, 3), (3,), 3)
+
+
+def alone_in_sync(replicas: int = 3, *directories: str) -> World:
+    """Everything stopped in order, and broker 1 was the last in sync. It had these data folders."""
+    world = World()
+    for broker in range(1, replicas + 1):
+        world.add_broker(broker, directories=directories if broker == 1 else (f"of {broker}",))
+    world.add_topic("orders", 1, replicas=replicas)
+    for broker in range(replicas, 0, -1):
+        world.run(RemoveFromLeadership(broker))
+        world.lose_broker(broker)
+    assert state_of(world)[1:3] == ((1,), 1)
+    return world
+
+
+@pytest.mark.parametrize(
+    ("present", "holds"),
+    [(("new",), False), (("new",), True), (("new", "second"), False)],
+    ids=["replaced", "an older disk in its place", "one of two replaced"],
+)
+@pytest.mark.parametrize("clean", [False, True])
+def test_nobody_leads_when_the_disk_of_the_last_member_is_gone_until_another_copy_is_asked_to(
+    present: tuple[str, ...], holds: bool, clean: bool
+) -> None:
+    """R17: it led without a record, and the others cut their logs to that."""
+    world = alone_in_sync(3, "first", "second")
+    world.add_broker(1, clean=clean, directories=present, holds=holds)
+    assert state_of(world) == PartitionState((1, 2, 3), (), NO_LEADER, 1, state_of(world)[4], last_known=(2, 3))
+    for broker in (3, 2):
+        world.add_broker(broker, directories=(f"of {broker}",))
+        assert world.run(RemoveDead()) == 0
+    world.lose_broker(1)
+    world.add_broker(1, directories=present)
+    assert state_of(world).leader == NO_LEADER, "nor in a later life"
+    world.run(ElectLeaders(UNCLEAN, (ORDERS,)))
+    assert state_of(world)[:4] == ((1, 2, 3), (2,), 2, 2)
+
+
+def test_the_lost_disk_leads_if_it_is_found_and_asked_to_while_the_others_are_away() -> None:
+    world = alone_in_sync(3, "first")
+    for directories in ("new",), ("first",):
+        world.add_broker(1, directories=directories)
+        assert state_of(world)[1:3] == ((), NO_LEADER)
+        world.lose_broker(1)
+    world.add_broker(1, directories=("first",))
+    world.run(ElectLeaders(UNCLEAN, (ORDERS,)))
+    assert state_of(world)[:3] == ((1, 2, 3), (1,), 1)
+
+
+@pytest.mark.parametrize(
+    ("known", "present", "holds"),
+    [
+        (("first",), ("first",), False),
+        (("first",), ("another", "first"), False),
+        (("first", "second"), ("another", "first"), True),
+        ((), ("first",), False),
+    ],
+    ids=["the same", "one more", "another was lost", "unknown"],
+)
+def test_the_last_member_leads_again_where_its_disk_is_there(
+    known: tuple[str, ...], present: tuple[str, ...], holds: bool
+) -> None:
+    world = alone_in_sync(3, *known)
+    world.add_broker(1, clean=False, directories=present, holds=holds)
+    assert state_of(world)[:3] == ((1, 2, 3), (1,), 1)
+    assert world.image.directories[1].ids == present
+
+
+def test_the_only_replica_leads_again_on_a_new_disk() -> None:
+    world = alone_in_sync(1, "first")
+    world.add_broker(1, clean=False, directories=("new",))
+    assert state_of(world)[:4] == ((1,), (1,), 1, 1)
+
+
+def test_where_every_disk_is_gone_the_last_one_leads() -> None:
+    world = alone_in_sync(3, "first")
+    for broker, leader in (1, NO_LEADER), (2, NO_LEADER), (3, 3):
+        world.add_broker(broker, clean=False, directories=("new",))
+        assert state_of(world).leader == leader
+
+
+def test_whose_disk_is_gone_is_neither_in_sync_nor_eligible_nor_last_known() -> None:
+    world, epochs = two_must_be_in_sync()
+    for broker in (1, 2, 3):
+        world.lose_broker(broker)
+        epochs[broker] = world.add_broker(broker, directories=(f"of {broker}",))
+    shrunk(world, epochs, 1)
+    world.lose_broker(3)
+    world.add_broker(3, clean=True, directories=("new",))
+    assert state_of(world)[:4] == ((1, 2, 3), (1,), 1, 0)
+    assert (state_of(world).eligible, state_of(world).last_known) == ((2,), ())
+    world.lose_broker(2)
+    world.add_broker(2, clean=False, directories=("of 2",))
+    assert state_of(world).last_known == (2,)
+    world.lose_broker(2)
+    world.add_broker(2, clean=False, directories=("new",))
+    assert state_of(world)[1:3] == ((1,), 1)
+    assert (state_of(world).eligible, state_of(world).last_known) == ((), ())
 
 
 def test_whose_disk_failed_is_not_eligible() -> None:

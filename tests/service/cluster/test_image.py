@@ -27,7 +27,7 @@ def test_following_every_change_ends_at_the_image_of_a_load() -> None:
     chance = random.Random(7)
     world = World()
     for broker in (1, 2, 3):
-        world.add_broker(broker)
+        world.add_broker(broker, directories=(f"of {broker}",))
     world.run(FoundCluster("cluster"))
     for step in range(120):
         names = list(world.image.topics)

@@ -526,7 +526,7 @@ def test_a_session_that_was_left_is_not_kept_alive(tmp_path: Path, monkeypatch: 
     async def main() -> None:
         async with cluster(tmp_path) as world:
             metadata = await world.broker(1)
-            await metadata.register(ENDPOINTS, rack=None, clean=True, home="folder")
+            await metadata.register(ENDPOINTS, rack=None, clean=True, directories=("folder",))
             regained = asyncio.Event()
             metadata.on_session_regained = regained.set
             monkeypatch.setattr(ClusterMetadata, "_register", not_at_first)

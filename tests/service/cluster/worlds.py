@@ -77,9 +77,20 @@ class World:
         assert ops
         return self.server.commit(self.server.open_session(1e9), ops) is Result.CONFLICT
 
-    def add_broker(self, broker_id: int, rack: str | None = None, *, clean: bool = True) -> int:
+    def add_broker(
+        self,
+        broker_id: int,
+        rack: str | None = None,
+        *,
+        clean: bool = True,
+        directories: tuple[str, ...] = (),
+        holds: bool = False,
+    ) -> int:
         session = self.server.open_session(1e9)
-        epoch = self.run(RegisterBroker(broker_id, session, ENDPOINTS, rack, clean), session=session)
+        command = RegisterBroker(
+            broker_id, session, ENDPOINTS, rack, clean, directories, holds=lambda topic_id, index: holds
+        )
+        epoch = self.run(command, session=session)
         assert isinstance(epoch, int)
         self._sessions[broker_id] = session
         return epoch
