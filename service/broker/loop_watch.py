@@ -18,7 +18,11 @@ logger = logging.getLogger("oncelog.loop")
 HELD_MS: Final = 50
 """A client would notice a delay longer than this."""
 TOLD_EVERY_S: Final = 60.0
-"""The shortest time between two log lines: on a busy machine there would be one all the time."""
+"""The shortest time between log lines about delays of much the same length: on a busy machine there would be one all
+the time. A delay twice as long as the last told is told at once.
+"""
+ALWAYS_TOLD_MS: Final = 1000
+"""A delay as long as this is always told."""
 TICK_S: Final = 0.01
 """The period of the timer. A turn that is longer than HELD_MS by this much is always seen. A hundred ticks a second
 cost 0.2 % of a core.
@@ -33,7 +37,7 @@ class LoopWatch:
         """
         self._asked = 0.0, 0.0
         self._kept_waiting = 0
-        self._told_s = -TOLD_EVERY_S
+        self._told_s, self._told_ms = -TOLD_EVERY_S, 0
 
     def idle(self) -> float:
         """The fraction of the time since the last call in which this thread did not compute."""
@@ -57,10 +61,10 @@ class LoopWatch:
             logger.warning("nobody was served for %d ms, of which %d ms were spent computing", late_ms, computed_ms)
             return
         self._kept_waiting += 1
-        if now_s - self._told_s >= TOLD_EVERY_S:
+        if now_s - self._told_s >= TOLD_EVERY_S or late_ms >= min(2 * self._told_ms, ALWAYS_TOLD_MS):
             logger.warning(
                 "nobody was served for %d ms, of which %d ms were spent computing: the machine gave this process no"
                 " processor, or a disk made it wait (%d times since this was last said)",
                 *(late_ms, computed_ms, self._kept_waiting),
             )
-            self._told_s, self._kept_waiting = now_s, 0
+            self._told_s, self._told_ms, self._kept_waiting = now_s, late_ms, 0

@@ -47,6 +47,19 @@ def test_a_machine_that_is_busy_with_others_is_told_of_once_a_minute(caplog: pyt
     assert ["60 times" in line for line in caplog.messages] == [False, True, True, False], "our own are always told"
 
 
+def test_a_turn_that_is_much_longer_than_the_last_told_is_told_at_once_however_little_was_computed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    watch = LoopWatch()
+    late = (57, 109, 114, 14_000, 5_100, 900, 3_100, 57)
+    for second, late_ms in enumerate(late):
+        watch.note(late_ms, 1, float(second))
+    watch.note(57, 1, 70.0)
+    watch.note(114, 1, 71.0)
+    told = [57, 114, 14_000, 5_100, 3_100, 57, 114]
+    assert [int(line.split("for ")[1].split()[0]) for line in caplog.messages] == told
+
+
 def test_who_computes_is_not_idle() -> None:
     async def main() -> tuple[float, float]:
         watch = LoopWatch()
