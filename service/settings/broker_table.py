@@ -415,7 +415,7 @@ class BrokerSettings:
     log_index_interval_bytes = integer(
         "log.index.interval.bytes",
         4096,
-        "One index entry for so many bytes: smaller finds faster and indexes grow.",
+        "One index entry for so many bytes: smaller finds faster and indexes grow. Above 65536 it is 65536.",
         at_least=0,
         mode=ANYWHERE,
     )

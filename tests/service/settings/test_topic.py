@@ -8,7 +8,7 @@ import pytest
 from log.config import LogConfig
 from service.settings.broker import BrokerConfig
 from service.settings.setting import ConfigError
-from service.settings.topic import TOPIC_SETTINGS, check_topic_config, log_config
+from service.settings.topic import TOPIC_SETTINGS, check_topic_config, log_config, topic_layers
 
 
 def test_without_any_values_the_logs_own_defaults_hold() -> None:
@@ -49,6 +49,16 @@ def test_a_topics_own_values_hold_over_the_brokers() -> None:
     log = log_config(topic, config)
     assert (log.segment_bytes, log.segment_ms, log.flush_ms) == (3_000_000, 3_600_000, 9)
     assert (log.cleanup_policy, log.min_cleanable_dirty_ratio) == (("compact", "delete"), 0.1)
+
+
+@pytest.mark.parametrize("given", [{"index.interval.bytes": "2147483647"}, {}], ids=["the topic's", "the broker's"])
+def test_an_index_has_an_entry_often_enough_whatever_is_set(given: dict[str, str]) -> None:
+    """Kafka takes the value, so it is taken and shown."""
+    config = BrokerConfig({"log.index.interval.bytes": "2147483646"})
+    check_topic_config(given)
+    assert log_config(given, config).index_interval_bytes == 65_536
+    told = topic_layers(TOPIC_SETTINGS["index.interval.bytes"], given, config, {}, {})
+    assert told[0].value == given.get("index.interval.bytes", "2147483646")
 
 
 def test_a_brokers_dynamic_values_hold_over_its_static_ones() -> None:
