@@ -1,14 +1,15 @@
 """Finds out which broker of which cluster this is: from its data folders, its settings and the metadata store, which
 must agree.
 
-What always holds: nothing in a folder is touched before the three agree.
+What always holds: nothing in a folder is touched before the three agree, and no empty folder gets the id of a broker
+that lives.
 """
 
 from collections.abc import Callable, Mapping
 
 from log.disk import Disk
 from service.broker.data_folder import StartError, claim, read_all
-from service.cluster.metadata import ClusterMetadata
+from service.cluster.metadata import ClusterMetadata, MetadataLost
 
 
 async def join(
@@ -21,6 +22,7 @@ async def join(
     for facts in read_all(disks).values():
         if facts is not None:
             node_id, cluster_id = facts.node_id, facts.cluster_id
+    is_new = node_id < 0
     if node_id >= 0 and configured_id not in (-1, node_id):
         raise StartError(f"node.id is {configured_id}, but the data folder belongs to broker {node_id}")
     await metadata.start(
@@ -36,4 +38,9 @@ async def join(
         )
     if cluster_id and stored != cluster_id:
         raise StartError(f"the metadata store is of cluster {stored}, the data folder of {cluster_id}")
+    if is_new:
+        try:
+            await metadata.wait_for_id()
+        except MetadataLost as lost:
+            raise StartError(f"the cluster refused this broker: {lost}") from None
     return await claim(disks, cluster_id=stored, node_id=metadata.broker_id, fresh_id=fresh_id)

@@ -130,6 +130,10 @@ class TakeBrokerId:
         return MetadataDecision(taken + 1, (raised(BROKER_IDS, image.broker_ids, taken + 1),))
 
 
+def id_is_taken(broker_id: int) -> str:
+    return f"Another broker is registered with that broker id: {broker_id}."
+
+
 @dataclass(frozen=True, slots=True)
 class RegisterBroker:
     """Register a broker that has started ("begins a life"). The reply is its broker epoch, or a refusal while another
@@ -166,8 +170,7 @@ class RegisterBroker:
         home = self.directories[0] if self.directories else ""
         if present is not None:
             if not home or present.home != home:
-                message = f"Another broker is registered with that broker id: {self.broker_id}."
-                return MetadataDecision(Refusal(ErrorCode.DUPLICATE_BROKER_REGISTRATION, message))
+                return MetadataDecision(Refusal(ErrorCode.DUPLICATE_BROKER_REGISTRATION, id_is_taken(self.broker_id)))
             former = (Delete(broker_key(self.broker_id), present.version),)
         epoch = image.broker_epoch.value + 1
         registration = encode_broker(epoch, self.session, self.endpoints, self.rack, home)

@@ -29,6 +29,7 @@ from service.cluster.controller import (
     RegisterBroker,
     TakeBrokerId,
     Together,
+    id_is_taken,
 )
 from service.cluster.election import claim
 from service.cluster.image import (
@@ -159,6 +160,16 @@ class ClusterMetadata:
         self._tasks.append(self._env.tasks.spawn("metadata commands", self._serve()))
         if founding and not self.image.cluster_id:
             await self.execute(FoundCluster(cluster_id))
+
+    async def wait_for_id(self) -> None:
+        """Wait while another broker is registered with this broker's id. Raises `MetadataLost` if that lasts longer
+        than the session of a broker that has died.
+        """
+        deadline_s = self._env.clock.monotonic() + 2 * self._session_timeout_s
+        while self.broker_id in self.image.brokers:
+            if self._env.clock.monotonic() > deadline_s:
+                raise MetadataLost(ErrorCode.DUPLICATE_BROKER_REGISTRATION, id_is_taken(self.broker_id))
+            await asyncio.sleep(REJOIN_S_MIN)
 
     async def register(
         self,

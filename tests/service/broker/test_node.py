@@ -9,7 +9,7 @@ import pytest
 
 from log.disk import RealDisk
 from service.api.routes import OFFERED
-from service.broker.data_folder import StartError
+from service.broker.data_folder import META_FILE, StartError
 from service.broker.node import Broker
 from service.ports import RealClock, RealEnv
 from service.settings.broker import BrokerConfig, Endpoint
@@ -68,6 +68,7 @@ def test_a_number_that_another_broker_has_is_refused(tmp_path: Path) -> None:
         async def meanwhile(broker: Broker) -> None:
             with pytest.raises(StartError, match="the cluster refused this broker"):
                 await lived(tmp_path / "second", server)
+            assert not (tmp_path / "second" / META_FILE).exists(), "it can get another number"
 
         await lived(tmp_path / "first", server, scene=meanwhile)
 
