@@ -19,8 +19,10 @@ import click
 from log.ids import TopicPartition
 from service.broker.internal_topics import INTERNAL_TOPICS
 from service.cli.cluster import away
+from service.cli.config_client import BROKER, TOPIC
 from service.cli.connect import listen, with_cluster
 from service.cli.failures import CliError, Exit
+from service.cli.moving import least_in_sync
 from service.cli.output import Output, output_option, show
 from service.cli.txn import find_pins
 from service.client.cluster import LATEST, Cluster, Deadline
@@ -54,7 +56,6 @@ NAMED: Final = 3
 STANDING_S: Final = 6.0
 """Consumers that get on commit more often: by themselves every five seconds."""
 READ_S: Final = 2.0
-TOPIC: Final = 2
 MOVING_S: Final = 1.0
 HTTP_S: Final = 3.0
 NOT_KEPT: Final = 5
@@ -246,7 +247,7 @@ async def _partitions(cluster: Cluster) -> list[Diagnosis]:
         names = _named(copyless)
         told = f"{len(copyless)} have no leader, for the disk of the last replica in sync is gone: {names}"
         found.append(Diagnosis("partitions", PROBLEM, told, cure))
-    least = await _least_in_sync(cluster, {each.topic for each in thin})
+    least = await least_in_sync(cluster, {each.topic for each in thin})
     if refusing := [f"{each.topic}-{each.partition}" for each, in_sync in thin.items() if in_sync < least[each.topic]]:
         cure = "bring back the brokers that hold them: below min.insync.replicas writes with acks=all are refused"
         names = _named(refusing)
@@ -256,15 +257,6 @@ async def _partitions(cluster: Cluster) -> list[Diagnosis]:
         names = _named([f"{each.topic}-{each.partition}" for each in thin])
         found.append(Diagnosis("partitions", WARNING, f"{len(thin)} lack a replica: {names}", cure))
     return found or _well("partitions", f"{count} have a leader and all their replicas in sync")
-
-
-async def _least_in_sync(cluster: Cluster, topics: Collection[str]) -> dict[str, int]:
-    if not topics:
-        return {}
-    resources = [DescribeConfigsResource(TOPIC, name, ["min.insync.replicas"]) for name in topics]
-    answer = await cluster.ask(DescribeConfigsRequest(resources=resources))
-    told = {each.resource_name: each.configs[0].value for each in answer.results if each.configs}
-    return {name: int(told.get(name) or 1) for name in topics}
 
 
 async def _disks(cluster: Cluster) -> list[Diagnosis]:
@@ -294,19 +286,41 @@ async def _disks(cluster: Cluster) -> list[Diagnosis]:
 
 
 async def _replication(cluster: Cluster) -> list[Diagnosis]:
-    """On several brokers, a single replica of everything is seldom intended."""
+    """On several brokers, a single replica of everything is seldom intended; nor are fewer than a new topic would get,
+    as after a drain, or so few that the loss of one stops writers.
+    """
     nodes = await cluster.nodes()
-    single = [
-        topic.name or ""
-        for topic in await cluster.metadata(None)
-        if len(nodes) > 1 and topic.partitions and len(topic.partitions[0].replica_nodes) == 1
-    ]
+    if len(nodes) < 2:
+        return _well("replication", "one broker: one copy")
+    topics = [topic for topic in await cluster.metadata(None) if topic.name and topic.partitions]
+    copies = {topic.name or "": min(len(each.replica_nodes) for each in topic.partitions) for topic in topics}
+    single = [name for name, count in copies.items() if count == 1]
+    several = {name: count for name, count in copies.items() if 1 < count < len(nodes)}
+    least, usual = await least_in_sync(cluster, several), await _usual_copies(cluster, several)
+    few = [name for name, count in several.items() if count < min(usual, len(nodes)) or count <= least[name]]
+    found = []
     if single:
         cure = "create topics with --replicas 3, or set default.replication.factor"
-        return [
-            Diagnosis("replication", WARNING, f"{len(single)} topics are on one broker only: {_named(single)}", cure)
-        ]
-    return _well("replication", "as many copies as brokers allow" if len(nodes) > 1 else "one broker: one copy")
+        told = f"{len(single)} topics are on one broker only: {_named(single)}"
+        found.append(Diagnosis("replication", WARNING, told, cure))
+    if few:
+        cure = "`oncelog topic reassign TOPIC --replication-factor N`"
+        told = (
+            f"{len(few)} topics have fewer copies than default.replication.factor, or only as many as"
+            f" min.insync.replicas: {_named(few)}"
+        )
+        found.append(Diagnosis("replication", WARNING, told, cure))
+    return found or _well("replication", "as many copies as new topics get")
+
+
+async def _usual_copies(cluster: Cluster, concerned: Collection[str]) -> int:
+    """How many copies a new topic gets, as the first broker that answers has it."""
+    for node in await cluster.nodes() if concerned else ():
+        if node not in cluster.silent:
+            resource = DescribeConfigsResource(BROKER, str(node), ["default.replication.factor"])
+            answer = await cluster.ask(DescribeConfigsRequest(resources=[resource]), node=node)
+            return int(answer.results[0].configs[0].value or 1)
+    return 1
 
 
 async def _transactions(cluster: Cluster) -> list[Diagnosis]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import click
+
 from log.ids import TopicPartition
+from service.cli.config_client import TOPIC
 from service.cli.failures import CliError
 from service.cli.output import Output, confirm, remark, show
 from service.client.cluster import RETRY_PAUSE_S, Cluster
@@ -16,6 +19,8 @@ from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     AlterPartitionReassignmentsRequest,
     DescribeClusterRequest,
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
     ElectLeadersRequest,
     ElectLeadersRequestTopicPartitions,
     ListPartitionReassignmentsRequest,
@@ -200,6 +205,8 @@ async def carry_out(cluster: Cluster, moves: list[ReplicaMove], output: Output, 
         remark("nothing has to move")
         return
     show(moves, output, columns=("topic", "partition", "from_brokers", "to_brokers"))
+    for told in await _fewer_copies(cluster, moves):
+        click.echo(f"oncelog: {told}", err=True)
     confirm(f"Move {len(moves)} partition(s)?", yes=yes)
     for first in range(0, len(moves), MOVES_AT_ONCE):
         await _ask(cluster, moves[first : first + MOVES_AT_ONCE])
@@ -208,6 +215,28 @@ async def carry_out(cluster: Cluster, moves: list[ReplicaMove], output: Output, 
         remark(f"{len(waiting) - len(left)} of {len(waiting)} partitions have moved")
         await asyncio.sleep(RETRY_PAUSE_S)
     remark(f"{len(moves)} partition(s) have moved")
+
+
+async def _fewer_copies(cluster: Cluster, moves: Iterable[ReplicaMove]) -> list[str]:
+    """What the plan costs in copies."""
+    fewer = [move for move in moves if len(move.to_brokers) < len(move.from_brokers)]
+    if not fewer:
+        return []
+    told = [f"{len(fewer)} partition(s) keep fewer copies: `oncelog topic reassign` gives them more again"]
+    least = await least_in_sync(cluster, {move.topic for move in fewer})
+    if scarce := sum(len(move.to_brokers) <= least[move.topic] for move in fewer):
+        told.append(f"{scarce} of them only as many as min.insync.replicas: the loss of one stops acks=all")
+    return told
+
+
+async def least_in_sync(cluster: Cluster, topics: Collection[str]) -> dict[str, int]:
+    """The min.insync.replicas of these topics."""
+    if not topics:
+        return {}
+    resources = [DescribeConfigsResource(TOPIC, name, ["min.insync.replicas"]) for name in topics]
+    answer = await cluster.ask(DescribeConfigsRequest(resources=resources))
+    told = {each.resource_name: each.configs[0].value for each in answer.results if each.configs}
+    return {name: int(told.get(name) or 1) for name in topics}
 
 
 async def _ask(cluster: Cluster, moves: Sequence[ReplicaMove]) -> None:

@@ -137,6 +137,28 @@ def states(image: Image) -> list[PartitionState]:
     return [state for topic in image.topics.values() for state in topic.partitions.values()]
 
 
+def test_a_drained_broker_leaves_fewer_copies(tmp_path: Path) -> None:
+    """The plan did not say so, and it found as many copies as brokers allow."""
+
+    async def scene(stage: ClusterStage, ask: Doctor) -> None:
+        await stage.create(1, 2, 3, min_insync_replicas="2")
+        await stage.create(1, 2, 3, name="careless", min_insync_replicas="1")
+        await stage.in_sync(1, 2, 3)
+        assert [state for state, _, _ in await ask.finds("replication")] == ["ok"]
+        told = await asyncio.to_thread(oncelog, "cluster", "drain", "3", "--yes", bootstrap=stage.broker(1).bootstrap)
+        assert told.status == 0, told.err
+        assert "2 partition(s) keep fewer copies" in told.err
+        assert "1 of them only as many as min.insync.replicas" in told.err
+        cure = "`oncelog topic reassign TOPIC --replication-factor N`"
+        why = "fewer copies than default.replication.factor, or only as many as min.insync.replicas"
+        assert await ask.finds("replication") == [("warning", f"1 topics have {why}: orders", cure)]
+        stage.broker(1).config.__dict__["default_replication_factor"] = 3
+        ((_, finding, _),) = await ask.finds("replication")
+        assert finding.startswith("2 topics have fewer copies")
+
+    examine(tmp_path, scene)
+
+
 def test_a_cluster_that_nobody_controls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: ClusterStage, ask: Doctor) -> None:
         metadata = stage.broker(1).metadata
