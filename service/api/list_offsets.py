@@ -41,7 +41,8 @@ OFFSET_NOT_AVAILABLE_SINCE = 5
 READ_COMMITTED = 1
 CONSUMER = -1
 LOOKED_UP_A_TURN = 50
-"""How many lookups by time are made in one turn of the loop. Each takes some fifty microseconds, and waits for nothing.
+"""How many partitions are answered in one turn of the loop. Each lookup by time has a turn of its own, because it may
+look at so many headers and records that it takes a millisecond.
 """
 
 
@@ -161,6 +162,7 @@ async def _answer(
     ):  # Wait for its turn: thousands of lookups of a client that is gone must not come before another client's.
         await parts.time_lookups.acquire()
     try:
+        await asyncio.sleep(0)
         if error := leader_epoch_error(partition, wanted.current_leader_epoch):  # another broker may lead by now
             return _error(wanted, error)
         limit, leader_epoch = _limit(partition, request), partition.leader_epoch

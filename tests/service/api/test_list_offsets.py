@@ -47,6 +47,36 @@ def test_after_its_turn_a_lookup_asks_again_who_leads_and_how_far_may_be_seen(tm
     on_stage(tmp_path, scene, {"log.durability": "os"})
 
 
+@pytest.mark.parametrize("timestamp", [OLD_MS, MAX_TIMESTAMP], ids=["at or after a time", "the latest time"])
+def test_each_lookup_by_time_of_a_request_has_a_turn_of_its_own(tmp_path: Path, timestamp: int) -> None:
+    """It may look at hundreds of headers and records."""
+    count = 40
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders", count)
+        for index in range(count):
+            await stage.served("orders", index)
+        parts = ListOffsetsParts(stage.broker.partitions, stage.broker.env, stage.broker.replication.in_sync)
+        wanted = [ListOffsetsPartition(index, -1, timestamp) for index in range(count)]
+        request = ListOffsetsRequest(-1, 0, [ListOffsetsTopic("orders", wanted)])
+        turns = 0
+
+        async def count_turns() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        others = asyncio.ensure_future(count_turns())
+        header = RequestHeader(ApiKey.LIST_OFFSETS, 11, 1, "client")
+        answer = await handle(parts, Session("10.0.0.9", 1234), header, request)
+        others.cancel()
+        assert len(answer.topics[0].partitions) == count
+        assert turns >= count
+
+    on_stage(tmp_path, scene)
+
+
 def lookup(*names: str, timestamp: int = OLD_MS) -> ListOffsetsRequest:
     return ListOffsetsRequest(
         -1, 0, [ListOffsetsTopic(name, [ListOffsetsPartition(0, -1, timestamp)]) for name in names]
