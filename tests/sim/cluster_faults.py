@@ -55,6 +55,8 @@ KINDS = (
 COSTS_MEMORY = ("power cut", "disk fails")
 ALONE = "one machine loses power"
 """And no other does, nor does a process die, until all replicas are in sync again: memory is enough for that."""
+REPLACED = "one disk is replaced"
+"""While the others are there, or after everybody has stopped. All replicas were in sync before."""
 ENDS_NOBODY = (
     "pause",
     "long pause",
@@ -97,7 +99,7 @@ def draw_cluster_plan(chance: random.Random) -> Plan:
     if plan.durability != "fsync":
         plan.kinds = tuple(kind for kind in plan.kinds if kind not in COSTS_MEMORY) or ("kill",)
         if chance.random() < 0.5:
-            plan.kinds = (ALONE, ALONE, *(kind for kind in plan.kinds if kind in ENDS_NOBODY))
+            plan.kinds = (ALONE, ALONE, REPLACED, *(kind for kind in plan.kinds if kind in ENDS_NOBODY))
     plan.down_seconds = chance.choice((0.02, 0.5, 5.0, 10.0))
     plan.store_loss = chance.choice((0.0, 0.0, 0.02, 0.1))
     plan.moves = chance.random() < 0.5
@@ -173,6 +175,7 @@ class ClusterFate:
             "everything dies": self._end_everything,
             "disk fails": self._fail_disk,
             ALONE: self._lose_one_machine,
+            REPLACED: self._replace_disk,
             "clocks go apart": self._part_clocks,
             AS_IT_ANSWERS: self._die_as_it_answers,
             WITH_A_MARKER: self._die_with_a_marker,
@@ -334,6 +337,23 @@ class ClusterFate:
         await asyncio.sleep(3 * self._chance.random())
         way.silent = False
         network.heal()
+
+    async def _replace_disk(self, host: Host) -> None:
+        """With two to be in sync, another replica has everything that was acknowledged: the last two that stop."""
+        if not await come_true(self._simulation.all_are_in_sync, within=20, every=0.1):
+            return
+        others = self._chance.sample(self._names, len(self._names))
+        others.remove(host.name)
+        if self._chance.random() < 0.5:
+            for name in others:
+                await self.restart(name)
+        host.kill()
+        assert host.disk is not None
+        host.disk.replace()
+        for name in self._chance.sample(self._names, len(self._names)):
+            if not self._world.hosts[name].alive:
+                self._world.hosts[name].boot()
+            await asyncio.sleep(self._chance.random())
 
     async def _part_clocks(self, host: Host) -> None:
         """Its wall clock is set, and the other runs a little faster or slower than those of others."""

@@ -42,12 +42,12 @@ from service.broker.shard import Shard
 from service.broker.transaction_gate import TransactionGate
 from service.cluster.controller import AlterPartition
 from service.cluster.election import held_by
-from service.cluster.image import Image, PartitionState
+from service.cluster.image import NO_DIRECTORIES, Image, PartitionState
 from service.cluster.metadata import ClusterMetadata
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import FetchPartition
 from tests.sim.cluster import ClusterSimulation, run
-from tests.sim.cluster_faults import ALONE, MOVED_UNHEARD, STAYS_AWAY, WITH_A_MARKER
+from tests.sim.cluster_faults import ALONE, MOVED_UNHEARD, REPLACED, STAYS_AWAY, WITH_A_MARKER
 from tests.sim.mutants import Caught, complete_after_the_first_marker, markers_of_deposed_coordinators_taken
 from tests.sim.plan import Plan
 from tests.sim.run import processes, replaced
@@ -418,6 +418,18 @@ def elections_that_may_lose() -> Planting:
     return replaced(tests.sim.cluster, "draw_cluster_plan", draw)
 
 
+def who_has_an_empty_disk_is_taken_for_who_it_was() -> Planting:
+    """As if it had stopped in order, and had its data folders still."""
+    original = ClusterMetadata.register
+
+    async def register(metadata: ClusterMetadata, *given: Any, clean: bool, directories: Any, **more: Any) -> int:
+        known = metadata.image.directories.get(metadata.broker_id, NO_DIRECTORIES).ids
+        is_new = bool(known) and known != directories
+        return await original(metadata, *given, clean=clean or is_new, directories=known or directories, **more)
+
+    return replaced(ClusterMetadata, "register", register)
+
+
 def deletions_that_a_follower_missed_are_not_asked_about() -> Planting:
     """A follower that was away goes on with a log that tombstones have left meanwhile. Deleted keys come back."""
     return replaced(Reading, "_lacks_deletions", staticmethod(lambda *_: ErrorCode.NONE))
@@ -500,6 +512,7 @@ WHERE_MEMORY_IS_LOST = (
     eligible_after_an_unclean_stop,
 )
 """Where what is flushed alone counts, a follower still holds what it has shown."""
+WHERE_DISKS_ARE_REPLACED = (who_has_an_empty_disk_is_taken_for_who_it_was,)
 WHERE_MOVES_ARE_UNHEARD = (
     the_in_sync_set_is_written_whatever_it_is_by_now,
     who_was_replaced_tells_producers_to_give_up,
@@ -513,6 +526,7 @@ CAN_SHOW: tuple[tuple[Sequence[Callable[[], Planting]], CanShow], ...] = (
     (WITH_TRANSACTIONS, lambda plan: plan.transactional),
     (WITH_MOVES, lambda plan: plan.moves),
     (WHERE_MEMORY_IS_LOST, lambda plan: ALONE in plan.kinds),
+    (WHERE_DISKS_ARE_REPLACED, lambda plan: REPLACED in plan.kinds),
     (WHERE_MOVES_ARE_UNHEARD, lambda plan: MOVED_UNHEARD in plan.kinds),
     (WHERE_ONE_STAYS_AWAY, lambda plan: STAYS_AWAY in plan.kinds),
     (WHERE_ONE_DIES_WITH_A_MARKER, lambda plan: WITH_A_MARKER in plan.kinds),

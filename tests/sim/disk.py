@@ -196,6 +196,14 @@ class SimDisk:
         assert isinstance(folder, Folder)
         return Mount(self, self.life, folder)
 
+    def replace(self) -> None:
+        """Another disk is put in its place, an empty one. No process may use it now."""
+        assert self.life < 0, "the process is gone"
+        self.root = Folder(self.number())
+        self.used_bytes = 0
+        self.name_changes.clear()
+        self._planted.clear()
+
     def number(self) -> int:
         self._numbers += 1
         return self._numbers
