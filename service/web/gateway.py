@@ -143,7 +143,7 @@ class Gateway:
         self._metadata = broker.metadata
         self._internal_topics = broker.coordination.internal_topics
         self._turn = 0
-        self._waiting: set[asyncio.Task[Any]] = set()
+        self._waiting: dict[asyncio.Task[Any], None] = {}  # in order: a simulated stop is the same each time
         self._http: ClientSession | None = None
         self.outgoing = Outgoing(outgoing_max)
         self._handlers = {key: route.bound(broker) for key, route in ROUTES.items()}
@@ -197,14 +197,14 @@ class Gateway:
             raise Problem("too-many-streams", f"{most} streams are open at this broker")
         task = asyncio.current_task()
         assert task is not None
-        self._waiting.add(task)
+        self._waiting[task] = None
         is_stream = most is not None
         self._tally.http.streams += is_stream
         try:
             yield
         finally:
             self._tally.http.streams -= is_stream
-            self._waiting.discard(task)
+            self._waiting.pop(task, None)
 
     def count_replayed(self) -> None:
         """A request got the answer of an earlier one here, at the broker that remembers its key."""
