@@ -1,23 +1,26 @@
 """The aborted transactions of one partition: which offsets a reader of committed data must skip.
 
 What always holds: ranges are in the order of their markers, and the offset of a marker identifies its range. The cost
-of a query grows with its answer, and with the logarithm of the number of ranges, even if one long transaction spans all
-others.
+of a query grows with its answer, and by one look for each 4,096 ranges, even if one long transaction spans all others.
 
-The numbers are in flat arrays, 24 bytes for each range. For each block of 64 ranges the lowest first offset is kept,
-and for each 64 blocks again, level by level. With these minima a query steps over blocks in which no range begins early
-enough.
+The numbers are in flat arrays, 24 bytes for each range, in chunks of at most 4,096 ranges. A chunk that was lent, to a
+snapshot or to a reader who takes his time, is copied before it is changed. So nothing takes longer than one chunk does,
+except to restore a snapshot. For each block of 64 ranges, and for each chunk, the lowest first offset is kept. With it
+a query steps over blocks in which no range begins early enough.
 """
 
 import struct
 import sys
 from array import array
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
-BLOCK_BITS: Final = 6
-BLOCK: Final = 1 << BLOCK_BITS
+from log.batch import Buffer
+
+BLOCK: Final = 64
+CHUNK: Final = BLOCK * BLOCK
 _COUNT: Final = struct.Struct(">I")
 
 
@@ -29,126 +32,140 @@ class AbortedRange(NamedTuple):
     last_offset: int
 
 
+class _Chunk:
+    """Some ranges in a row: one at least, except before the first is added."""
+
+    __slots__ = ("first", "last", "lent", "lowest", "minima", "producer")
+
+    def __init__(self, producer: "array[int]", first: "array[int]", last: "array[int]") -> None:
+        self.producer, self.first, self.last = producer, first, last
+        self.minima = array("q", [min(first[at : at + BLOCK]) for at in range(0, len(first), BLOCK)])
+        self.lowest = min(self.minima, default=sys.maxsize)
+        self.lent = False
+
+    def of(self, indexes: Iterable[int]) -> "_Chunk":
+        """A chunk with these of the ranges."""
+        kept = list(indexes)
+        columns = (self.producer, self.first, self.last)
+        return _Chunk(*(array("q", [column[index] for index in kept]) for column in columns))
+
+    def add(self, aborted: AbortedRange) -> None:
+        if len(self.first) % BLOCK == 0:
+            self.minima.append(aborted.first_offset)
+        elif aborted.first_offset < self.minima[-1]:
+            self.minima[-1] = aborted.first_offset
+        self.lowest = min(self.lowest, aborted.first_offset)
+        self.producer.append(aborted.producer_id)
+        self.first.append(aborted.first_offset)
+        self.last.append(aborted.last_offset)
+
+    def overlapping(self, from_offset: int, end_offset: int) -> Iterator[AbortedRange]:
+        if self.lowest >= end_offset:
+            return
+        first, last, producer = self.first, self.last, self.producer
+        index, count = bisect_left(last, from_offset), len(last)
+        while index < count:
+            if index % BLOCK == 0 and self.minima[index // BLOCK] >= end_offset:
+                index += BLOCK
+                continue
+            if first[index] < end_offset:
+                yield AbortedRange(producer[index], first[index], last[index])
+            index += 1
+
+
 class AbortedRanges:
     """The ranges of one partition. They are added in the order of their markers and dropped from the front."""
 
-    __slots__ = ("_first", "_last", "_minima", "_producer")
+    __slots__ = ("_chunks",)
 
     def __init__(self) -> None:
-        self._first = array("q")
-        self._last = array("q")
-        self._producer = array("q")
-        self._minima: list[array[int]] = []
+        self._chunks: list[_Chunk] = []
 
     def __len__(self) -> int:
-        return len(self._last)
+        return sum(len(chunk.last) for chunk in self._chunks)
+
+    def __bool__(self) -> bool:
+        return bool(self._chunks)  # every read asks; there is no empty chunk
 
     def add(self, aborted: AbortedRange) -> None:
-        assert not self._last or self._last[-1] < aborted.last_offset, "markers come in the order of the log"
-        self._first.append(aborted.first_offset)
-        self._last.append(aborted.last_offset)
-        self._producer.append(aborted.producer_id)
-        self._raise_minima(len(self._first) - 1)
+        chunks = self._chunks
+        assert not chunks or chunks[-1].last[-1] < aborted.last_offset, "markers come in the order of the log"
+        if not chunks or len(chunks[-1].last) >= CHUNK:
+            chunks.append(_Chunk(array("q"), array("q"), array("q")))
+        elif chunks[-1].lent:
+            chunks[-1] = _Chunk(chunks[-1].producer[:], chunks[-1].first[:], chunks[-1].last[:])
+        chunks[-1].add(aborted)
 
-    def _raise_minima(self, index: int) -> None:
-        """Take the first offset of the newest range, at `index`, into the minima."""
-        first_offset = self._first[index]
-        level = 0
-        block = index >> BLOCK_BITS
-        while level < len(self._minima) or block > 0 or index == BLOCK - 1:
-            if level == len(self._minima):
-                # A second block begins (or the first one is full): from now on a further level is needed.
-                below = self._minima[level - 1] if level else self._first
-                self._minima.append(array("q", [min(below[:BLOCK])]))
-            minima = self._minima[level]
-            if block == len(minima):
-                minima.append(first_offset)
-            elif first_offset < minima[block]:
-                minima[block] = first_offset
-            if block == 0:
-                return
-            level += 1
-            block >>= BLOCK_BITS
+    def _chunk_of(self, last_offset: int) -> int:
+        """The number of the first chunk with a marker at or above this offset."""
+        return bisect_left(self._chunks, last_offset, key=lambda chunk: chunk.last[-1])
+
+    def _lend(self, number: int = 0) -> list[_Chunk]:
+        """The chunks from this one on, as they are now."""
+        lent = self._chunks[number:]
+        for chunk in lent:
+            chunk.lent = True
+        return lent
 
     def overlapping(self, from_offset: int, end_offset: int) -> list[AbortedRange]:
         """The ranges that a reader of [from_offset, end_offset) must know: those with a marker at or above
         `from_offset` that begin below `end_offset`.
         """
-        first, last, producer = self._first, self._last, self._producer
-        found = []
-        index, count = bisect_left(last, from_offset), len(last)
-        while index < count:
-            if index % BLOCK == 0 and (step := self._step_over(index, end_offset)):
-                index += step
-                continue
-            if first[index] < end_offset:
-                found.append(AbortedRange(producer[index], first[index], last[index]))
-            index += 1
-        return found
+        return list(_overlapping(self._chunks[self._chunk_of(from_offset) :], from_offset, end_offset))
 
     def reach_into(self, from_offset: int, end_offset: int) -> bool:
         """Whether there is any such range."""
-        first = self._first
-        index, count = bisect_left(self._last, from_offset), len(first)
-        while index < count and first[index] >= end_offset:
-            index += (index % BLOCK == 0 and self._step_over(index, end_offset)) or 1
-        return index < count
+        chunks = self._chunks[self._chunk_of(from_offset) :]
+        return next(_overlapping(chunks, from_offset, end_offset), None) is not None
 
     def count_from(self, offset: int) -> int:
         """How many ranges have their marker at or above this offset."""
-        return len(self._last) - bisect_left(self._last, offset)
+        return sum(
+            len(chunk.last) - bisect_left(chunk.last, offset) for chunk in self._chunks[self._chunk_of(offset) :]
+        )
 
     def each_overlapping(self, from_offset: int, end_offset: int) -> Iterator[AbortedRange]:
         """The same ranges one by one, as they are at this call: other work may be done, and change them, in between."""
-        first, last, producer = self._first[:], self._last[:], self._producer[:]
-        return (
-            AbortedRange(producer[index], first[index], last[index])
-            for index in range(bisect_left(last, from_offset), len(last))
-            if first[index] < end_offset
-        )
-
-    def _step_over(self, index: int, end_offset: int) -> int:
-        """How many ranges from `index` on can be skipped, because whole blocks of them begin too late."""
-        for level in range(len(self._minima) - 1, -1, -1):
-            bits = BLOCK_BITS * (level + 1)
-            if index & ((1 << bits) - 1) == 0 and self._minima[level][index >> bits] >= end_offset:
-                return 1 << bits
-        return 0
+        return _overlapping(self._lend(self._chunk_of(from_offset)), from_offset, end_offset)
 
     def drop_before(self, start_offset: int) -> None:
-        """Forget ranges whose markers have left the log. It is done only when these are at least half of all ranges.
-        Until then they do no harm: no reader asks for such low offsets.
+        """Forget ranges whose markers have left the log. Of a chunk they are forgotten only when they are at least half
+        of it. Until then they do no harm: no reader asks for such low offsets.
         """
-        gone = bisect_left(self._last, start_offset)
-        if gone and gone * 2 >= len(self._last):
-            del self._first[:gone], self._last[:gone], self._producer[:gone]
-            self._build_minima()
+        del self._chunks[: self._chunk_of(start_offset)]
+        if self._chunks:
+            chunk = self._chunks[0]
+            gone, count = bisect_left(chunk.last, start_offset), len(chunk.last)
+            if gone * 2 >= count:
+                self._chunks[0] = chunk.of(range(gone, count))
 
-    def remove(self, last_offsets: Iterable[int]) -> None:
-        """Forget the ranges whose markers are at these offsets."""
-        gone = frozenset(last_offsets)
-        kept = [index for index, last_offset in enumerate(self._last) if last_offset not in gone]
-        self._first = array("q", [self._first[index] for index in kept])
-        self._producer = array("q", [self._producer[index] for index in kept])
-        self._last = array("q", [self._last[index] for index in kept])
-        self._build_minima()
-
-    def _build_minima(self) -> None:
-        self._minima = []
-        below = self._first
-        while len(below) >= BLOCK:
-            below = array("q", [min(below[at : at + BLOCK]) for at in range(0, len(below), BLOCK)])
-            self._minima.append(below)
+    def remove(self, last_offsets: Sequence[int]) -> Generator[None, None, None]:
+        """Forget the ranges whose markers are at these offsets, which rise. It is done step by step: other work may be
+        done, and change the ranges, in between.
+        """
+        at = 0
+        while at < len(last_offsets) and (number := self._chunk_of(last_offsets[at])) < len(self._chunks):
+            chunk = self._chunks[number]
+            end = bisect_right(last_offsets, chunk.last[-1], at, min(at + CHUNK, len(last_offsets)))
+            gone = frozenset(last_offsets[at:end])
+            kept = [index for index, last_offset in enumerate(chunk.last) if last_offset not in gone]
+            self._chunks[number : number + 1] = [chunk.of(kept)] if kept else []
+            at = end
+            yield
 
     # -- snapshots
 
-    def to_bytes(self) -> bytes:
-        columns = [little_endian(column).tobytes() for column in (self._producer, self._first, self._last)]
-        return _COUNT.pack(len(self._last)) + b"".join(columns)
+    def lend(self) -> list[Collection[Buffer]]:
+        """The bytes for `from_bytes`, in parts that stay as they are now."""
+        chunks = self._lend()
+        columns = chain(
+            (chunk.producer for chunk in chunks), (chunk.first for chunk in chunks), (chunk.last for chunk in chunks)
+        )
+        return [(_COUNT.pack(len(self)),), *((memoryview(little_endian(column)).cast("B"),) for column in columns)]
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "AbortedRanges":
-        """ValueError when the bytes are not what `to_bytes` wrote."""
+        """ValueError when the bytes are not what `lend` gave out."""
         if len(data) < _COUNT.size or len(data) != _COUNT.size + _COUNT.unpack_from(data)[0] * 24:
             raise ValueError("the aborted ranges are cut short")
         size = (len(data) - _COUNT.size) // 3
@@ -159,9 +176,14 @@ class AbortedRanges:
             columns.append(little_endian(column))
         ranges = cls()
         if columns:
-            ranges._producer, ranges._first, ranges._last = columns
-            ranges._build_minima()
+            ranges._chunks = [
+                _Chunk(*(column[at : at + CHUNK] for column in columns)) for at in range(0, len(columns[0]), CHUNK)
+            ]
         return ranges
+
+
+def _overlapping(chunks: Iterable[_Chunk], from_offset: int, end_offset: int) -> Iterator[AbortedRange]:
+    return chain.from_iterable(chunk.overlapping(from_offset, end_offset) for chunk in chunks)
 
 
 def little_endian(column: "array[int]") -> "array[int]":

@@ -17,7 +17,7 @@ The caller passes the high watermark, which must never fall: what is below it is
 
 import struct
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from isolation.aborted import AbortedRange, AbortedRanges
@@ -115,21 +115,25 @@ class StableOffsets:
         self._aborted.drop_before(offset)
         self.forget_ended(offset)
 
-    def forget_aborted(self, marker_offsets: Iterable[int]) -> None:
-        """The cleaner is about to remove these abort markers from the log. No batches of their transactions are left.
+    def forget_aborted(self, marker_offsets: Sequence[int]) -> Generator[None, None, None]:
+        """The cleaner is about to remove these abort markers from the log, which are in the log's order. No batches of
+        their transactions are left. The ranges are forgotten step by step; other work may be done between two steps.
 
         A client that is told of an aborted transaction drops the producer's batches until it meets the marker. Without
         the marker it would also drop what the producer committed later. So the range must be forgotten first, in this
         view and in all snapshots that are kept; then the marker may be removed.
         """
-        self._aborted.remove(marker_offsets)
+        aborted = None
+        while aborted is not self._aborted:  # a restore has brought them back meanwhile
+            aborted = self._aborted
+            yield from aborted.remove(marker_offsets)
 
     # -- asked
 
     @property
     def has_aborted(self) -> bool:
         """Whether there are any aborted ranges. Most partitions have none and need no search."""
-        return bool(len(self._aborted))
+        return bool(self._aborted)
 
     @property
     def aborted_count(self) -> int:
@@ -170,7 +174,7 @@ class StableOffsets:
         """(producer id, first offset) of the aborted transactions that reach into [fetch_offset, end_offset), in
         marker order.
         """
-        if not len(self._aborted):
+        if not self._aborted:
             return []
         overlapping = self._aborted.overlapping(fetch_offset, end_offset)
         return [(aborted.producer_id, aborted.first_offset) for aborted in overlapping]
@@ -196,13 +200,13 @@ class StableOffsets:
 
     # -- snapshots
 
-    def snapshot(self) -> bytes:
+    def snapshot(self) -> list[Collection[Buffer]]:
         """Everything that `apply` built."""
         parts = [_HEAD.pack(_SNAPSHOT_VERSION, len(self._open), len(self._ended))]
         parts += [_OPEN.pack(*transaction) for transaction in self.describe_open()]
         parts += [_ENDED.pack(*ended) for ended in self._ended]
-        parts += [self.markers.to_bytes(), self._aborted.to_bytes()]
-        return b"".join(parts)
+        parts.append(self.markers.to_bytes())
+        return [(b"".join(parts),), *self._aborted.lend()]
 
     def restore(self, data: bytes | None) -> None:
         """Replace the state by that of a snapshot; None: by an empty one. ValueError if the bytes are no snapshot;

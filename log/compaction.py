@@ -79,7 +79,7 @@ class TransactionFacts(Protocol):
     def aborted_ranges(self, from_offset: int, end_offset: int) -> Iterator[AbortedFacts]:
         """The aborted transactions as they are at the time of this call, however long the iteration takes."""
 
-    def forget_aborted(self, marker_offsets: Sequence[int]) -> None:
+    async def forget_aborted(self, marker_offsets: Sequence[int]) -> None:
         """These abort markers are about to leave the log. Nothing else of their transactions is left in it."""
 
     def known_by(self) -> Iterator[KnownProducer]:
@@ -297,7 +297,7 @@ class _Cleaning:
         if self.dropped_abort_markers:
             # A reader that is told of an aborted transaction skips the producer's batches until it meets the marker. So
             # the view, and every snapshot that could restore it, must forget the transaction before its marker goes.
-            self.facts.forget_aborted(self.dropped_abort_markers)
+            await self.facts.forget_aborted(self.dropped_abort_markers)
             await renew_snapshots(self.log, self.now_ms)
         async with self.log.alone():
             if not self._still_there():

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from log.batch import BatchHeader, Buffer
 
-Content = bytes | Sequence[Collection[bytes]]
+Content = bytes | Sequence[Collection[Buffer]]
 """What a view knows, as bytes or as collections of parts of these bytes. A view hands out millions of parts at once;
 they are put together later, one collection at a time, between other work.
 """

@@ -21,7 +21,7 @@ from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
 from service.ports import Apart, Env
 from service.settings.broker import BrokerConfig
-from service.turns import breathe
+from service.turns import breathe, done_in_turns
 
 logger = logging.getLogger("oncelog.compaction")
 
@@ -58,8 +58,8 @@ class ProducersAndTransactions:
     def aborted_ranges(self, from_offset: int, end_offset: int) -> Iterator[AbortedRange]:
         return self._partition.stable.aborted_ranges(from_offset, end_offset)
 
-    def forget_aborted(self, marker_offsets: Sequence[int]) -> None:
-        self._partition.stable.forget_aborted(marker_offsets)
+    async def forget_aborted(self, marker_offsets: Sequence[int]) -> None:
+        await done_in_turns(self._partition.stable.forget_aborted(marker_offsets))
 
     def known_by(self) -> Iterator[KnownBy]:
         return self._partition.producers.known_by()

@@ -96,7 +96,7 @@ class Partition:
     def restart(self) -> None:
         stable, producers = self.stable.snapshot(), self.producers.snapshot()
         self.stable.restore(None)
-        self.stable.restore(stable)
+        self.stable.restore(whole(stable))
         self.producers.restore(None)
         self.producers.restore(whole(producers))
 

@@ -1,10 +1,17 @@
 """The aborted index against a list that is searched from one end to the other."""
 
+import struct
+import tracemalloc
+from array import array
+
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from isolation.aborted import BLOCK, AbortedRange, AbortedRanges
+from isolation import aborted as room
+from isolation.aborted import BLOCK, CHUNK, AbortedRange, AbortedRanges
+from log.views import whole
+from service.turns import done_at_once
 from tests.rules import rule
 
 
@@ -28,17 +35,26 @@ def searched(ranges: list[AbortedRange], from_offset: int, end_offset: int) -> l
     return [found for found in ranges if found.last_offset >= from_offset and found.first_offset < end_offset]
 
 
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So small that few ranges fill several."""
+    monkeypatch.setattr(room, "BLOCK", 4)
+    monkeypatch.setattr(room, "CHUNK", 16)
+
+
+drawn = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 SPANS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 60)), max_size=300)
 
 
 @rule("B.9", "the aborted list is what a search of every aborted transaction would find")
-@settings(deadline=None)
+@pytest.mark.usefixtures("small_chunks")
+@drawn
 @given(SPANS, st.integers(0, 400), st.integers(0, 200), st.integers(0, 400))
 def test_a_query_finds_what_a_full_search_finds(spans: list[tuple[int, int]], at: int, size: int, start: int) -> None:
     ranges = ranges_of(spans)
     built = build(ranges)
     assert built.overlapping(at, at + size) == searched(ranges, at, at + size)
-    again = AbortedRanges.from_bytes(built.to_bytes())
+    again = AbortedRanges.from_bytes(whole(built.lend()))
     assert again.overlapping(at, at + size) == searched(ranges, at, at + size)
     assert built.reach_into(at, at + size) == bool(searched(ranges, at, at + size))
     built.drop_before(start)
@@ -48,27 +64,104 @@ def test_a_query_finds_what_a_full_search_finds(spans: list[tuple[int, int]], at
     assert built.count_from(begin) == sum(each.last_offset >= begin for each in ranges)
 
 
-@settings(deadline=None)
+@pytest.mark.usefixtures("small_chunks")
+@drawn
 @given(SPANS, SPANS, st.integers(0, 800))
 def test_ranges_can_be_added_after_a_restore_and_after_dropping(
     before: list[tuple[int, int]], after: list[tuple[int, int]], at: int
 ) -> None:
     ranges = ranges_of(before + after)
-    built = AbortedRanges.from_bytes(build(ranges[: len(before)]).to_bytes())
+    built = AbortedRanges.from_bytes(whole(build(ranges[: len(before)]).lend()))
     built.drop_before(at // 2)
     for aborted in ranges[len(before) :]:
         built.add(aborted)
     assert built.overlapping(at, at + 50) == searched(ranges, at, at + 50)
 
 
-@settings(deadline=None)
+@pytest.mark.usefixtures("small_chunks")
+@drawn
 @given(SPANS, st.sets(st.integers(0, 900)), st.integers(0, 900))
 def test_removed_ranges_are_not_found(spans: list[tuple[int, int]], gone: set[int], at: int) -> None:
     ranges = ranges_of(spans)
     built = build(ranges)
-    built.remove(sorted(gone))
+    done_at_once(built.remove(sorted(gone)))
     kept = [aborted for aborted in ranges if aborted.last_offset not in gone]
     assert built.overlapping(at, at + 50) == searched(kept, at, at + 50)
+    assert (len(built), bool(built)) == (len(kept), bool(kept))
+
+
+def as_stored(ranges: list[AbortedRange]) -> bytes:
+    """The number of ranges, big-endian; the columns, little-endian."""
+    columns = (
+        (each.producer_id for each in ranges),
+        (each.first_offset for each in ranges),
+        (each[2] for each in ranges),
+    )
+    return struct.pack(">I", len(ranges)) + b"".join(struct.pack(f"<{len(ranges)}q", *column) for column in columns)
+
+
+CHANGES = st.lists(st.tuples(st.sampled_from(["add", "add", "drop", "remove", "step", "lend"]), st.integers(0, 90)))
+
+
+@pytest.mark.usefixtures("small_chunks")
+@drawn
+@given(SPANS, CHANGES)
+def test_what_was_lent_stays_and_the_rest_goes_on(spans: list[tuple[int, int]], changes: list[tuple[str, int]]) -> None:
+    """A removal goes on between other changes, a step at a time."""
+    plain = ranges_of(spans[:80])
+    built = build(plain)
+    removal, gone = built.remove([]), set[int]()
+    lent = []
+    for what, number in changes:
+        if what == "add":
+            last_offset = plain[-1].last_offset + 1 if plain else 400
+            plain.append(AbortedRange(number, last_offset - 1 - number, last_offset))
+            built.add(plain[-1])
+        elif what == "drop":
+            built.drop_before(number)
+        elif what == "remove":
+            done_at_once(removal)
+            gone |= (new := {each.last_offset for each in plain[number // 2 : number]})
+            removal = built.remove(sorted(new))
+        elif what == "step":
+            next(removal, None)
+        else:
+            reader = built.each_overlapping(0, 10_000)
+            lent.append((reader, built.lend(), built.overlapping(0, 10_000)))
+    done_at_once(removal)
+    floor = max((number for what, number in changes if what == "drop"), default=0)
+    expected = [each for each in plain if each.last_offset not in gone and each.last_offset >= floor]
+    assert built.overlapping(floor, 10_000) == expected
+    for each_one, stored, then in lent:
+        assert list(each_one) == then
+        assert whole(stored) == as_stored(then)
+
+
+def test_of_many_ranges_no_step_changes_or_copies_more_than_one_chunk() -> None:
+    count = 20 * CHUNK
+    built = build([AbortedRange(1, 3 * number, 3 * number + 2) for number in range(count)])
+    for gone in ([3 * CHUNK + 2], range(2, 3 * count, 6)):
+        chunks, steps = list(built._chunks), 0
+        for _ in built.remove(array("q", gone)):
+            assert sum(chunk not in chunks for chunk in built._chunks) <= 1
+            chunks, steps = list(built._chunks), steps + 1
+        assert steps <= 20
+    tracemalloc.start()
+    try:
+        lent = built.lend()
+        reader = built.each_overlapping(0, 3 * count)
+        next(reader)
+        built.add(AbortedRange(1, 3 * count, 3 * count + 1))
+        assert tracemalloc.get_traced_memory()[1] < 3 * 24 * CHUNK, "twenty chunks are lent, and one is copied"
+    finally:
+        tracemalloc.stop()
+    assert len(whole(lent)) == 4 + 24 * (count // 2)
+
+
+def test_markers_of_no_range_are_passed_over_in_steps() -> None:
+    built = build([AbortedRange(1, 0, 1), AbortedRange(1, 9 * CHUNK, 9 * CHUNK + 1)])
+    assert len(list(built.remove(range(2, 8 * CHUNK)))) >= 7
+    assert len(built) == 2
 
 
 def test_a_long_transaction_over_many_short_ones_costs_no_walk_over_them() -> None:
@@ -77,17 +170,17 @@ def test_a_long_transaction_over_many_short_ones_costs_no_walk_over_them() -> No
     ranges.append(AbortedRange(2, 5, 1_000_001))
     built = build(ranges)
     looked_at = 0
-    step_over = built._step_over
 
-    class Counting(AbortedRanges):
-        def _step_over(self, index: int, end_offset: int) -> int:
+    class Counting(array):  # type: ignore[type-arg]
+        def __getitem__(self, index: object) -> int:  # type: ignore[override]
             nonlocal looked_at
             looked_at += 1
-            return step_over(index, end_offset)
+            return int(super().__getitem__(index))  # type: ignore[call-overload]
 
-    counting = Counting.from_bytes(built.to_bytes())
-    assert counting.overlapping(0, 10) == [ranges[0], ranges[-1]]
-    assert looked_at < 4 * BLOCK
+    for chunk in built._chunks:
+        chunk.first, chunk.minima = Counting("q", chunk.first), Counting("q", chunk.minima)
+    assert built.overlapping(0, 10) == [ranges[0], ranges[-1]]
+    assert looked_at < 6 * BLOCK
     assert built.overlapping(999_990, 1_000_000) == [ranges[-2], ranges[-1]]
 
 
@@ -106,5 +199,5 @@ def test_a_cleaner_is_told_one_by_one_how_it_was_when_it_asked() -> None:
     told = [next(asked) for _ in range(100)]
     built.drop_before(ranges[800].last_offset)
     built.add(AbortedRange(1, ranges[-1].last_offset + 1, ranges[-1].last_offset + 2))
-    built.remove([ranges[850].last_offset])
+    done_at_once(built.remove([ranges[850].last_offset]))
     assert [*told, *asked] == expected

@@ -12,6 +12,7 @@ from log.config import LogConfig
 from log.control import ControlType, build_marker, read_marker
 from log.disk import Disk
 from log.partition_log import PartitionLog
+from service.turns import done_in_turns
 from tests.log.building import append
 from tests.log.plain_cleaning import twice
 
@@ -53,8 +54,8 @@ class Facts:
     def aborted_ranges(self, from_offset: int, end_offset: int) -> Iterator[AbortedRange]:
         return self.stable.aborted_ranges(from_offset, end_offset)
 
-    def forget_aborted(self, marker_offsets: Sequence[int]) -> None:
-        self.stable.forget_aborted(marker_offsets)
+    async def forget_aborted(self, marker_offsets: Sequence[int]) -> None:
+        await done_in_turns(self.stable.forget_aborted(marker_offsets))
 
     def known_by(self) -> Iterator[KnownBy]:
         return (KnownBy(producer, offset, 0, 0) for producer, offset in self.producers.last.items())

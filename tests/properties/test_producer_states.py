@@ -119,10 +119,10 @@ class Both:
         self.offset += 1
 
     def restart(self) -> None:
-        snapshots = self.stable.snapshot(), whole(self.producers.snapshot())
+        snapshots = whole(self.stable.snapshot()), whole(self.producers.snapshot())
         self.stable.restore(snapshots[0])
         self.producers.restore(snapshots[1])
-        assert (self.stable.snapshot(), whole(self.producers.snapshot())) == snapshots
+        assert (whole(self.stable.snapshot()), whole(self.producers.snapshot())) == snapshots
 
     def _apply(self, batch: batches.Batch) -> None:
         self.log.append(batch)
@@ -151,9 +151,9 @@ def test_a_follower_that_only_applied_the_log_judges_like_the_leader(steps: list
     first, follower = Both(), Both()
     for batch in leader.log[:cut]:
         first._apply(batch)
-    follower.stable.restore(first.stable.snapshot())
+    follower.stable.restore(whole(first.stable.snapshot()))
     follower.producers.restore(whole(first.producers.snapshot()))
     for batch in leader.log[cut:]:
         follower._apply(batch)
     assert list(follower.producers.describe()) == list(leader.producers.describe())
-    assert follower.stable.snapshot() == leader.stable.snapshot()
+    assert whole(follower.stable.snapshot()) == whole(leader.stable.snapshot())

@@ -79,6 +79,7 @@ from service.groups.commands import CommitTransactionalOffsets
 from service.groups.consumer_group import ConsumerGroup
 from service.groups.coordinator import GroupCoordinator
 from service.groups.kinds import OffsetCheck, any_offset
+from service.turns import done_at_once
 from service.wire.error_codes import ErrorCode
 from tests.sim.disk import Mount, SimFile
 from tests.sim.plan import MOVED, MOVED_ON, Plan
@@ -508,7 +509,7 @@ def aborts_that_begin_below_the_start_forgotten() -> contextlib.AbstractContextM
     def set_start_offset(view: StableOffsets, offset: int) -> None:
         original(view, offset)
         ranges = view.aborted_ranges(0, 2**62)
-        view.forget_aborted([aborted.last_offset for aborted in ranges if aborted.first_offset < offset])
+        done_at_once(view.forget_aborted([each.last_offset for each in ranges if each.first_offset < offset]))
 
     return replaced(StableOffsets, "set_start_offset", set_start_offset)
 
@@ -716,9 +717,9 @@ def aborted_entry_lost_on_roll() -> contextlib.AbstractContextManager[None]:
     """Snapshots miss the newest aborted range."""
     original = StableOffsets.snapshot
 
-    def snapshot(view: StableOffsets) -> bytes:
+    def snapshot(view: StableOffsets) -> list[Collection[Buffer]]:
         newest = list(view.aborted_ranges(0, 2**62))[-1:]
-        view.forget_aborted([aborted.last_offset for aborted in newest])
+        done_at_once(view.forget_aborted([aborted.last_offset for aborted in newest]))
         return original(view)
 
     return replaced(StableOffsets, "snapshot", snapshot)
