@@ -543,7 +543,7 @@ def committed(*codes: ErrorCode) -> OffsetCommitResponse:
         ("DELETE", "/v1/groups/g", None, DELETED, 404),
         (
             *("PUT", "/v1/groups/g/offsets", {"offsets": [{"topic": "t", "partition": 0, "offset": 3}]}),
-            *(committed(ErrorCode.UNKNOWN_MEMBER_ID), 410),
+            *(committed(ErrorCode.UNKNOWN_MEMBER_ID), 409),
         ),
         (
             *("POST", "/v1/groups/g/members/m/offsets", {"offsets": [{"topic": "t", "partition": 0, "offset": 3}]}),
