@@ -11,7 +11,6 @@ import os
 import re
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from http import HTTPStatus
 
 from aiohttp import EMPTY_PAYLOAD, ClientConnectionError, web
@@ -50,7 +49,6 @@ from service.web.answers import CODECS, PACKED_FROM_BYTES, codec_of, is_at
 from service.web.following import SharedReading
 from service.web.forwarding import FORWARDED, OF_EVENTS
 from service.web.gateway import ASKING, Gateway
-from service.web.holding import HELD
 from service.web.idempotency import REPLAYED, Keys
 from service.web.instances import Instances
 from service.web.lane import UNREAD_S, Lane, Lanes
@@ -104,8 +102,6 @@ ASKED_METHOD, ASKED_HEADERS = "Access-Control-Request-Method", "Access-Control-R
 EXPOSED = ("Location", "ETag", "Retry-After", REPLAYED, "Batch-Replayed", "Next-Offset", "Commit-Token", REQUEST_ID)
 _NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,4000}")
 PACKED_AT_ONCE_BYTES = 64 << 10
-LONG_BYTES = 32 << 10
-"""An answer of so many bytes counts as held until its client has taken it; shorter ones wait in the kernel."""
 _STATUS_SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "record-too-large", 415: "unsupported-media-type"}
 
 
@@ -368,18 +364,11 @@ class WebServer:
     ) -> web.StreamResponse:
         if request.method == "OPTIONS" and ASKED_METHOD in request.headers:
             return _preflight(request)
-        with self.gateway.holding.of_request() as held:
-            request[HELD] = held
-            response = await _answered(request, handler)
-            if response.prepared or not isinstance(response, web.Response):
-                return response
-            if len(response.body or b"") >= PACKED_FROM_BYTES:  # type: ignore[arg-type]
-                await self._pack(request, response)
-            if isinstance(response.body, bytes) and len(response.body) >= LONG_BYTES:
-                held.count(len(response.body))
-                with suppress(ConnectionError):  # aiohttp notices that the client is gone
-                    await response.prepare(request)
-                    await response.write_eof()
+        response = await _answered(request, handler)
+        if response.prepared:
+            return response
+        if isinstance(response, web.Response) and len(response.body or b"") >= PACKED_FROM_BYTES:  # type: ignore[arg-type]
+            await self._pack(request, response)
         return response
 
     async def _head(self, request: web.BaseRequest, response: web.StreamResponse) -> None:

@@ -21,7 +21,6 @@ from service.web.event_format import BATCHED, STRUCTURED, EventOut
 from service.web.fetching import EARLIEST, LATEST, Lens, Piece, Shown, fetch, left_ms, opened, refused
 from service.web.following import ALL_THE_TIME, Cursor, Stream, read_cursor
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
-from service.web.holding import HELD, Held
 from service.web.problems import Problem
 from service.web.records import Int64, RecordOut, long_numbers_as_text, milliseconds, with_text_numbers
 from service.web.routing import JSON, NDJSON, SSE, STREAMING, Parameter, Route, header, integer, text
@@ -96,9 +95,7 @@ async def page(gateway: Gateway, request: web.Request) -> web.Response:
     max_bytes = query_int(request, "max_bytes", PAGE_BYTES, least=1, most=PAGE_BYTES_MAX)
     wait_ms = query_int(request, "wait_ms", 0, most=WAIT_MS_MAX)
     offset = await start_of(gateway, partition, request.query.get("offset", "earliest"), lens.isolation)
-    records, offset, piece = await _read_page(
-        gateway, request[HELD], partition, offset, lens, most=most, max_bytes=max_bytes, wait_ms=wait_ms
-    )
+    records, offset, piece = await _read_page(gateway, partition, offset, lens, most, max_bytes, wait_ms)
     if lens.as_events:
         return batch_of(records, lens, {"Next-Offset": str(offset)})
     ends = piece.log_start_offset, piece.last_stable_offset, piece.high_watermark
@@ -111,9 +108,7 @@ async def page(gateway: Gateway, request: web.Request) -> web.Response:
 async def one_event(gateway: Gateway, request: web.Request) -> EventOut:
     """The record that the path names, as an event."""
     partition, offset = partition_of(gateway, request), path_int(request, "offset", most=2**63 - 1)
-    records, _, _ = await _read_page(
-        gateway, request[HELD], partition, offset, Lens(as_events=True), most=1, max_bytes=PAGE_BYTES, wait_ms=0
-    )
+    records, _, _ = await _read_page(gateway, partition, offset, Lens(as_events=True), 1, PAGE_BYTES, 0)
     if not records or records[0].offset != offset:
         raise Problem("not-found", f"there is no committed record at offset {offset}")
     (event,) = records
@@ -122,15 +117,7 @@ async def one_event(gateway: Gateway, request: web.Request) -> EventOut:
 
 
 async def _read_page(
-    gateway: Gateway,
-    held: Held,
-    partition: TopicPartition,
-    offset: int,
-    lens: Lens,
-    *,
-    most: int,
-    max_bytes: int,
-    wait_ms: int,
+    gateway: Gateway, partition: TopicPartition, offset: int, lens: Lens, most: int, max_bytes: int, wait_ms: int
 ) -> tuple[list[Shown], int, Piece]:
     """Records from the offset on, the next offset, and the last piece that was fetched for them."""
     loop = asyncio.get_running_loop()
@@ -150,7 +137,6 @@ async def _read_page(
                 continue
             if piece.error:
                 raise await refused(gateway, partition, piece, offset)
-            held.take(len(piece.data))
             moved = False
             async for some, next_offset in opened(gateway, piece, offset, lens, most):
                 records += some

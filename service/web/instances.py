@@ -32,7 +32,6 @@ from service.web.fetching import Lens, Piece, before_the_next, fetch, left_ms, o
 from service.web.following import passes
 from service.web.forwarding import client_gone
 from service.web.gateway import PAUSE_S, Gateway
-from service.web.holding import HELD, Held
 from service.web.members import (
     EARLIEST,
     LATEST,
@@ -344,7 +343,7 @@ class Instances(Members):
                     instance.take_back()
                 if loop.time() - instance.committed_s >= COMMIT_EVERY_S:
                     await self._commit_itself(instance)
-                answer = RecordsAnswer(self._gateway, request[HELD], instance, max_bytes)
+                answer = RecordsAnswer(self._gateway, instance, max_bytes)
                 try:
                     await self._fill(answer, request, deadline)
                 except (Problem, ClientFailure):
@@ -441,9 +440,8 @@ class Instances(Members):
 class RecordsAnswer:
     """The records for one answer. The instance's position moves only when they are handed over (`given`)."""
 
-    def __init__(self, gateway: Gateway, held: Held, instance: Instance, max_bytes: int) -> None:
+    def __init__(self, gateway: Gateway, instance: Instance, max_bytes: int) -> None:
         self.instance = instance
-        self._held = held
         self.records: list[RecordV2] = []
         self._gateway = gateway
         self._left = min(max_bytes, PAGE_BYTES_MAX)
@@ -494,7 +492,6 @@ class RecordsAnswer:
                     if piece.error:
                         where = f"{piece.partition.topic}-{piece.partition.partition}"
                         raise of_error(piece.error, where)
-                    self._held.take(len(piece.data))
                     await self._open(piece)
         return elsewhere
 

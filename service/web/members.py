@@ -46,7 +46,6 @@ from service.web.following import passes
 from service.web.forwarding import client_gone, forward
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.groups import Assigned, commit_offsets
-from service.web.holding import HELD, Held
 from service.web.problems import Problem, of_error
 from service.web.records import RecordOut, with_text_numbers
 from service.web.routing import JSON, Route, integer, text
@@ -576,7 +575,7 @@ async def _poll(
                 member.go_back(seen)
                 seen = None
             began_s, wait_ms = loop.time(), min(left_ms(deadline), STEP_MS)
-            records, positions = await _read(gateway, request[HELD], member, lens, most, max_bytes, wait_ms)
+            records, positions = await _read(gateway, member, lens, most, max_bytes, wait_ms)
             _is_wanted(request, member, said)
             for partition, offset in positions.items():
                 if partition in member.positions:  # else the member has left meanwhile
@@ -602,7 +601,7 @@ def _is_wanted(request: web.Request, member: HttpMember, said: int) -> None:
 
 
 async def _read(
-    gateway: Gateway, held: Held, member: HttpMember, lens: Lens, most: int, max_bytes: int, wait_ms: int
+    gateway: Gateway, member: HttpMember, lens: Lens, most: int, max_bytes: int, wait_ms: int
 ) -> tuple[list[Shown], dict[TopicPartition, int]]:
     """Records, and the positions behind them. The member itself does not move: after an error in one partition nobody
     gets what was found in the others.
@@ -629,7 +628,6 @@ async def _read(
                 continue
             if piece.error:
                 raise of_error(piece.error, f"{piece.partition.topic} partition {piece.partition.partition}")
-            held.take(len(piece.data))
             if len(records) < most:
                 offset = asked[piece.partition]
                 async for some, next_offset in opened(gateway, piece, offset, lens, most - len(records)):

@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 
 from aiohttp import web
 
-from service.web.holding import HELD
 from service.web.problems import Problem
 
 if sys.version_info >= (3, 14):
@@ -108,23 +107,11 @@ async def body_of(request: web.Request) -> bytes:
     """The whole body, unpacked."""
     if BODY not in request:
         encoding = encoding_of(request)
-        body = await _whole(request)
+        body = await request.read()
         if encoding != "identity" and request.body_exists:
             body = await _unpacked(request, Unpacker(encoding), body)
         request[BODY] = body
     return request[BODY]
-
-
-async def _whole(request: web.Request) -> bytes:
-    pieces: list[bytes] = []
-    size_bytes = 0
-    while some := await request.content.readany():
-        request[HELD].take(len(some))
-        pieces.append(some)
-        size_bytes += len(some)
-        if size_bytes > request.client_max_size:
-            raise Problem("record-too-large", f"the body is longer than {request.client_max_size} bytes")
-    return b"".join(pieces)
 
 
 async def _others_first(request: web.Request) -> None:
@@ -140,7 +127,6 @@ async def _unpacked(request: web.Request, unpacker: Unpacker, packed: bytes) -> 
     size_bytes = 0
     for number, piece in enumerate(unpacker.feed(packed)):
         if piece:
-            request[HELD].take(len(piece))
             pieces.append(piece)
         size_bytes += len(piece)
         if size_bytes > most_bytes:
