@@ -297,8 +297,9 @@ class _Cleaning:
         if self.dropped_abort_markers:
             # A reader that is told of an aborted transaction skips the producer's batches until it meets the marker. So
             # the view, and every snapshot that could restore it, must forget the transaction before its marker goes.
-            await self.facts.forget_aborted(self.dropped_abort_markers)
-            await renew_snapshots(self.log, self.now_ms)
+            await renew_snapshots(
+                self.log, self.now_ms, forget=lambda: self.facts.forget_aborted(self.dropped_abort_markers)
+            )
         async with self.log.alone():
             if not self._still_there():
                 return
@@ -371,9 +372,9 @@ class _Cleaning:
                     self.disk.discard(path)
 
 
-async def renew_snapshots(log: PartitionLog, now_ms: int) -> None:
-    """Take a new snapshot and remove all older ones, because a view has forgotten something. An older snapshot, or the
-    batches after it, would bring it back.
+async def renew_snapshots(log: PartitionLog, now_ms: int, *, forget: Callable[[], Awaitable[None]]) -> None:
+    """Let a view forget something, take a new snapshot and remove all older ones. An older snapshot, or the batches
+    after it, would bring it back: so nothing is cut in between.
 
     Afterwards there is a durable snapshot of the views as they are, at the beginning of a segment, and none older.
     """
@@ -381,6 +382,7 @@ async def renew_snapshots(log: PartitionLog, now_ms: int) -> None:
     async with log.alone():
         if log.gone:
             return
+        await forget()
         renewed = -1
         while log.views and renewed not in log.snapshots.stored:  # the log may be cut meanwhile
             log.roll(now_ms)

@@ -54,9 +54,11 @@ async def distrust(log: PartitionLog, durable: int, offset: int) -> None:
     checkpoints in the folder that say what was durable to `durable`: otherwise, after a crash in between, recovery
     would take the cut for damage. It lowers the start, too, if that is above the cut: the log would go on from the old
     start, with nothing below it. If the caller does not cut the log after all, the start must be kept again
-    (`removal.keep_start`).
+    (`removal.keep_start`). The caller holds `alone`.
     """
     assert 0 <= durable <= offset, "what stays durable lies below the cut"
+    if log.durability.plan_left is not None:  # the next flush would raise the cleaned offset again
+        await log.durability.settle(0)
     for checkpoint in (CLEANED_OFFSET, GAPS_OFFSET):
         if (read_offset(log.disk, log.folder, checkpoint) or 0) > durable:
             await write_offset(log.disk, log.folder, checkpoint, durable)

@@ -4,7 +4,7 @@ import asyncio
 import random
 import tracemalloc
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -18,7 +18,7 @@ from log.clock import CLOCK_SET_MS
 from log.compaction import REMOVED_A_TURN, find_work
 from log.config import LogConfig
 from log.control import ControlType
-from log.cutting import restart_at, truncate_to
+from log.cutting import distrust, durable_after_cut, restart_at, truncate_to
 from log.disk import Disk, DiskFault
 from log.identity import read_topic_id, was_never_flushed
 from log.ids import TopicId
@@ -26,7 +26,7 @@ from log.partition_log import PartitionLog
 from log.removal import expired_segments, remove_oldest
 from log.swap import CLEANED, PLAN, SwapPlan, remove_old, take_names
 from tests.log.building import append, stamped
-from tests.log.compacting import NOW_MS, RETENTION_MS, Bench, committed_records, table
+from tests.log.compacting import NOW_MS, RETENTION_MS, Bench, Facts, committed_records, table
 from tests.log.memory_disk import MemoryDisk
 from tests.log.plain_cleaning import PlainCleaner, once, twice, twice_alike
 
@@ -183,6 +183,56 @@ def test_a_removed_abort_marker_is_forgotten_for_good() -> None:
             assert table(records(again))[b"b"] == b"committed"
 
     asyncio.run(run())
+
+
+def test_a_cut_does_not_bring_back_an_aborted_transaction_whose_marker_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waited for the disk while the transaction was forgotten, and restored an older snapshot before the newer one
+    was taken. Readers who were told of the transaction then waited for its marker, and dropped what was committed.
+    """
+    bench = Bench(MemoryDisk())
+    log = bench.log
+    bench.put((b"a", b"1"), producer=7, transactional=True)
+    bench.end(7, ControlType.ABORT)
+    for count in range(10):
+        bench.put((b"k%d" % count, bytes(50)))
+    bench.put((b"b", b"1"), producer=7, transactional=True)
+    bench.end(7, ControlType.COMMIT)
+    for now_ms in (NOW_MS, NOW_MS + 1):
+        bench.put((b"c", b"%d" % now_ms))
+        cleaned(bench, now_ms)
+    log.roll(LATER)
+    asyncio.run(log.flush())
+    for count in range(12):
+        bench.put((b"tail %d" % count, bytes(60)))
+    limit_offset, offset = log.segments[-2].base_offset, log.end_offset - 1
+
+    async def cut() -> None:
+        async with log.alone():
+            await distrust(log, durable_after_cut(log, offset), offset)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            truncate_to(log, offset)
+
+    async def main() -> None:
+        await log.flush()
+        work = find_work(log, bench.disk, now_ms=LATER, limit_offset=limit_offset)
+        assert work is not None
+        cutting: list[asyncio.Task[None]] = []
+        forget = Facts.forget_aborted
+
+        async def beside_a_cut(facts: Facts, marker_offsets: Sequence[int]) -> None:
+            cutting.append(asyncio.ensure_future(cut()))
+            await asyncio.sleep(0)
+            await forget(facts, marker_offsets)
+
+        monkeypatch.setattr(Facts, "forget_aborted", beside_a_cut)
+        report = await bench.compact(work, now_ms=LATER, apart=once)
+        await cutting[0]
+        assert report.swapped
+
+    asyncio.run(main())
+    assert not bench.stable.aborted(0, log.end_offset)
+    assert table(records(bench))[b"b"] == b"1"
 
 
 def test_the_last_batch_of_an_active_producer_stays_without_its_records() -> None:

@@ -3,17 +3,22 @@
 import asyncio
 import copy
 import random
+from dataclasses import replace
 
 import pytest
 
 from log.batch import read_header, split
 from log.checkpoints import START_OFFSET
+from log.compaction import find_work
 from log.config import LogConfig
 from log.cutting import distrust, durable_after_cut, restart_at, truncate_to
+from log.partition_log import PartitionLog
 from log.removal import keep_start, raise_start_offset
 from log.time_search import max_timestamp
 from tests.log.building import base_offsets, contents, fill, open_log, stamped, unpack
+from tests.log.compacting import NOW_MS, Bench
 from tests.log.memory_disk import MemoryDisk
+from tests.log.plain_cleaning import once
 
 SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=200)
 
@@ -205,3 +210,41 @@ def test_a_log_that_is_not_cut_after_all_keeps_its_start() -> None:
     disk.cut_power(random.Random(1))
     again, _ = open_log(disk)
     assert again.start_offset == 10
+
+
+@pytest.mark.parametrize("starts_over", [False, True])
+def test_a_cut_before_the_plan_of_a_swap_is_gone_is_not_taken_for_damage(
+    starts_over: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flush that removed the plan noted up to where the log had been compacted, which was cut by then."""
+    disk = MemoryDisk()
+    bench = Bench(disk)
+    for number in range(40):
+        bench.put((b"k%d" % number, bytes(60)))
+
+    async def not_yet(log: PartitionLog) -> None:
+        return
+
+    async def cut() -> None:
+        bench.log.roll(NOW_MS)
+        await bench.log.flush()
+        work = find_work(bench.log, disk, now_ms=NOW_MS, limit_offset=bench.log.end_offset)
+        assert work is not None
+        bench.log.set_config(replace(bench.log.config, segment_bytes=1500))
+        with monkeypatch.context() as until_then:
+            until_then.setattr(PartitionLog, "flush", not_yet)
+            await bench.compact(work, apart=once)
+        assert bench.log.durability.plan_left is not None
+        async with bench.log.alone():
+            await distrust(bench.log, durable_after_cut(bench.log, 22), 22)
+            if starts_over:
+                restart_at(bench.log, 22)
+            else:
+                truncate_to(bench.log, 22)
+        for number in range(5):
+            bench.put((b"n%d" % number, b"new"))
+        await bench.log.flush()
+
+    asyncio.run(cut())
+    again = Bench(disk, recovery_point=22).log
+    assert (again.end_offset, len(again.damage)) == (27, 0)

@@ -148,13 +148,17 @@ def test_a_fault_changes_nothing_and_is_final() -> None:
     assert contents(log) == view.seen == before
 
 
+async def nothing() -> None:
+    return
+
+
 def test_a_log_that_is_cut_while_its_snapshots_are_renewed_has_a_new_one_and_none_older() -> None:
     async def main() -> None:
         disk = MemoryDisk()
         log, view = open_log(disk, config=SMALL)
         fill(log, 20)
         await log.flush()
-        renewing = asyncio.ensure_future(renew_snapshots(log, 5))
+        renewing = asyncio.ensure_future(renew_snapshots(log, 5, forget=nothing))
         await asyncio.sleep(0)
         truncate_to(log, 15)
         seen = list(view.seen)
@@ -178,7 +182,9 @@ def test_a_discarded_log_leaves_nothing_behind_whatever_was_under_way() -> None:
 
         async def work(offset: int) -> None:
             removal = remove_oldest(log, lambda: 1)
-            await asyncio.gather(log.flush(), raise_start_offset(log, offset), renew_snapshots(log, 5), removal)
+            await asyncio.gather(
+                log.flush(), raise_start_offset(log, offset), renew_snapshots(log, 5, forget=nothing), removal
+            )
 
         begun = asyncio.ensure_future(work(1))
         await asyncio.sleep(0)
