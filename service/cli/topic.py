@@ -408,17 +408,22 @@ def _taking_turns(topic: MetadataResponseTopic, brokers: str, alive: Container[i
 @click.option(
     "--unclean", is_flag=True, help="Where no replica in sync can lead, let any live one. What it lacks is lost."
 )
+@click.option("-p", "--partition", "chosen", type=int, multiple=True, help="Only this partition; can be given again.")
 @yes_option
 @output_option
 @with_cluster
-async def elect_leaders(cluster: Cluster, topic: str, unclean: bool, yes: bool, output: Output) -> None:
+async def elect_leaders(
+    cluster: Cluster, topic: str, unclean: bool, chosen: tuple[int, ...], yes: bool, output: Output
+) -> None:
     """Let the first replicas lead TOPIC again. With --unclean: let any live replica lead where none in sync can."""
     (described,) = await cluster.metadata([topic])
     if described.error_code:
         raise refused(f"topic {topic}", described.error_code)
+    partitions = [TopicPartition(topic, each.partition_index) for each in described.partitions]
+    if chosen:
+        partitions = choose_partitions(topic, partitions, chosen)
     if unclean:
         confirm(f"Elect leaders of {topic} that may lack records, which are lost then?", yes=yes)
-    partitions = [TopicPartition(topic, each.partition_index) for each in described.partitions]
     await elect(cluster, partitions, unclean=unclean, output=output)
 
 

@@ -117,6 +117,15 @@ def test_trimming_drops_what_is_older(run: Run, topic: str) -> None:
     assert run("consume", topic, "-e").out == ""
 
 
+def test_leaders_are_elected_for_the_partitions_that_are_named_alone(run: Run, topic: str) -> None:
+    """An unclean election of another one would lose what that one has."""
+    for more in ((), ("--unclean",)):
+        ended = run("topic", "elect", topic, "-p", "1", *more, "--yes")
+        assert ended.out == f"{topic}\t1\tnot needed\n"
+    ended = run("topic", "elect", topic, "-p", "77", "--unclean", "--yes", status=Exit.NOT_FOUND)
+    assert ended.err == f"oncelog: topic {topic} has no partition 77\n"
+
+
 def test_trimming_beyond_the_end_of_one_partition_drops_nothing_in_the_others(run: Run, topic: str) -> None:
     run("produce", topic, "-p", "1", stdin=b"a\nb\nc\n")
     run("produce", topic, "-p", "2", stdin=b"d\n")
