@@ -15,6 +15,7 @@ from log.removal import raise_start_offset, remove_oldest
 from log.time_search import HEADERS_AT_ONCE, RECORDS_AT_ONCE, TimestampOffset, max_timestamp, offset_for_timestamp
 from tests.log.building import append, open_log, stamped, unpack
 from tests.log.memory_disk import MemoryDisk, MemoryFile
+from tests.turns import with_turns
 
 
 @pytest.mark.parametrize("interval_bytes", [0, 300, 100_000])
@@ -33,19 +34,9 @@ def test_times_are_found_in_any_order_of_times(interval_bytes: int) -> None:
     assert asyncio.run(max_timestamp(log, 0, unpack)) is None
 
 
-async def with_turns(search: Coroutine[Any, Any, TimestampOffset | None]) -> tuple[int | None, int]:
+async def offset_with_turns(search: Coroutine[Any, Any, TimestampOffset | None]) -> tuple[int | None, int]:
     """The offset that a search finds, and how many turns others had meanwhile."""
-    turns = 0
-
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    others = asyncio.ensure_future(count_turns())
-    found = await search
-    others.cancel()
+    found, turns = await with_turns(search)
     return found and found.offset, turns
 
 
@@ -57,9 +48,9 @@ def test_a_search_by_time_in_a_batch_of_very_many_records_lets_others_have_their
         log, _ = open_log(MemoryDisk())
         append(log, build_batch([(None, b"", (), index) for index in range(count)], leader_epoch=0))
         if lookup == "latest":
-            found, turns = await with_turns(max_timestamp(log, count, unpack))
+            found, turns = await offset_with_turns(max_timestamp(log, count, unpack))
         else:
-            found, turns = await with_turns(offset_for_timestamp(log, count - 1, count, unpack))
+            found, turns = await offset_with_turns(offset_for_timestamp(log, count - 1, count, unpack))
         assert found == count - 1
         assert turns >= count // RECORDS_AT_ONCE - 1
 
@@ -81,7 +72,7 @@ def test_a_search_for_a_time_that_only_headers_name_lets_others_have_their_turns
         log, _ = open_log(MemoryDisk(), config=LogConfig(segment_bytes=segment_bytes))
         for offset in range(count):
             append(log, lying(offset))
-        assert await with_turns(offset_for_timestamp(log, 1500, count, unpack)) == (None, count)
+        assert await offset_with_turns(offset_for_timestamp(log, 1500, count, unpack)) == (None, count)
 
     asyncio.run(main())
 
@@ -98,10 +89,10 @@ def test_a_search_among_very_many_batches_lets_others_have_their_turns(lookup: s
             append(log, stamped([b"x"], base_offset=offset, timestamp=1000))
         await raise_start_offset(log, 1)
         if lookup == "latest":
-            found, turns = await with_turns(max_timestamp(log, count, unpack))
+            found, turns = await offset_with_turns(max_timestamp(log, count, unpack))
             assert found == 1
         else:
-            found, turns = await with_turns(offset_for_timestamp(log, 1500, count, unpack))
+            found, turns = await offset_with_turns(offset_for_timestamp(log, 1500, count, unpack))
             assert found is None
         assert turns >= 9
 

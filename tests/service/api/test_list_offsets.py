@@ -17,6 +17,7 @@ from service.wire.messages.versions import ApiKey
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.broker.cluster_stage import TOPIC, ClusterStage, on_cluster_stage, told_late
 from tests.service.broker.topic_stage import write
+from tests.turns import with_turns
 
 OLD_MS = 0
 
@@ -59,18 +60,8 @@ def test_each_lookup_by_time_of_a_request_has_a_turn_of_its_own(tmp_path: Path, 
         parts = ListOffsetsParts(stage.broker.partitions, stage.broker.env, stage.broker.replication.in_sync)
         wanted = [ListOffsetsPartition(index, -1, timestamp) for index in range(count)]
         request = ListOffsetsRequest(-1, 0, [ListOffsetsTopic("orders", wanted)])
-        turns = 0
-
-        async def count_turns() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
-        others = asyncio.ensure_future(count_turns())
         header = RequestHeader(ApiKey.LIST_OFFSETS, 11, 1, "client")
-        answer = await handle(parts, Session("10.0.0.9", 1234), header, request)
-        others.cancel()
+        answer, turns = await with_turns(handle(parts, Session("10.0.0.9", 1234), header, request))
         assert len(answer.topics[0].partitions) == count
         assert turns >= count
 

@@ -51,6 +51,7 @@ from service.wire.messages.versions import ApiKey
 from tests.bench.turns import Known, Maker
 from tests.fuzz.hostile import NAME_OF_KEY
 from tests.service.api.admin_stage import Stage, on_stage
+from tests.turns import with_turns
 
 MANY = 1_000
 
@@ -96,22 +97,6 @@ def test_each_of_many_topics_is_looked_up_and_not_compared_with_every_other(tmp_
     on_stage(tmp_path, scene)
 
 
-async def turns_of_others(asked: Awaitable[object]) -> int:
-    """How often another task has its turn meanwhile."""
-    turns = 0
-
-    async def other() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    task = asyncio.create_task(other())
-    await asked
-    task.cancel()
-    return turns
-
-
 NAMES = [f"name {index}" for index in range(MANY)]
 LISTING: dict[str, Struct] = {
     "groups": DescribeGroupsRequest(NAMES),
@@ -133,7 +118,8 @@ LISTING: dict[str, Struct] = {
 @pytest.mark.parametrize("what", LISTING)
 def test_who_asks_about_very_many_leaves_turns_to_others(tmp_path: Path, what: str) -> None:
     async def scene(stage: Stage) -> None:
-        assert await turns_of_others(ask(stage, LISTING[what])) >= MANY / 100 - 1
+        _, turns = await with_turns(ask(stage, LISTING[what]))
+        assert turns >= MANY / 100 - 1
 
     on_stage(tmp_path, scene)
 
@@ -202,7 +188,8 @@ def test_a_long_list_of_any_request_is_handled_in_turns(tmp_path: Path, key: Api
     request = maker.of(VERY_MANY)
 
     async def scene(stage: Stage) -> None:
-        assert await turns_of_others(ask(stage, request)) >= VERY_MANY / 500 - 1
+        _, turns = await with_turns(ask(stage, request))
+        assert turns >= VERY_MANY / 500 - 1
 
     on_stage(tmp_path, scene)
 

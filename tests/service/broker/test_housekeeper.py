@@ -23,9 +23,9 @@ from service.ports import RealClock
 from service.stores.memory import MemoryServer
 from tests.monitoring.scraped import scraped
 from tests.service.api.admin_stage import Stage, on_stage
-from tests.service.api.test_long_lists import turns_of_others
 from tests.service.broker.cluster_stage import until
 from tests.service.broker.topic_stage import write
+from tests.turns import with_turns
 
 
 def test_of_two_cuts_of_one_log_that_overlap_each_is_kept_in_mind_until_it_is_done(tmp_path: Path) -> None:
@@ -236,7 +236,8 @@ def test_the_points_of_very_many_partitions_are_written_down_in_turns(
             partition = await stage.served("orders", number)
             await write(partition, b"x")
             await partition.flush()
-        assert await turns_of_others(stage.broker.housekeeper.write_points(partition.folder)) >= 20
+        _, turns = await with_turns(stage.broker.housekeeper.write_points(partition.folder))
+        assert turns >= 20
         assert len(read_recovery_points(partition.folder.disk)) == 20
 
     on_stage(tmp_path, scene, {"log.durability": "os"})

@@ -16,9 +16,9 @@ from service.broker.writing import MAY_BE_WRITTEN, WRITES_AT_ONCE, Write, WriteT
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import PartitionProduceData, ProduceRequest, TopicProduceData
 from tests.service.api.admin_stage import Stage, on_stage
-from tests.service.api.test_long_lists import turns_of_others
 from tests.service.broker.cluster_stage import TOPIC, ClusterStage, on_cluster_stage
 from tests.service.broker.topic_stage import LIFE, OS, led, told
+from tests.turns import with_turns
 
 ZSTD = 4
 
@@ -188,7 +188,7 @@ def test_of_very_many_expected_offsets_far_back_none_keeps_others_waiting(tmp_pa
         for write in writes:
             write.expected_offset = 1
         writing = Writing(stage.broker.writing, terms(), writes)
-        turns = await turns_of_others(writing._prepare())
+        _, turns = await with_turns(writing._prepare())
         assert turns >= many / WRITES_AT_ONCE - 1
         await writing.append_when_ready(is_ready=True)
         assert {told_of(write) for write in writes} == {ErrorCode.OFFSET_OUT_OF_RANGE}

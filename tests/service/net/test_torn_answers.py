@@ -90,6 +90,20 @@ class World:
         return self.file._pins == 0
 
 
+def torn_at(cut: int, pieces: list[int]) -> Callable[[int, Sequence[bytes | memoryview]], int]:
+    """Takes so many bytes, then none, so that the transport has its turn, then all. Notes the pieces of each call."""
+    calls = [cut, 0]
+
+    def torn(descriptor: int, buffers: Sequence[bytes | memoryview]) -> int:
+        pieces.append(len(buffers))
+        taken = first(buffers, calls.pop(0)) if calls else [memoryview(each) for each in buffers]
+        if not taken:
+            raise BlockingIOError
+        return really(descriptor, taken)
+
+    return torn
+
+
 @real_loops
 def test_an_answer_is_whole_wherever_the_socket_was_full(loop: str, tmp_path: Path) -> None:
     world = World(tmp_path)
@@ -97,16 +111,8 @@ def test_an_answer_is_whole_wherever_the_socket_was_full(loop: str, tmp_path: Pa
     async def main() -> None:
         async with serving(world.door) as server:
             for cut in range(WHOLE):
-                calls = [cut, 0]  # bytes taken, then none: the transport has its turn
-
-                def torn(descriptor: int, buffers: Sequence[bytes | memoryview], calls: list[int] = calls) -> int:
-                    taken = first(buffers, calls.pop(0)) if calls else [memoryview(each) for each in buffers]
-                    if not taken:
-                        raise BlockingIOError
-                    return really(descriptor, taken)
-
                 peer = await connect(server)
-                with writing(torn):
+                with writing(torn_at(cut, [])):
                     await peer.send(frame(1))
                     assert await peer.answer() == (1, world.body), cut
                 peer.close()
@@ -125,23 +131,9 @@ def test_a_short_answer_leaves_in_one_piece_and_is_whole_wherever_the_socket_was
     async def main() -> None:
         async with serving(world.door) as server:
             for cut in range(WHOLE):
-                calls = [cut, 0]
                 pieces: list[int] = []
-
-                def torn(
-                    descriptor: int,
-                    buffers: Sequence[bytes | memoryview],
-                    calls: list[int] = calls,
-                    pieces: list[int] = pieces,
-                ) -> int:
-                    pieces.append(len(buffers))
-                    taken = first(buffers, calls.pop(0)) if calls else [memoryview(each) for each in buffers]
-                    if not taken:
-                        raise BlockingIOError
-                    return really(descriptor, taken)
-
                 peer = await connect(server)
-                with writing(torn):
+                with writing(torn_at(cut, pieces)):
                     await peer.send(frame(1))
                     assert await peer.answer() == (1, world.body), cut
                 assert set(pieces) == {1}

@@ -18,6 +18,7 @@ from service.stores.ledger import (
     slices,
 )
 from service.stores.port import Create, Result
+from tests.turns import with_turns
 
 
 @pytest.mark.parametrize("count", [0, 1, KEYS_A_TURN - 1, KEYS_A_TURN, KEYS_A_TURN + 1, 3 * KEYS_A_TURN])
@@ -38,30 +39,19 @@ def test_a_record_is_read_as_it_was_written(count: int) -> None:
 
 
 def test_others_have_their_turns_while_very_many_keys_are_worked_on() -> None:
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
+    async def all_slices() -> None:
+        async for _ in slices(range(15 * KEYS_A_TURN)):
+            pass
 
     async def main() -> None:
-        nonlocal turns
-        others = asyncio.create_task(count())
         changed: dict[str, StoredValue | None] = {
             f"k{number}": StoredValue(b"v", 0, None) for number in range(15 * KEYS_A_TURN)
         }
-        record = await encoded(changed)
+        record, turns = await with_turns(encoded(changed))
         assert turns >= 14
-        turns = 0
-        await decoded(record)
-        assert turns >= 14
-        turns = 0
-        async for _ in slices(range(15 * KEYS_A_TURN)):
-            pass
-        assert turns >= 14
-        others.cancel()
+        for work in (decoded(record), all_slices()):
+            _, turns = await with_turns(work)
+            assert turns >= 14
 
     asyncio.run(main())
 
