@@ -80,7 +80,8 @@ class OffsetDecisions:
         faults: list[Fault | None] = [None] * len(offsets)
         wall_ms, records, put = draft.wall_ms, draft.records, dict[str, dict[int, CommittedOffset]]()
         first = len(records)
-        present, stem, behind, is_usual, taken = None, b"", b"", False, dict[int, CommittedOffset]()
+        present, present_id, stem, behind = "", b"", b"", b""
+        is_usual, taken = False, dict[int, CommittedOffset]()
         for index, each in enumerate(offsets):
             topic, topic_id, partition, offset, leader_epoch, metadata = each
             if metadata and self._is_too_long(metadata):
@@ -89,8 +90,9 @@ class OffsetDecisions:
             if check is not any_offset and (fault := check(each)) is not None:
                 del records[first:]  # if one partition is refused, the whole request is refused
                 return CommitReply(fault)
-            if topic is not present:  # the next topic, whose records share most of their bytes
-                present = topic
+            # The next topic, whose records share most of their bytes.
+            if topic is not present or topic_id is not present_id:
+                present, present_id = topic, topic_id
                 stem, behind = offset_key_stem(group_id, topic), behind_metadata(wall_ms, topic_id)
                 is_usual = expire_ms is None and topic_id != ZERO_TOPIC_ID
                 taken = put.setdefault(topic, {})

@@ -4,12 +4,14 @@ import pytest
 
 from service.groups.commands import (
     LEAVE_EPOCH,
+    CommitOffsets,
     DeleteGroup,
     DeleteOffsets,
     DeleteOffsetsReply,
     FaultReply,
     FetchOffsets,
     ForgetTopic,
+    OffsetToCommit,
     PartitionsAsked,
 )
 from service.groups.settings import GroupSettings
@@ -176,6 +178,16 @@ def test_an_offset_of_a_topic_deleted_since_is_not_that_of_its_namesake(driver: 
     asked = (PartitionsAsked("orders", topic.topic_id, (0,)),)
     reply = driver.ask(FetchOffsets("g", None, -1, asked, False))
     assert reply.topics[0].offsets[0].offset == -1
+
+
+def test_a_command_that_names_a_topic_with_two_ids_commits_each_with_its_own(driver: Driver) -> None:
+    name = "orders"
+    ids = bytes([1]) * 16, bytes([2]) * 16
+    offsets = tuple(OffsetToCommit(name, topic_id, index, 11, 5, "") for index, topic_id in enumerate(ids))
+    assert driver.ask(CommitOffsets("g", "", None, -1, offsets)).faults == (None, None)
+    for index, topic_id in enumerate(ids):
+        (topic,) = driver.fetch(topics=(PartitionsAsked(name, topic_id, (0, 1)),)).topics
+        assert [one.partition for one in topic.offsets if one.offset == 11] == [index]
 
 
 # Transactions
