@@ -29,6 +29,7 @@ from service.wire.codec import (
 )
 from service.wire.messages import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from service.wire.messages.schemas import MESSAGES
+from tests.loops import Loop
 
 Answer = TypeVar("Answer", bound=Struct)
 
@@ -100,4 +101,4 @@ def on_stage(
             for disk in disks.values():
                 disk.close()
 
-    uvloop.run(main())  # as a broker does
+    uvloop.run(main(), loop_factory=Loop)  # on uvloop, as a broker does

@@ -30,6 +30,7 @@ from service.wire.messages import (
     IncrementalAlterConfigsRequestAlterableConfig,
     IncrementalAlterConfigsRequestAlterConfigsResource,
 )
+from tests.loops import Loop
 from tests.service.api.admin_stage import Stage
 from tests.service.api.txn_stage import TxnStage
 
@@ -223,4 +224,4 @@ def on_cluster_stage(
             for node_id in list(stage.lives):
                 await stage.stop(node_id)
 
-    uvloop.run(main())  # as a broker does
+    uvloop.run(main(), loop_factory=Loop)  # on uvloop, as a broker does

@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import pytest
-import uvloop
 
 from service.net import outbox
 from service.net.server import Held, Limits, PeerInfo, Reply, Room, Server, serve
 from service.wire.codec import RequestHeader, write_request_header
+from tests.loops import Loop
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ def run(kind: str, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
     with pytest.MonkeyPatch.context() as patch:
         if kind == "no descriptor":
             patch.setattr(outbox, "plain_descriptor", lambda transport: -1)
-        factory = uvloop.new_event_loop if kind == "uvloop" else asyncio.new_event_loop
+        factory = Loop if kind == "uvloop" else asyncio.new_event_loop
         with asyncio.Runner(loop_factory=factory) as runner:
             try:
                 return runner.run(patiently())
