@@ -195,6 +195,11 @@ class TxnCoordinator:
         elif (known := read_key(key)) is not None:
             self._put(known, None if value is None else read_value(known, value))
 
+    @staticmethod
+    def only_last_counts(key: bytes, value: bytes | None) -> bool:
+        """What is known of an id is what its last record says."""
+        return True
+
     def next_deadline_ms(self) -> int | None:
         """The time at which `expire` must be called at the latest; None: never."""
         candidates = []

@@ -19,9 +19,10 @@ from typing import Any, Generic
 from log.control import ControlType
 from log.ids import NO_EPOCH, TopicPartition
 from service.broker.internal_topics import InternalTopic
+from service.broker.machine import MachineT, Mishaps
 from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
-from service.broker.shard import CoordinatorLoading, FewAnswersATurn, MachineT, Mishaps, NotCoordinator, OneATurn, Shard
+from service.broker.shard import CoordinatorLoading, FewAnswersATurn, NotCoordinator, OneATurn, Shard
 from service.cluster.image import NO_LEADER, Image
 from service.ports import Env
 

@@ -9,74 +9,29 @@ the next leader replays the log. If this broker still leads, it replays the log 
 What always holds: answers leave in the order of their decisions. Before an answer leaves, all records up to its
 decision are committed, those of earlier decisions included. An exception in a machine does not leave the shard: the
 command is refused, none of it is applied, and other commands and timers go on.
-
-A record that no machine can read, in a batch whose checksum is right, was written by a program that does not know the
-format. It is logged, kept, and skipped: it decides nothing, and one such record must not stop a coordinator for all its
-clients. A batch whose checksum is wrong is different: it may have held a decision, which is lost. Its partition is not
-served.
 """
 
 import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic
 
-from log.batch import BatchHeader, CorruptBatch, Record, build_plain_batch, checksum_ok, read_records
-from log.control import ControlType, read_marker
+from log.batch import CorruptBatch, build_plain_batch
+from log.control import ControlType
 from log.disk import DiskFault
+from service.broker.machine import Decision, MachineT, Mishaps, TakesTransactions
 from service.broker.partition import Appended, Partition, PartitionLost
+from service.broker.replay import Replay
 from service.ports import Env
-from service.turns import Turn
 
 logger = logging.getLogger("oncelog.coordinator")
 
-TURN_BYTES = 256 << 10
-"""How many bytes are replayed before other tasks run. A long log must not block the loop."""
-BATCH_WORTH_BYTES = 4 << 10
-"""The bytes that a smaller batch counts as."""
-RECORDS_A_TURN = 250
-"""How many records of one batch are replayed before other tasks run. A long one counts as so many short ones."""
-SHORT_BYTES = 1 << 10
 ANSWERS_A_TURN = 64
 """How many answers that waited for a commit are given before other tasks run. Each takes some 30 microseconds."""
-NAMED_AT_MOST = 10
-"""The most unreadable records that a replay logs one by one. Of further ones only the number is logged."""
 REST_MS_MIN, REST_MS_MAX = 1_000, 60_000
 """The shortest and the longest pause of the timer after work that was due has raised."""
-
-
-class Decision(Protocol):
-    @property
-    def records(self) -> Sequence[tuple[bytes, bytes | None]]: ...
-    @property
-    def answers(self) -> Sequence[tuple[object, object]]: ...
-    @property
-    def effects(self) -> Sequence[object]: ...
-    @property
-    def producer_id(self) -> int: ...
-    @property
-    def producer_epoch(self) -> int: ...
-
-
-class Machine(Protocol):
-    def decide(self, command: Any, token: int, now_ms: int) -> Decision: ...
-    def apply(self, key: bytes, value: bytes | None) -> None: ...
-    def next_deadline_ms(self) -> int | None: ...
-    def expire(self, now_ms: int) -> Decision: ...
-
-
-@runtime_checkable
-class TakesTransactions(Protocol):
-    """A machine with a partition that is also written to in producers' transactions: committed offsets."""
-
-    def apply(self, key: bytes, value: bytes | None, *, producer_id: int = -1, producer_epoch: int = -1) -> None: ...
-    def apply_marker(self, producer_id: int, producer_epoch: int, committed: bool) -> None: ...
-
-
-MachineT = TypeVar("MachineT", bound=Machine)
 
 
 class NotCoordinator(Exception):
@@ -89,20 +44,6 @@ class CoordinatorLoading(Exception):
 
 class DecisionFailed(Exception):
     """The machine raised an exception. Nothing was decided, and the same command would raise again."""
-
-
-@dataclass(slots=True)
-class Mishaps:
-    """What went wrong in the shards of one kind since the start."""
-
-    decisions: int = 0
-    """How many commands made a machine raise."""
-    expiries: int = 0
-    """How often work that was due made a machine raise."""
-    records: int = 0
-    """How many records a replay skipped."""
-    rebuilt: int = 0
-    """How many shards were given up, and replayed again, while this broker still led their partition."""
 
 
 class OneATurn:
@@ -199,7 +140,6 @@ class Shard(Generic[MachineT]):
         self._on_given_up = on_given_up
         self._due = due
         self._answers = answers
-        self._unreadable = 0
         self._waiting: dict[object, asyncio.Future[Any]] = {}
         self._last_token = 0
         self._written_end_offset = 0
@@ -250,59 +190,17 @@ class Shard(Generic[MachineT]):
         if (uncommitted := self.partition.committed(found_end_offset)) is not None:
             await uncommitted
         assert found_end_offset <= self.partition.high_watermark, "what is replayed can't be lost any more"
+        replay = Replay(self.partition, self.machine, self._mishaps)
         async with log.alone():  # compaction must not take away the segments that are being read
-            replayed_to = log.start_offset
-            while replayed_to < (end_offset := log.end_offset):  # a marker may come while we replay
-                turn_bytes = 0
-                for header, batch in log.scan(replayed_to, end_offset):
-                    for _ in self._replay(header, batch):
-                        await asyncio.sleep(0)
-                        if self.dropped:
-                            return
-                    turn_bytes += max(header.size_bytes, BATCH_WORTH_BYTES)
-                    if turn_bytes >= TURN_BYTES:
-                        turn_bytes = 0
-                        await asyncio.sleep(0)
-                        if self.dropped:
-                            return
-                replayed_to = end_offset  # compaction may have taken the last batches
-        if self._unreadable > NAMED_AT_MOST:
-            logger.error("%s: %d records were passed over", self.partition.topic_partition, self._unreadable)
+            while replay.at_offset < log.end_offset:  # a marker may come while we replay
+                for _ in replay.up_to(log.end_offset):
+                    await asyncio.sleep(0)
+                    if self.dropped:
+                        return
+        replay.tell_passed_over()
         self._written_end_offset = log.end_offset
         self.loaded, self.loaded_s = True, self._env.clock.monotonic()
         self._set_timer()
-
-    def _replay(self, header: BatchHeader, batch: memoryview) -> Iterator[None]:
-        """Apply the records of a batch, and yield after each RECORDS_A_TURN of them."""
-        turn = Turn(RECORDS_A_TURN)
-        if not checksum_ok(batch, header):
-            raise CorruptBatch(f"the checksum of the batch at offset {header.base_offset} is wrong")
-        try:
-            if not header.is_control:
-                for record in read_records(batch, header):
-                    self._replay_record(record, header)
-                    if turn.is_over(1 + len(record.value or b"") // SHORT_BYTES):
-                        yield
-            elif (kind := read_marker(batch).type) is not None:
-                self.marked(header.producer_id, header.producer_epoch, kind)
-        except CorruptBatch as error:
-            self._pass_over(header.base_offset, error)
-
-    def _replay_record(self, record: Record, header: BatchHeader) -> None:
-        try:
-            assert record.key is not None, "every record of a coordinator has a key"
-            self._apply(record.key, record.value, header.producer_id, header.producer_epoch)
-        except Exception as error:  # noqa: BLE001 - unknown bytes can make a machine raise anything
-            self._pass_over(record.offset, error)
-
-    def _pass_over(self, offset: int, error: Exception) -> None:
-        self._unreadable += 1
-        self._mishaps.records += 1
-        if self._unreadable <= NAMED_AT_MOST:
-            logger.error(
-                "%s: the record at offset %d can't be read, and is passed over: %r",
-                *(self.partition.topic_partition, offset, error),
-            )
 
     def marked(self, producer_id: int, producer_epoch: int, kind: ControlType) -> None:
         """The partition has a marker: the transaction's pending records are decided by it. Answers that tell of this

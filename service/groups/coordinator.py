@@ -194,6 +194,11 @@ class GroupCoordinator:
             self._replacement = None
         return at >= made.first
 
+    @staticmethod
+    def only_last_counts(key: bytes, value: bytes | None) -> bool:
+        """An offset that is followed by another one. A tombstone leaves the group that the offset before it made."""
+        return value is not None and key[:PREFIX_BYTES] in OFFSET_KEYS
+
     def apply_marker(self, producer_id: int, producer_epoch: int, committed: bool) -> None:
         """The producer's transaction has ended in this partition: its offsets count from now on, or are dropped."""
         self._offsets.end_transaction(producer_id, committed=committed)

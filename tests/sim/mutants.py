@@ -72,6 +72,7 @@ from service.broker.log_folder import LogFolder
 from service.broker.opening import PartitionMaker
 from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
+from service.broker.replay import Replay
 from service.broker.shard import Shard
 from service.broker.transaction_gate import TransactionalWriter, TransactionGate
 from service.cluster.image import Image, PartitionState, Topic
@@ -268,12 +269,12 @@ def a_snapshot_holds_the_batch_behind_it() -> contextlib.AbstractContextManager[
 
 
 def lose_the_newest_batch_of_a_coordinator_in_its_replay() -> contextlib.AbstractContextManager[None]:
-    original = Shard._replay
+    original = Replay.take
 
-    def replay(shard: Shard[Any], header: BatchHeader, batch: memoryview) -> Iterator[None]:
-        return original(shard, header, batch) if header.next_offset < shard.partition.log.end_offset else iter(())
+    def take(replay: Replay[Any], header: BatchHeader, batch: memoryview) -> Iterator[None]:
+        return original(replay, header, batch) if header.next_offset < replay.partition.log.end_offset else iter(())
 
-    return replaced(Shard, "_replay", replay)
+    return replaced(Replay, "take", take)
 
 
 # ---------------------------------------------------------------- reading

@@ -6,6 +6,7 @@ follower that begins where its leader's log begins knows less of earlier records
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
@@ -15,12 +16,12 @@ from idempotence.window import HEAD, WINDOW_AT
 from isolation.stable import StableOffsets
 from log.batch import CorruptBatch, read_records, split
 from log.cleaning_rules import AbortedTransactions
+from log.control import ControlType, read_marker
 from log.disk import DiskFault
 from log.ids import NO_EPOCH
 from service.broker.coordinators import Coordinators
 from service.broker.node import Broker
 from service.broker.partition import Partition
-from service.broker.shard import FewAnswersATurn, Mishaps, OneATurn, Shard
 
 
 def difference(held: list[Partition]) -> str:
@@ -154,19 +155,29 @@ def group_facts(machine: Any) -> object:
     return {group_id: group for group_id, group in groups.items() if group is not None}, offsets
 
 
+def applied_one_by_one(machine: Any, partition: Partition) -> Any:
+    """The machine, after each record of the log was applied to it. What no machine can read is passed over."""
+    for header, batch in partition.log.scan(partition.log.start_offset):
+        with contextlib.suppress(CorruptBatch):
+            if header.is_control:
+                if (kind := read_marker(batch).type) is not None:
+                    machine.apply_marker(header.producer_id, header.producer_epoch, kind is ControlType.COMMIT)
+                continue
+            producer = {} if header.producer_id < 0 else {"producer_id": header.producer_id}
+            for record in read_records(batch, header):
+                with contextlib.suppress(Exception):
+                    machine.apply(record.key, record.value, **producer)
+    return machine
+
+
 def unlike_its_log(coordinators: Coordinators[Any], facts: Callable[[Any], object]) -> Iterator[str | None]:
     """For each coordinator that lives and can read its log: how it differs from what that log makes."""
     for shard in coordinators.shards():
         if not shard.loaded or shard.dropped:
             continue
         partition = shard.partition
-        machine = coordinators._new_machine(partition)
-        anew = Shard(
-            partition, machine, shard._env, lambda _: None, Mishaps(), lambda _: None, OneATurn(), FewAnswersATurn()
-        )
         try:
-            for header, batch in partition.log.scan(partition.log.start_offset):
-                list(anew._replay(header, batch))  # its turns mean nothing here
+            machine = applied_one_by_one(coordinators._new_machine(partition), partition)
         except (DiskFault, CorruptBatch):
             continue  # rotten: the next start refuses it
         alike = facts(shard.machine) == facts(machine)

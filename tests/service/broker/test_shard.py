@@ -12,11 +12,14 @@ import pytest
 
 import service.broker.coordinators
 import service.broker.shard
-from log.batch import BatchHeader, Record, build_batch
+from log.batch import build_batch
 from log.ids import TopicPartition
+from service.broker.machine import Mishaps
 from service.broker.partition import Partition
-from service.broker.shard import ANSWERS_A_TURN, RECORDS_A_TURN, SHORT_BYTES, FewAnswersATurn, Mishaps, Shard
+from service.broker.replay import SHORT_BYTES
+from service.broker.shard import ANSWERS_A_TURN, FewAnswersATurn, Shard
 from service.groups.commands import CommitOffsets, OffsetToCommit
+from service.groups.coordinator import GroupCoordinator
 from service.groups.offsets import CommittedOffset
 from service.groups.records import offset_value
 from service.ports import RealClock
@@ -228,31 +231,33 @@ def test_a_coordinators_record_that_rotted_is_not_passed_over(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("value", "at_once_most"),
-    [(None, RECORDS_A_TURN), (offset_value(CommittedOffset(1, -1, "x" * 9 * SHORT_BYTES, 5, None, b"i" * 16)), 25)],
+    ("value", "most_at_once"),
+    [(None, 190), (offset_value(CommittedOffset(1, -1, "x" * 9 * SHORT_BYTES, 5, None, b"i" * 16)), 25)],
 )
 def test_others_have_turns_while_one_large_batch_is_replayed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: bytes | None, at_once_most: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: bytes | None, most_at_once: int
 ) -> None:
     """Or one of large records, which tell of a member's thousands of topics."""
     store, at_once, most = MemoryServer(RealClock()), 0, 0
-    replayed = Shard._replay_record
+    apply = GroupCoordinator.apply
 
     async def first(stage: Stage) -> None:
         here = TxnStage(stage.broker)
         await find_coordinator(here, "pay", key_type=0)
         key = b"\0\1\0\3pay\0\6orders"
-        records = [(key + index.to_bytes(4), value, (), 0) for index in range(3 * at_once_most)]
+        records = [(key + index.to_bytes(4), value, (), 0) for index in range(3 * most_at_once)]
         batch = bytearray(build_batch(records))
         here.broker.coordination.groups.shard("pay").partition.append_own(batch, now_ms=0)
 
-    def counted(shard: Shard[Any], record: Record, header: BatchHeader) -> None:
+    def counted(machine: GroupCoordinator, key: bytes, value: bytes | None) -> None:
         nonlocal at_once, most
+        apply(machine, key, value)
+        if machine._is_live:
+            return  # it deletes offsets of a topic that is not there
         if not at_once:
             asyncio.get_running_loop().call_soon(next_turn)
         at_once += 1
         most = max(most, at_once)
-        replayed(shard, record, header)
 
     def next_turn() -> None:
         nonlocal at_once
@@ -261,11 +266,11 @@ def test_others_have_turns_while_one_large_batch_is_replayed(
     async def second(stage: Stage) -> None:
         groups = TxnStage(stage.broker).broker.coordination.groups
         await until(lambda: all(shard.loaded for shard in groups.shards()))
-        assert most == at_once_most
+        assert most_at_once // 2 < most <= most_at_once
         assert groups.mishaps == Mishaps()
 
     on_stage(tmp_path, first, FEW, metadata=store)
-    monkeypatch.setattr(Shard, "_replay_record", counted)
+    monkeypatch.setattr(GroupCoordinator, "apply", counted)
     on_stage(tmp_path, second, FEW, metadata=store)
 
 

@@ -1,0 +1,126 @@
+"""Makes a machine from the log of its partition.
+
+Of records that follow each other, and of which only the last with its key counts (the machine says so), only that one
+is applied. Most of a coordinator's log are such records, and to apply one takes three times as long as to read it. They
+are held until something else comes, which is applied in its place. So the machine is what it would be if compaction had
+run just before.
+
+A record that no machine can read, in a batch whose checksum is right, was written by a program that does not know the
+format. It is logged, kept, and skipped: it decides nothing, and one such record must not stop a coordinator for all its
+clients. A batch whose checksum is wrong is different: it may have held a decision, which is lost. Its partition is not
+served.
+"""
+
+import logging
+from typing import Generic
+
+from log.batch import BatchHeader, CorruptBatch, Record, checksum_ok, read_records
+from log.control import ControlType, read_marker
+from log.ids import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
+from service.broker.machine import MachineT, Mishaps, TakesTransactions
+from service.broker.partition import Partition
+from service.turns import Steps, Turn
+
+logger = logging.getLogger("oncelog.coordinator")
+
+WORK_A_TURN = 750
+"""How much is done before other tasks run. To read a batch or a record counts 1: some four microseconds."""
+TO_APPLY = 3
+SHORT_BYTES = 1 << 10
+"""A record with a longer value counts as several."""
+HELD_BYTES = 4 << 20
+"""How many bytes of records are held. One that replaces another counts, too."""
+NAMED_AT_MOST = 10
+"""The most unreadable records that a replay logs one by one. Of further ones only the number is logged."""
+
+
+class Replay(Generic[MachineT]):
+    def __init__(self, partition: Partition, machine: MachineT, mishaps: Mishaps) -> None:
+        self.partition = partition
+        self.machine = machine
+        self.at_offset = partition.log.start_offset
+        """What is below was replayed."""
+        asked: object = machine  # once, because asking takes longer than applying a record
+        self._taking_transactions = asked if isinstance(asked, TakesTransactions) else None
+        self._mishaps = mishaps
+        self._unreadable = 0
+        self._held: dict[bytes, Record] = {}
+        self._held_bytes = 0
+        self._turn = Turn(WORK_A_TURN)
+
+    def up_to(self, end_offset: int) -> Steps[None]:
+        """Replay the log to this offset. `CorruptBatch` if a batch is damaged."""
+        for header, batch in self.partition.log.scan(self.at_offset, end_offset):
+            yield from self.take(header, batch)
+        yield from self._apply_held()
+        self.at_offset = end_offset  # compaction may have taken the last batches
+
+    def tell_passed_over(self) -> None:
+        if self._unreadable > NAMED_AT_MOST:
+            logger.error("%s: %d records were passed over", self.partition.topic_partition, self._unreadable)
+
+    def take(self, header: BatchHeader, batch: memoryview) -> Steps[None]:
+        if not checksum_ok(batch, header):
+            raise CorruptBatch(f"the checksum of the batch at offset {header.base_offset} is wrong")
+        turn, held, only_last_counts = self._turn, self._held, self.machine.only_last_counts
+        if turn.is_over():
+            yield
+        try:
+            if header.is_control:
+                yield from self._apply_held()
+                self._mark(header, batch)
+                return
+            is_transactional = header.producer_id >= 0
+            for record in read_records(batch, header):
+                if turn.is_over():
+                    yield
+                key, value = record.key, record.value
+                if is_transactional or key is None or not only_last_counts(key, value):
+                    yield from self._apply_held()
+                    yield from self._apply(record, header.producer_id, header.producer_epoch)
+                    continue
+                if key in held:
+                    del held[key]  # the order is that of the last ones
+                held[key] = record
+                self._held_bytes += len(key) + len(value or b"")
+        except CorruptBatch as error:
+            self._pass_over(header.base_offset, error)
+        if self._held_bytes >= HELD_BYTES:
+            yield from self._apply_held()
+
+    def _mark(self, header: BatchHeader, batch: memoryview) -> None:
+        kind = read_marker(batch).type
+        if kind is not None and self._taking_transactions is not None:
+            committed = kind is ControlType.COMMIT
+            self._taking_transactions.apply_marker(header.producer_id, header.producer_epoch, committed)
+
+    def _apply_held(self) -> Steps[None]:
+        records = [*reversed(self._held.values())]
+        self._held.clear()
+        self._held_bytes = 0
+        while records:
+            yield from self._apply(records.pop(), NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
+
+    def _apply(self, record: Record, producer_id: int, producer_epoch: int) -> Steps[None]:
+        if self._turn.is_over(TO_APPLY * (1 + len(record.value or b"") // SHORT_BYTES)):
+            yield
+        try:
+            assert record.key is not None, "every record of a coordinator has a key"
+            if producer_id < 0:
+                self.machine.apply(record.key, record.value)
+            else:
+                assert self._taking_transactions is not None, "nobody's transaction writes here"
+                self._taking_transactions.apply(
+                    record.key, record.value, producer_id=producer_id, producer_epoch=producer_epoch
+                )
+        except Exception as error:  # noqa: BLE001 - unknown bytes can make a machine raise anything
+            self._pass_over(record.offset, error)
+
+    def _pass_over(self, offset: int, error: Exception) -> None:
+        self._unreadable += 1
+        self._mishaps.records += 1
+        if self._unreadable <= NAMED_AT_MOST:
+            logger.error(
+                "%s: the record at offset %d can't be read, and is passed over: %r",
+                *(self.partition.topic_partition, offset, error),
+            )

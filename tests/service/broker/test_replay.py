@@ -1,0 +1,121 @@
+"""What a replay makes of a log, and how little of it it has to apply."""
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+import txn.coordinator
+from log.batch import build_plain_batch
+from log.control import ControlType, build_marker
+from log.ids import TopicPartition
+from service.broker.machine import Mishaps
+from service.broker.partition import Partition
+from service.broker.replay import HELD_BYTES, Replay
+from service.groups.offsets import CommittedOffset
+from service.groups.records import (
+    classic_group_tombstone,
+    empty_classic_group_record,
+    offset_key,
+    offset_tombstone,
+    offset_value,
+)
+from service.turns import done_at_once
+from tests.service.api.txn_stage import TxnStage, on_txn_stage
+from tests.sim.replicas import applied_one_by_one
+from txn.records import read_value, write_key, write_value
+from txn.states import State, Txn
+
+Record = tuple[bytes, bytes | None]
+TOPIC_ID = b"i" * 16
+TRANSACTIONS = 2_000
+
+
+def append(partition: Partition, *records: Record, producer_id: int = -1) -> None:
+    epoch = 0 if producer_id >= 0 else -1
+    partition.append_own(build_plain_batch(records, 1, producer_id=producer_id, producer_epoch=epoch), now_ms=1)
+
+
+def test_of_the_transactions_of_an_id_only_the_last_is_taken_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A takeover lasts as long as it takes to read the log, not as long as it takes to understand each record."""
+    read = 0
+
+    def counted(transactional_id: str, value: bytes) -> Txn:
+        nonlocal read
+        read += 1
+        return read_value(transactional_id, value)
+
+    async def scene(stage: TxnStage) -> None:
+        coordinators = stage.broker.coordination.transactions
+        partition = coordinators.shard("pay").partition
+        for number in range(TRANSACTIONS):
+            name = f"pay-{number % 4}"
+            for state in (State.ONGOING, State.PREPARE_COMMIT, State.COMPLETE_COMMIT):
+                told = Txn(name, 7, number % 1_000, state, 60_000, number, (TopicPartition("orders", 0),))
+                append(partition, (write_key(name), write_value(told)))
+        append(partition, (write_key("pay-0"), None))
+        plainly = applied_one_by_one(coordinators._new_machine(partition), partition)
+        monkeypatch.setattr(txn.coordinator, "read_value", counted)
+        replay: Replay[Any] = Replay(partition, coordinators._new_machine(partition), Mishaps())
+        done_at_once(replay.up_to(partition.log.end_offset))
+        assert read <= 3
+        assert {each.transactional_id: each for each in replay.machine.all()} == {
+            each.transactional_id: each for each in plainly.all()
+        }
+        assert replay.machine.describe("pay-1").txn.updated_ms == TRANSACTIONS - 3
+
+    on_txn_stage(tmp_path, scene)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_replay_makes_what_all_records_make_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Offsets plain and in transactions, committed, aborted and open, groups that are made and buried between them,
+    and records that nobody can read; replayed in one go, or in several.
+    """
+    chance = Random(seed)
+    monkeypatch.setattr("service.broker.replay.HELD_BYTES", chance.choice((200, 2_000, HELD_BYTES)))
+
+    def offset(number: int) -> Record:
+        place = chance.choice("gh"), "orders", chance.randrange(3)
+        if chance.random() < 0.1:
+            return offset_tombstone(*place)
+        return offset_key(*place), offset_value(CommittedOffset(number, -1, "", number, None, TOPIC_ID))
+
+    async def scene(stage: TxnStage) -> None:
+        coordinators = stage.broker.coordination.groups
+        partition = coordinators.shard("g").partition
+        replay: Replay[Any] = Replay(partition, coordinators._new_machine(partition), Mishaps())
+        for number in range(300):
+            match chance.randrange(12):
+                case 0:
+                    append(partition, empty_classic_group_record(chance.choice("gh"), number))
+                case 1:
+                    append(partition, classic_group_tombstone(chance.choice("gh")))
+                case 2 | 3 | 4:
+                    append(partition, offset(number), offset(number), producer_id=chance.randrange(3))
+                case 5 | 6:
+                    marker = build_marker(
+                        chance.choice((ControlType.COMMIT, ControlType.ABORT)),
+                        producer_id=chance.randrange(3),
+                        producer_epoch=0,
+                        coordinator_epoch=0,
+                        timestamp_ms=1,
+                    )
+                    partition.append_own(bytearray(marker), now_ms=1)
+                case 7:
+                    append(partition, (b"\0\1", b"x"), (b"", b"x"))
+                case _:
+                    append(partition, *(offset(number) for _ in range(chance.randrange(1, 4))))
+            if chance.random() < 0.02:
+                done_at_once(replay.up_to(partition.log.end_offset))
+        done_at_once(replay.up_to(partition.log.end_offset))
+        plainly = applied_one_by_one(coordinators._new_machine(partition), partition)
+        assert replay.machine.durable_facts() == plainly.durable_facts()
+        assert replay.machine.durable_facts() != coordinators._new_machine(partition).durable_facts()
+
+    on_txn_stage(tmp_path, scene)
