@@ -111,7 +111,7 @@ class BrokerSettings:
         "http.cors.origins",
         (),
         "Pages of other origins that may use the HTTP API from a browser: https://example.org, several separated by "
-        "commas; *: all of them.",
+        "commas; *: all of them. Browsers are served under these names, too: a proxy's belongs here.",
     )
     http_max_streams = integer(
         "http.max.streams", 5000, "Streams that may be open at one broker; further ones are refused.", at_least=0

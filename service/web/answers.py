@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import unquote_plus, unquote_to_bytes, urlsplit
+from urllib.parse import unquote_plus, unquote_to_bytes
 
 import msgspec
 import zstandard
@@ -30,14 +30,6 @@ _UNWANTED = frozenset({_NONE, "q=0.", "q=0.0", "q=0.00", "q=0.000"})
 
 T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
-
-
-def is_at(origin: str, host: str) -> bool:
-    """Whether a page of this origin came from that host."""
-    try:
-        return urlsplit(origin).netloc.lower() == host.lower()
-    except ValueError:  # it is no address
-        return False
 
 
 def as_json(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

@@ -45,14 +45,15 @@ from service.web import (
     topics,
     transactions,
 )
-from service.web.answers import CODECS, PACKED_FROM_BYTES, codec_of, is_at
+from service.web.answers import CODECS, PACKED_FROM_BYTES, codec_of
 from service.web.following import SharedReading
-from service.web.forwarding import FORWARDED, OF_EVENTS
+from service.web.forwarding import OF_EVENTS
 from service.web.gateway import ASKING, Gateway
 from service.web.idempotency import REPLAYED, Keys
 from service.web.instances import Instances
 from service.web.lane import UNREAD_S, Lane, Lanes
 from service.web.members import Members
+from service.web.origins import Origins
 from service.web.pages import routes as pages
 from service.web.problems import MEDIA_TYPE, Problem, of_failure
 from service.web.producers import ProducerPool
@@ -236,7 +237,7 @@ class WebServer:
         self.gateway.reading = SharedReading()
         broker.metadata.subscribe(self.gateway.reading.heard)
         self._lanes = Lanes(self.gateway, broker.requests.http, self._session)
-        self._origins = set(broker.config.http_cors_origins)
+        self._origins = Origins(broker.config)
         self.endpoints: list[Endpoint] = []
         """Where the server listens, with the port numbers that the system has chosen."""
         counted = _counted(broker.requests.http)
@@ -260,7 +261,10 @@ class WebServer:
         refuses_foreign = changes and not route.path.startswith("/ui")  # pages refuse their forms themselves
 
         async def answered(request: web.Request) -> web.StreamResponse:
-            if refuses_foreign and self._is_foreign(request):
+            if self._origins.are_borrowed(request):
+                name = request.host[:200]
+                raise Problem("denied", f"{name} is no name of this broker for browsers; http.cors.origins may name it")
+            if refuses_foreign and self._origins.are_foreign(request):
                 whence = f"the request comes from a page of {request.headers.get('Origin', 'another site')[:200]}"
                 raise Problem("denied", f"{whence}, which http.cors.origins does not name")
             if waits and not ready.is_set():
@@ -298,20 +302,6 @@ class WebServer:
                 return refuse(problem)
 
         return bound
-
-    def _is_foreign(self, request: web.Request) -> bool:
-        """Whether a page of another origin has sent the request, which this broker's settings do not name. Browsers say
-        that with requests that they send without asking first, too; other programs say nothing. What another broker
-        forwards was judged there.
-        """
-        if FORWARDED in request.headers:
-            return False
-        origin, site = request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site")
-        if origin is not None and self._origins & {origin, "*"}:
-            return False
-        if site is not None:
-            return site not in ("same-origin", "none")
-        return origin is not None and not is_at(origin, request.host)
 
     def _session(self, transport: asyncio.BaseTransport | None) -> Session:
         """The session for a connection: the client at its other end."""
@@ -374,7 +364,7 @@ class WebServer:
     async def _head(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
         """Add to the head of an answer, also of a stream, what does not depend on its resource."""
         origin = request.headers.get("Origin")
-        if origin is not None and (self._origins & {origin, "*"}):
+        if origin is not None and self._origins.are_named(origin):
             of_event = [name for name in response.headers if name.startswith(OF_EVENTS)]
             response.headers["Access-Control-Allow-Origin"] = origin
             response.headers["Access-Control-Expose-Headers"] = ", ".join([*EXPOSED, *of_event])

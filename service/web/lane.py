@@ -48,7 +48,7 @@ IDLE_S = 3630.0
 """How long a silent connection is kept: as long as aiohttp keeps one, which is longer than any proxy does."""
 STATUSES = {200, *(kind.status for kind in PROBLEMS.values())}
 _HEADER = re.compile(rb"([A-Za-z-]+):[ \t]*([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?")
-_HARMLESS = frozenset({b"host", b"user-agent", b"accept", b"accept-language"})
+_HARMLESS = frozenset({b"host", b"user-agent", b"accept"})
 Writes = Callable[[Gateway, str, bytes], quick.Answer]
 
 

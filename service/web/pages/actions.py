@@ -21,8 +21,8 @@ from service.client.transactions import (
     find_transaction,
     producers_of,
 )
-from service.web.answers import is_at
 from service.web.gateway import Gateway, Inside
+from service.web.origins import is_at
 from service.web.pages.render import page, shown
 from service.web.pages.views import framed
 from service.web.problems import Problem

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from http.client import HTTPConnection
@@ -23,7 +24,7 @@ from service.web.problems import Problem
 from service.web.routing import STREAMING
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.cli.kit import process
-from tests.service.web.kit import PATIENCE_S, Http
+from tests.service.web.kit import PATIENCE_S, Http, Served
 
 
 def where(**given: str) -> list[tuple[str, int]]:
@@ -148,6 +149,81 @@ def test_programs_and_own_pages_say_nothing_foreign(http: Http, topic: str) -> N
     for headers in ({}, forwarded, *of_browsers):
         answer = http.post(f"/v1/topics/{topic}/records", {"records": [{"value": 1}]}, headers=headers)
         assert answer.status == 200, answer
+
+
+REBOUND = "evil.example:8082"
+NAMED = "http.cors.origins=https://proxy.example,https://[x", "advertised.listeners=PLAINTEXT://Broker.example:9092"
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Http]:
+    """A broker that has names."""
+    settings = dict(each.split("=") for each in NAMED)
+    served = Served(tmp_path_factory.mktemp("named") / "data", **settings)
+    yield Http(served.url)
+    served.stop()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": f"http://{REBOUND}"},
+        {"Sec-Fetch-Site": "same-origin"},
+        {"Origin": f"http://{REBOUND}", "X-Oncelog-Forwarded": "2"},
+        {"Accept-Language": ""},
+        {"Accept-Language": "en", "Host": "evil.example"},
+        {"Accept-Language": "en", "Host": "127.0.0.1.evil.example:8082"},
+    ],
+)
+def test_a_name_that_somebody_lets_resolve_to_a_broker_makes_no_page_the_brokers_own(
+    named: Http, topic: str, headers: dict[str, str]
+) -> None:
+    """A page from there was taken for the broker's own, and wrote, and read all records. These are the headers that
+    Chromium sends, also for a script that would rather have none.
+    """
+    headers = {"Host": REBOUND, **headers}
+    body = {"records": [{"value": 1}]}
+    for method, path in (("POST", f"/v1/topics/{topic}/records"), ("GET", "/v1/topics"), ("GET", "/ui")):
+        answer = named.ask(method, path, body if method == "POST" else None, headers=headers)
+        assert (answer.status, answer.json["type"], answer.json["outcome"]) == (403, "/problems/denied", "none")
+        assert "evil.example" in answer.json["detail"]
+    assert named.get(f"/v1/topics/{topic}").status == 404, "nothing was made"
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1:1",
+        "[::1]:1",
+        "192.0.2.7",
+        "localhost:1",
+        "broker",
+        "BROKER.example:1",
+        "broker.example.",
+        "proxy.example",
+    ],
+)
+def test_a_browser_is_served_under_names_that_are_the_brokers(named: Http, topic: str, host: str) -> None:
+    headers = {"Host": host, "Origin": f"http://{host}", "Accept-Language": "en"}
+    assert named.post(f"/v1/topics/{topic}/records", {"records": [{"value": 1}]}, headers=headers).status == 200
+    assert named.get("/ui", headers={"Host": host, "Accept-Language": "en"}).status == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Accept-Language": "*", "Sec-Fetch-Mode": "cors"},
+        {"Origin": "https://proxy.example", "Accept-Language": "en"},
+    ],
+    ids=["any", "Node", "a page that the settings name"],
+)
+def test_programs_and_pages_that_are_named_are_served_under_every_name(
+    named: Http, topic: str, headers: dict[str, str]
+) -> None:
+    headers = {"Host": REBOUND, **headers}
+    assert named.post(f"/v1/topics/{topic}/records", {"records": [{"value": 1}]}, headers=headers).status == 200
+    assert named.get("/v1/topics", headers=headers).status == 200
 
 
 @pytest.mark.parametrize(
