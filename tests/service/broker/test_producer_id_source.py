@@ -2,7 +2,7 @@
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from idempotence.producer_ids import ProducerIdBlock
 from service.broker.producer_id_source import ProducerIdSource
@@ -38,3 +38,32 @@ def test_a_store_that_can_not_be_asked_ends_no_task_and_is_asked_again() -> None
 
     asyncio.run(main())
     assert failed == []
+
+
+def test_all_who_wait_for_ids_are_refused_together_when_the_stores_session_ends() -> None:
+    """If each asked the store in turn, and each question took the store's whole patience, the last would wait for ever.
+    The next question is a new one.
+    """
+
+    async def main() -> None:
+        asked: list[asyncio.Future[ProducerIdBlock]] = []
+
+        async def execute(command: AllocateProducerIds) -> ProducerIdBlock:
+            asked.append(asyncio.get_running_loop().create_future())
+            return await asked[-1]
+
+        env: Any = SimpleNamespace(tasks=LoopTasks(lambda name, error: None))
+        source = ProducerIdSource(cast("Any", SimpleNamespace(execute=execute)), env)
+        waiting = [asyncio.create_task(work) for work in (source.next(), source.next(), source.refill(), source.next())]
+        await asyncio.sleep(0.01)
+        waiting[0].cancel()
+        await asyncio.sleep(0.01)
+        asked[0].set_exception(MetadataLost(ErrorCode.NOT_CONTROLLER, "the session is over"))
+        told = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 1)
+        assert [type(each) for each in told] == [asyncio.CancelledError, MetadataLost, MetadataLost, MetadataLost]
+        later = asyncio.create_task(source.next())
+        await asyncio.sleep(0.01)
+        asked[1].set_result(ProducerIdBlock(1000, 1000))
+        assert (await later, len(asked)) == (1000, 2)
+
+    asyncio.run(main())
