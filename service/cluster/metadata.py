@@ -163,10 +163,12 @@ class ClusterMetadata:
 
     async def wait_for_id(self) -> None:
         """Wait while another broker is registered with this broker's id. Raises `MetadataLost` if that lasts longer
-        than the session of a broker that has died.
+        than the session of a broker that has died, or if this broker's own session ends.
         """
         deadline_s = self._env.clock.monotonic() + 2 * self._session_timeout_s
         while self.broker_id in self.image.brokers:
+            if self._session is None:  # the image does not change any more
+                raise MetadataLost(ErrorCode.NOT_CONTROLLER, "The session with the metadata store is over.")
             if self._env.clock.monotonic() > deadline_s:
                 raise MetadataLost(ErrorCode.DUPLICATE_BROKER_REGISTRATION, id_is_taken(self.broker_id))
             await asyncio.sleep(REJOIN_S_MIN)

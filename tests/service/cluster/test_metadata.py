@@ -510,6 +510,25 @@ def test_a_store_that_has_gone_back_is_not_followed(tmp_path: Path, monkeypatch:
     asyncio.run(main())
 
 
+def test_who_waits_for_its_id_is_told_when_the_session_ends(tmp_path: Path) -> None:
+    """Its image changes no more: it would wait its whole patience, and then say that the id is taken."""
+
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            other = await world.broker(1)
+            await other.register(ENDPOINTS, rack=None, clean=True)
+            metadata = await world.broker(1)
+            waits = asyncio.create_task(metadata.wait_for_id())
+            await asyncio.sleep(0.01)
+            assert metadata._session is not None
+            world.server.end_session(metadata._session.id)
+            with pytest.raises(MetadataLost) as lost:
+                await asyncio.wait_for(waits, 5)
+            assert lost.value.error is ErrorCode.NOT_CONTROLLER
+
+    asyncio.run(main())
+
+
 def test_a_session_that_was_left_is_not_kept_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else what is registered in it would stand in this broker's own way."""
     monkeypatch.setattr(metadata_module, "REJOIN_S_MIN", 0.001)
