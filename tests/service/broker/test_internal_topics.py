@@ -20,6 +20,7 @@ from service.broker.internal_topics import (
     log_config_of,
 )
 from service.cluster.metadata import MetadataLost
+from service.settings.broker import BrokerConfig
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     IncrementalAlterConfigsRequest,
@@ -63,6 +64,12 @@ def test_a_topic_is_made_when_its_segments_are_set_to_less_than_a_topic_may_have
         assert metadata.image.topics[topic.name].config["segment.bytes"] == "1048576"
 
     on_stage(tmp_path, scene, FEW | small)
+
+
+@pytest.mark.parametrize("topic", [GROUPS, TRANSACTIONS])
+def test_a_coordinator_finds_little_that_is_not_compacted(topic: InternalTopic) -> None:
+    """What it must read before it answers."""
+    assert int(topic.layout(BrokerConfig({})).settings["segment.bytes"]) <= 8 << 20
 
 
 def test_a_topic_is_made_once_however_often_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
