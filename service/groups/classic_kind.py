@@ -69,14 +69,14 @@ class ClassicKind:
         if (fault := self.join_fault(ask)) is not None:
             draft.answer(token, JoinReply(ask.member_id, fault))
         elif group is not None:
-            self.decisions.join(group, ask, token, draft)
+            self.decisions.join(group, with_rebalance_timeout(ask), token, draft)
         elif ask.member_id != NO_MEMBER:
             draft.answer(token, JoinReply(ask.member_id, Fault.UNKNOWN_MEMBER_ID))
         else:
             made = ClassicGroup(ask.group_id, state_timestamp_ms=draft.wall_ms)
             draft.records.append(empty_classic_group_record(ask.group_id, draft.wall_ms))
             self.announce(made)
-            self.decisions.join(made, ask, token, draft)
+            self.decisions.join(made, with_rebalance_timeout(ask), token, draft)
 
     def join_fault(self, ask: JoinGroup) -> Fault | None:
         """What is wrong with the request, whatever the state of the group is."""
@@ -163,6 +163,13 @@ class ClassicKind:
             return None
         stands_still = is_awake and group.state in (ClassicState.STABLE, ClassicState.EMPTY)
         return group.stored, (group if stands_still else _from_stored(group)).facts()
+
+
+def with_rebalance_timeout(ask: JoinGroup) -> JoinGroup:
+    """The command as a group takes it: with -1 the rebalance timeout is the session's, as it is in a group's record."""
+    if ask.rebalance_timeout_ms != -1:
+        return ask
+    return ask._replace(rebalance_timeout_ms=ask.session_timeout_ms)
 
 
 def _from_stored(group: ClassicGroup) -> ClassicGroup:

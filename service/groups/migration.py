@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from service.groups.classic_group import ClassicGroup, ClassicMember
-from service.groups.classic_kind import ClassicKind
+from service.groups.classic_kind import ClassicKind, with_rebalance_timeout
 from service.groups.commands import (
     JOIN_EPOCH,
     NO_MEMBER,
@@ -368,7 +368,7 @@ class Migration:
         if (fault := self._classic_kind.join_fault(ask)) is not None:
             draft.answer(token, JoinReply(ask.member_id, fault))
         elif group.members:
-            self._join_members(group, ask, token, draft)
+            self._join_members(group, with_rebalance_timeout(ask), token, draft)
         else:
             if ask.member_id == NO_MEMBER:  # a classic group takes the place of the empty one
                 self._consumer.forget(group)
@@ -597,9 +597,7 @@ def _as_it_says(found: ConsumerMember, ask: JoinGroup, subscription: Subscriptio
     return found._replace(
         instance_id=found.instance_id if ask.instance_id is None else ask.instance_id,
         rack_id=subscription.rack_id or found.rack_id,
-        rebalance_timeout_ms=(
-            found.rebalance_timeout_ms if ask.rebalance_timeout_ms == -1 else ask.rebalance_timeout_ms
-        ),
+        rebalance_timeout_ms=ask.rebalance_timeout_ms,
         subscribed_topics=frozenset(subscription.topics),
         subscribed_regex="",  # the classic protocol has no expressions
         client_id=ask.client_id,

@@ -33,6 +33,7 @@ from tests.sim.group_world import ANSWER_WITHIN_MS, BEAT_MS, REBALANCE_MS, SESSI
 
 GROUP = "g"
 TOPICS = (("orders",), ("orders", "events"))
+NO_TIME_MS = (0, -1)
 REJOIN = (Fault.UNKNOWN_MEMBER_ID, Fault.ILLEGAL_GENERATION, Fault.FENCED_MEMBER_EPOCH, Fault.GROUP_ID_NOT_FOUND)
 
 
@@ -46,6 +47,9 @@ class Member:
         self.name = name
         self.instance = instance
         self.topics = topics
+        self.assignors = self.chance.choice(world.plan.assignors)
+        is_impatient = not world.healed and self.chance.random() < world.plan.impatient
+        self.rebalance_timeout_ms = self.chance.choice(NO_TIME_MS) if is_impatient else REBALANCE_MS
         self.member_id = ""
         self.epoch = -1  # or generation
         self.owned: dict[
@@ -99,6 +103,10 @@ class Member:
     def is_replaced(self) -> bool:
         return self.instance is not None and self.world.last_to_join[self.instance] is not self
 
+    @property
+    def is_put_out(self) -> bool:
+        return self.world.is_hasty and not self.world.knows(self.member_id, self.epoch)
+
     def look_at_session(self) -> None:
         if self.is_over:
             self.lose_all()
@@ -137,7 +145,7 @@ class Member:
         name = self.name_of(partition)
         if name is None or not self.is_alive or partition not in self.owned:
             return
-        at_least, expired = self.board.acknowledged.get(partition, -1), self.board.expired[partition]
+        at_least, removed = self.board.acknowledged.get(partition, -1), self.board.removed[partition]
         asked = PartitionsAsked(name, partition[0], (partition[1],))
 
         def found(reply: Any) -> None:
@@ -146,8 +154,8 @@ class Member:
                 self.world.after(100, lambda: self.find_position(partition))
             else:
                 if self.name_of(partition) is not None:  # else it was made anew meanwhile, and forgotten
-                    has_expired = self.board.expired[partition] > expired
-                    self.board.read(partition, one.offset, -1 if has_expired else at_least)
+                    is_removed = self.board.removed[partition] > removed
+                    self.board.read(partition, one.offset, -1 if is_removed else at_least)
                 if partition in self.owned:
                     self.owned[partition] = True
 
@@ -168,7 +176,7 @@ class Member:
         transactional = self.chance.random() < self.world.plan.commits_in_transactions
         producer = self.world.open_transaction({partition: value}) if transactional else -1
         member = (GROUP, self.member_id, self.instance, self.epoch, (offset,))
-        expired = self.board.expired[partition]
+        removed = self.board.removed[partition]
 
         def done(reply: Any) -> None:
             self._commits = False
@@ -178,10 +186,13 @@ class Member:
                 committed = is_taken and self.chance.random() < 0.7
                 wait_ms = self.chance.choice((1, 50, 1_000))
                 self.world.after(wait_ms, lambda: self.world.end_transaction(producer, committed=committed))
-            elif is_taken and self.board.expired[partition] == expired:
+            elif is_taken and self.board.removed[partition] == removed:
                 self.board.acknowledge(partition, value)
 
-        command = CommitTransactionalOffsets(*member, producer, 0) if transactional else CommitOffsets(*member)
+        keeps_ms = self.chance.choice(self.world.plan.keeps_ms) if self.is_old_client else -1
+        command = (
+            CommitTransactionalOffsets(*member, producer, 0) if transactional else CommitOffsets(*member, keeps_ms)
+        )
         if transactional:
             self.world.after(5_000, lambda: self.world.end_transaction(producer, committed=False))  # its time is up
 
@@ -198,6 +209,11 @@ class Member:
             self.world.after(self.chance.choice((1_000, 3_000)), leave)  # on its way for so long
         else:
             leave()
+
+    @property
+    def is_old_client(self) -> bool:
+        """Of before static members and topic ids."""
+        return isinstance(self, ClassicMember) and self.instance is None
 
     # Failing ----------------------------------------------------------------------------------------------------------
 
@@ -250,13 +266,13 @@ class Member:
             self.die()
             self.world.members.remove(self)
 
-    def restart(self) -> None:
+    def restart(self, after_ms: tuple[int, ...] = (1, 200)) -> None:
         """A new process in the place of this one."""
         if self.is_superseded:
             self.go()
         elif self.is_alive:
             self.die()
-            self.world.after(self.chance.choice((1, 200)), lambda: self.reborn().start())
+            self.world.after(self.chance.choice(after_ms), lambda: self.reborn().start())
 
     @property
     def lineage(self) -> str:
@@ -355,9 +371,13 @@ class ClassicMember(Member):
             member_id=self.member_id,
             instance_id=self.instance,
             protocol_type="consumer",
-            protocols=(("cooperative" if self.world.plan.cooperative else "range", metadata),),
+            # Of an assignor that is named twice the first subscription counts.
+            protocols=tuple(
+                (name, subscription(()) if name in self.assignors[:place] else metadata)
+                for place, name in enumerate(self.assignors)
+            ),
             session_timeout_ms=SESSION_MS,
-            rebalance_timeout_ms=REBALANCE_MS,
+            rebalance_timeout_ms=self.rebalance_timeout_ms,
             client_id="c",
             client_host="/h",
             fresh_id=str(self.board.fresh()),
@@ -518,7 +538,7 @@ class ConsumerMember(Member):
             member_epoch=self.epoch,
             instance_id=self.instance,
             rack_id=None,
-            rebalance_timeout_ms=REBALANCE_MS if says_all else -1,
+            rebalance_timeout_ms=max(self.rebalance_timeout_ms, 0) if says_all else -1,
             subscribed_topics=self.topics if says_all and self.regex is None else () if says_all else None,
             subscribed_regex=self.regex if says_all else None,
             server_assignor=None,

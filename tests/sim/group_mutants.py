@@ -11,16 +11,19 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import service.groups.classic_kind
 import service.groups.consumer_decisions
 import service.groups.migration
 import service.groups.offset_decisions
+from log.clock import ClockWatch
 from service.groups.classic_decisions import ClassicDecisions
 from service.groups.classic_group import ClassicGroup
-from service.groups.commands import JoinReply
+from service.groups.commands import DeleteOffsetsReply, JoinReply
 from service.groups.consumer_decisions import ConsumerDecisions
-from service.groups.consumer_group import ConsumerGroup, ConsumerMember, Raised
+from service.groups.consumer_group import ConsumerGroup, ConsumerMember, Raised, Tallies
 from service.groups.forgetting import Forgetting
 from service.groups.migration import Migration
+from service.groups.offset_decisions import OffsetDecisions
 from service.groups.offsets import Offsets, OffsetsByTopic
 from service.groups.reconciliation import Walk, reconcile
 from service.groups.records import current_record, member_tombstones, target_epoch_record
@@ -211,6 +214,36 @@ def offsets_expire_though_they_are_new() -> Planting:
     return replaced(Forgetting, "_is_expired", is_expired)
 
 
+def clock_believed_however_it_is_set() -> Planting:
+    return replaced(ClockWatch, "since_ms", lambda watch, stamped_ms: stamped_ms)
+
+
+def rebalance_timeout_that_was_not_said_kept() -> Planting:
+    return replaced(service.groups.classic_kind, "with_rebalance_timeout", lambda ask: ask)
+
+
+def assignor_named_twice_counted_twice() -> Planting:
+    original = Tallies._count
+
+    def count(tallies: Tallies, member: ConsumerMember, by: int) -> None:
+        original(tallies, member, by)
+        names = [] if member.classic is None else [name for name, _ in member.classic.protocols]
+        for name in names[len(set(names)) :]:
+            tallies.supporting[name] = tallies.supporting.get(name, 0) + by
+
+    return replaced(Tallies, "_count", count)
+
+
+def offsets_of_subscribed_topics_deleted() -> Planting:
+    original = OffsetDecisions.delete
+
+    def delete(decisions: OffsetDecisions, group: ClassicGroup | None, *rest: Any) -> DeleteOffsetsReply:
+        with replaced(ClassicGroup, "is_subscribed_to", lambda group, topic: False):
+            return original(decisions, group, *rest)
+
+    return replaced(OffsetDecisions, "delete", delete)
+
+
 MUTANTS: dict[str, Callable[[], Planting]] = {
     plant.__name__: plant
     for plant in (
@@ -238,6 +271,10 @@ MUTANTS: dict[str, Callable[[], Planting]] = {
         offsets_taken_up_otherwise_than_recorded,
         partitions_still_read_at_an_upgrade_not_recorded,
         offsets_expire_though_they_are_new,
+        clock_believed_however_it_is_set,
+        rebalance_timeout_that_was_not_said_kept,
+        assignor_named_twice_counted_twice,
+        offsets_of_subscribed_topics_deleted,
     )
 }
 

@@ -2,8 +2,9 @@
 
 Simulated are the network (requests and answers come late or never), the log (what was not yet durable is lost with the
 coordinator) and the clock. A run goes: members of all kinds come, work, sleep, die and come back, topics grow and are
-made again, the coordinator dies at any step; then everything heals, and within `SETTLE_MS` every partition of a topic
-subscribed to must have its one owner. A run takes a fifth of a second, so that thousands can be had.
+made again, the wall clock is set, operators delete, the coordinator dies at any step; then everything heals, and within
+`SETTLE_MS` every partition of a topic subscribed to must have its one owner. A run takes a fifth of a second, so that
+thousands can be had.
 
 Checked throughout: no partition has two owners, no committed offset goes back, nothing is read that no transaction has
 committed, no offset expires before its time, of an instance's processes all but the last to join are fenced, nothing
@@ -20,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from service.groups.classic_group import ClassicGroup
 from service.groups.commands import (
     JOIN_EPOCH,
     NO_MEMBER,
@@ -27,6 +29,8 @@ from service.groups.commands import (
     CommitOffsets,
     CommitTransactionalOffsets,
     ConsumerHeartbeat,
+    DeleteGroup,
+    DeleteOffsets,
     ForgetTopic,
     Heartbeat,
     JoinGroup,
@@ -36,6 +40,7 @@ from service.groups.commands import (
 )
 from service.groups.consumer_group import ConsumerGroup
 from service.groups.coordinator import GroupCoordinator
+from service.groups.offsets import CommittedOffset
 from service.groups.records import offset_key, read_offset_key
 from service.groups.settings import ConsumerTimes, GroupSettings
 from service.groups.verdicts import Fault, GroupDecision
@@ -54,6 +59,17 @@ CUTS = 5  # up to which the log is compacted, of each run
 
 KINDS = ("classic", "static", "consumer", "static consumer")
 INSTANCES = ("static", "static", "static consumer", "classic")  # many restarts may take a group to the other protocol
+
+# All list the first one, so all go together. Each has an order of its own, and some name one twice.
+ONE = {"range": (("range",),), "cooperative": (("cooperative",),)}
+SEVERAL = {
+    each: ((each,), (each, f"{each} 2"), (f"{each} 2", each), (each, f"{each} 2", each)) for each in ONE
+}  # fmt: skip
+CLOCK = ("clock", "clock")
+OPERATOR = ("delete offsets", "delete offsets", "delete group", "all go", "all go")
+SET_AHEAD_MS = (2 * 60 * 60_000, 3 * 24 * 60 * 60_000)  # a smaller jump ahead is ignored, see log/clock.py
+UNNOTICED = -1  # no life of a coordinator
+SET_BACK_MS = (700, 30_000, 2 * 60 * 60_000, 3 * 24 * 60 * 60_000)
 
 # What names the instance whose process has sent it.
 OF_PROCESSES = JoinGroup | SyncGroup | Heartbeat | ConsumerHeartbeat | CommitOffsets | CommitTransactionalOffsets
@@ -82,15 +98,20 @@ class Plan:
     hangs: float  # of members of the consumer protocol that are to let go of something
     converts: float  # of static members whose next process speaks the other protocol
     done_at_once: tuple[int, int]  # in one turn: steps of a target assignment, and members that are taken care of
+    assignors: tuple[tuple[str, ...], ...]  # what a classic member may list
+    impatient: float  # members that leave others no time in a rebalance
+    keeps_ms: tuple[int, ...]  # retentions that commits of old clients say
+    more_mishaps: tuple[str, ...]  # what befalls the group in this run besides
     offsets_retention_ms: int = 7 * 24 * 60 * 60_000
 
 
 def draw_plan(chance: random.Random) -> Plan:
     kinds = chance.choice((KINDS, KINDS, KINDS[:2], KINDS[2:], INSTANCES))
     converts = 0.0 if len(kinds) < len(KINDS) else chance.choice((0.3, 0.7) if kinds is INSTANCES else (0.0, 0.0, 0.5))
+    cooperative = chance.random() < 0.5
     return Plan(
         policy=chance.choice(("bidirectional", "upgrade", "downgrade", "disabled")),
-        cooperative=chance.random() < 0.5,
+        cooperative=cooperative,
         kinds=tuple(chance.choice(kinds) for _ in range(chance.randint(2, 5))),
         interval_ms=chance.choice((0, 1_000)),
         loss=chance.choice((0.0, 0.02, 0.1)),
@@ -102,17 +123,23 @@ def draw_plan(chance: random.Random) -> Plan:
         hangs=chance.choice((0.0, 0.3, 1.0)),
         converts=converts,
         done_at_once=chance.choice(((2_000, 300), (2_000, 1), (3, 1), (1, 1))),
+        assignors=chance.choice((ONE, ONE, SEVERAL))["cooperative" if cooperative else "range"],
+        impatient=chance.choice((0.0, 0.0, 0.3)),
+        keeps_ms=chance.choice(((-1,), (-1,), (-1, 0, 5_000))),
+        more_mishaps=chance.choice(((), (), CLOCK, OPERATOR, CLOCK + OPERATOR)),
     )
 
 
 @dataclass(slots=True)
 class Transaction:
     offsets: dict[Partition, int]
+    removed: dict[Partition, int]  # how often the offset of each had been removed when it began
     decided: bool | None = None
 
 
 class Reads(Protocol):
     name: str
+    topics: tuple[str, ...]
 
     @property
     def is_over(self) -> bool:
@@ -124,6 +151,11 @@ class Reads(Protocol):
         """Another process has joined as the same instance, so this one is fenced when it is next heard of."""
         ...
 
+    @property
+    def is_put_out(self) -> bool:
+        """The group went on without the member, which had been given no time, or was removed. It does not know yet."""
+        ...
+
 
 @dataclass
 class Board:
@@ -132,13 +164,16 @@ class Board:
     owners: dict[Partition, Reads] = field(default_factory=dict)
     acknowledged: dict[Partition, int] = field(default_factory=dict)
     never: dict[tuple[Partition, int], None] = field(default_factory=dict)  # of transactions undecided or aborted
-    expired: Counter[Partition] = field(default_factory=Counter)  # how often its offset was removed, by its age
+    removed: Counter[Partition] = field(default_factory=Counter)  # how often its offset was, by its age or an operator
+    deleted: dict[tuple[Partition, int], None] = field(default_factory=dict)  # as operators were told
     values: int = 0
     assigned_for: tuple[tuple[bytes, int], ...] = ()  # the topics as the last leader saw them that assigned
 
     def take(self, owner: Reads, partition: Partition) -> None:
+        if owner.is_put_out:
+            return  # its answer is older than that
         other = self.owners.get(partition)
-        if other is not None and not other.is_over and not other.is_replaced:
+        if other is not None and not (other.is_over or other.is_replaced or other.is_put_out):
             raise Broken(f"OneOwner: {owner.name} was given {partition}, which {other.name} reads")
         self.owners[partition] = owner
 
@@ -146,9 +181,9 @@ class Board:
         if self.owners.get(partition) is owner:
             del self.owners[partition]
 
-    def expire(self, partition: Partition) -> None:
+    def remove(self, partition: Partition) -> None:
         self.acknowledged.pop(partition, None)
-        self.expired[partition] += 1
+        self.removed[partition] += 1
 
     def acknowledge(self, partition: Partition, value: int) -> None:
         self.acknowledged[partition] = max(value, self.acknowledged.get(partition, -1))
@@ -158,6 +193,8 @@ class Board:
             raise Broken(f"OffsetsNeverGoBack: {partition} was committed up to {at_least} and is at {value}")
         if (partition, value) in self.never:
             raise Broken(f"OnlyCommittedIsRead: {partition} is at {value}, which no transaction has committed")
+        if (partition, value) in self.deleted:
+            raise Broken(f"TheDeletedIsGone: {partition} is at {value}, which an operator has deleted")
 
     def fresh(self) -> int:
         self.values += 1
@@ -170,7 +207,11 @@ class GroupWorld:
         self.plan = draw_plan(self.chance)
         self.plan.offsets_retention_ms = random.Random(f"retention {seed}").choice(RETENTIONS_MS)
         self.now_ms = 1_000_000
+        self.ahead_ms = 0  # how far the wall clock has been set ahead
+        self.clock_set: dict[int, int] = {}  # ahead: when that was, and in which life of the coordinator
         self.healed = False
+        # Members may be put out of the group without having been told: by others, or by an operator.
+        self.is_hasty = self.plan.impatient > 0 or "all go" in self.plan.more_mishaps
         self.to_die_letting_go: dict[str, None] = {}  # once, in peace: static members by their lineages
         self.board = Board()
         self.topics = Topics(orders=self.chance.randint(1, 6), events=self.chance.randint(1, 3))
@@ -187,13 +228,28 @@ class GroupWorld:
         self._order = 0
         self._tokens = 0
         self._asked: dict[object, Callable[[Any], None]] = {}
+        self.committed_ms: dict[int, int] = {}  # by the steady clock; each committed value is another
         self._life = 0
+        self._steady_ahead_ms = 0
         self._timer_ms: int | None = None
         self.start_coordinator()
 
     @property
     def wall_ms(self) -> int:
-        return BORN_MS + self.now_ms
+        return BORN_MS + self.now_ms + self.ahead_ms
+
+    @property
+    def steady_ms(self) -> int:
+        """The clock of this coordinator: it goes on from where the wall clock stood at its start."""
+        return self.now_ms + self._steady_ahead_ms
+
+    def set_clock(self) -> None:
+        ahead_ms = self.chance.choice((*SET_AHEAD_MS, *(-each for each in SET_BACK_MS)))
+        self.ahead_ms += ahead_ms
+        if ahead_ms > 0:
+            # One that has looked at no clock yet can't know.
+            is_noticed = self.machine is not None and self.machine._is_live
+            self.clock_set[self.now_ms] = self._life if is_noticed else UNNOTICED
 
     # Time -------------------------------------------------------------------------------------------------------------
 
@@ -230,12 +286,18 @@ class GroupWorld:
             return
         self._tokens += 1
         self._asked[self._tokens] = answered
-        decision = self.machine.decide(command, self._tokens, self.now_ms)
+        decision = self.machine.decide(command, self._tokens, self.steady_ms)
+        if isinstance(command, CommitOffsets | CommitTransactionalOffsets) and decision.records:
+            self.committed_ms[command.offsets[0].offset] = self.now_ms
         if isinstance(command, CommitOffsets) and decision.records:
             self._check_commit(command.group_id, command.offsets[0])
+        if isinstance(command, DeleteOffsets | DeleteGroup):
+            self._note_deleted(self._tokens, decision)
         joined: tuple[str | None, Any] | None = None
         if isinstance(command, OF_PROCESSES) and sender is not None:
             reply: Any = dict(decision.answers).get(self._tokens)
+            if isinstance(command, JoinGroup) and reply is not None:
+                self._check_protocol(command, reply, sender)
             if _joins_anew(command):
                 # It is never to be fenced itself: that is no refusal, and the check of who is fenced finds it.
                 if reply is None or reply.fault in (None, Fault.FENCED_INSTANCE_ID):
@@ -246,6 +308,15 @@ class GroupWorld:
 
     def _is_of_a_deleted_topic(self, command: CommitOffsets | CommitTransactionalOffsets) -> bool:
         return any(self.topics.by_id(offset.topic_id) is None for offset in command.offsets)
+
+    def _check_protocol(self, ask: JoinGroup, reply: JoinReply, sender: Any) -> None:
+        """All list the first assignor. But after a restart of the coordinator only the chosen one is known."""
+        if reply.fault is Fault.INCONSISTENT_GROUP_PROTOCOL:
+            group: Any = None if self.machine is None else self.machine._groups[ask.group_id]
+            speak = [getattr(member, "classic", member) for member in group.members.values()]
+            known = [dict(each.protocols) for each in speak if each is not None]
+            if any(all(name in names for names in known) for name, _ in ask.protocols):
+                raise Broken(f"WhatAllSupportIsTaken: {sender.name} is refused, which knows {sender.assignors}")
 
     def _check_it_is_the_last(self, instance: str, sender: Any) -> None:
         """A process is answered well only as long as no other has joined as the same instance."""
@@ -278,6 +349,7 @@ class GroupWorld:
         )
         self._settings = settings
         self._life += 1
+        self._steady_ahead_ms = BORN_MS + self.ahead_ms
         self.machine = self.replayed(self.log)
         self.reader = self.replayed(self.log)
         self._timer_ms = None
@@ -392,9 +464,12 @@ class GroupWorld:
     def _set_timer(self) -> None:
         assert self.machine is not None
         due_ms = self.machine.next_deadline_ms()
-        if due_ms is None or (self._timer_ms is not None and self.now_ms < self._timer_ms <= due_ms):
+        if due_ms is None:
             return
-        self._timer_ms = due_ms = max(due_ms, self.now_ms)
+        due_ms = max(due_ms - self._steady_ahead_ms, self.now_ms)
+        if self._timer_ms is not None and self.now_ms < self._timer_ms <= due_ms:
+            return
+        self._timer_ms = due_ms
         life = self._life
         # Others may ask before what is due at once.
         late_ms = self.chance.choice((0, 0, 30))
@@ -403,28 +478,71 @@ class GroupWorld:
     def _expire(self, life: int, due_ms: int) -> None:
         if life == self._life and self.machine is not None and due_ms == self._timer_ms:
             self._timer_ms = None
-            decision = self.machine.expire(self.now_ms)
+            decision = self.machine.expire(self.steady_ms)
             self._check_expired(decision)
             self._carry_out(decision)
 
     def _check_expired(self, decision: GroupDecision) -> None:
         """Of topics that there are, only what was committed before the retention's beginning goes."""
+        for partition, known in self._removed_by(decision):
+            self.board.remove(partition)
+            retention_ms = self.plan.offsets_retention_ms
+            if known.expire_timestamp_ms is not None:  # the client said for how long
+                retention_ms = known.expire_timestamp_ms - known.commit_timestamp_ms
+            since_ms = self.committed_ms[known.offset]
+            set_since = [(at_ms, life) for at_ms, life in self.clock_set.items() if at_ms >= since_ms]
+            if any(life != self._life for _, life in set_since):
+                continue  # another coordinator lived then, so this one can't know that the offset is younger
+            age_ms = self.now_ms - max((at_ms for at_ms, _ in set_since), default=since_ms)
+            if age_ms < retention_ms:
+                raise Broken(f"OnlyOldOffsetsExpire: {known.offset} of {partition} was committed {age_ms} ms ago")
+
+    def _removed_by(self, decision: GroupDecision) -> list[tuple[Partition, CommittedOffset]]:
+        """The offsets of topics that there are, those of open transactions, too."""
         assert self.machine is not None
-        gone = [read_offset_key(key) for key, value in decision.records if value is None and key[:2] == OFFSETS]
-        for group_id, topic, partition in gone:
-            known = self.machine._offsets.get(group_id, topic, partition)
-            if known is None or self.topics.by_id(known.topic_id) is None:
-                continue
-            age_ms = self.wall_ms - known.commit_timestamp_ms
-            if age_ms < self.plan.offsets_retention_ms:
-                raise Broken(f"OnlyOldOffsetsExpire: {known.offset} of {topic} was committed {age_ms} ms ago")
-            self.board.expire((known.topic_id, partition))
+        names = [read_offset_key(key) for key, value in decision.records if value is None and key[:2] == OFFSETS]
+        removed: list[tuple[Partition, CommittedOffset]] = []
+        for group_id, topic, partition in names:
+            for known in self.machine._offsets.all_of(group_id, topic, partition):
+                # Old clients name no id: then only the name counts.
+                by_name = self.topics.by_name(topic) if known.topic_id == bytes(16) else None
+                facts = by_name or self.topics.by_id(known.topic_id)
+                if facts is not None:
+                    removed.append(((facts.topic_id, partition), known))
+        return removed
+
+    def _note_deleted(self, token: int, decision: GroupDecision) -> None:
+        """What an operator deletes: nobody may be reading there, and it never comes back once the operator was told."""
+        removed = self._removed_by(decision)
+        for partition, known in removed:
+            reader = self.board.owners.get(partition)
+            # A restarted instance is given what its predecessor had, until the group rebalances.
+            is_wanted = reader is not None and self.topics.name_of(partition[0]) in reader.topics
+            if reader is not None and is_wanted and not (reader.is_over or reader.is_replaced or reader.is_put_out):
+                raise Broken(f"WhatIsReadIsKept: {known.offset} of {partition} is deleted, which {reader.name} reads")
+            self.board.remove(partition)
+        answered = self._asked[token]
+
+        def told(reply: Any) -> None:
+            if reply is not None and reply.fault is None:
+                self.board.deleted.update(((partition, known.offset), None) for partition, known in removed)
+            answered(reply)
+
+        self._asked[token] = told
+
+    def knows(self, member_id: str, epoch: int) -> bool:
+        """Whether the group has this member, and is not ahead of it."""
+        group = None if self.machine is None else self.machine._groups.get("g")
+        if group is None or member_id not in group.members:
+            return False
+        return not isinstance(group, ClassicGroup) or group.generation == epoch
 
     # Transactions and topics ------------------------------------------------------------------------------------------
 
     def open_transaction(self, offsets: dict[Partition, int]) -> int:
         producer_id = len(self.transactions) + 1
-        self.transactions[producer_id] = Transaction(offsets)
+        removed = {partition: self.board.removed[partition] for partition in offsets}
+        self.transactions[producer_id] = Transaction(offsets, removed)
         self.board.never.update(dict.fromkeys(offsets.items()))
         return producer_id
 
@@ -444,7 +562,8 @@ class GroupWorld:
         if committed:
             for partition, value in transaction.offsets.items():
                 self.board.never.pop((partition, value), None)
-                self.board.acknowledge(partition, value)
+                if transaction.removed[partition] == self.board.removed[partition]:
+                    self.board.acknowledge(partition, value)
 
     def make_topic_anew(self, name: str) -> None:
         facts = self.topics.by_name(name)
@@ -453,7 +572,7 @@ class GroupWorld:
         self.topics.put(name, self.chance.randint(1, 6))
         if self.machine is not None:  # otherwise the answer reaches nobody
             self._tokens += 1
-            self._carry_out(self.machine.decide(ForgetTopic(name, facts.topic_id), self._tokens, self.now_ms))
+            self._carry_out(self.machine.decide(ForgetTopic(name, facts.topic_id), self._tokens, self.steady_ms))
 
 
 def _read(machine: GroupCoordinator, entry: Entry) -> None:

@@ -18,6 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from service.groups import consumer_decisions, migration, resuming
 from service.groups.states import ConsumerState
 from tests.sim.group_members import TOPICS, ClassicMember, ConsumerMember, Member
+from tests.sim.group_operator import MISHAPS
 from tests.sim.group_world import CHAOS_MS, SETTLE_MS, Broken, GroupWorld
 from tests.sim.run import fresh_seed, replaced
 
@@ -67,7 +68,10 @@ def _live(world: GroupWorld) -> None:
     if world.machine is not None and chance.random() < 0.5:
         world.kill_coordinator()  # the next one finds what was under way, and nothing befalls the members any more
     world.healed = True
+    for member in [each for each in world.members if each.rebalance_timeout_ms <= 0]:
+        member.restart()
     settle(world)
+    world.is_hasty = False
     grow(world)  # when nothing else makes anybody look
     topics = settle(world)
     for befalls in (one_is_replaced, one_comes_late, some_go):
@@ -136,8 +140,11 @@ def mishap(world: GroupWorld, until_ms: int) -> None:
         return
     chance = world.chance
     awake = [member for member in world.members if member.is_alive and not member.is_asleep and member.member_id]
-    what = chance.choice(("die", "die", "leave", "sleep", "sleep", "twin", "grow", "anew"))
-    if what == "grow":
+    usual = ("die", "die", "leave", "sleep", "sleep", "twin", "grow", "anew")
+    what = chance.choice((*usual, *world.plan.more_mishaps))
+    if what in MISHAPS:
+        MISHAPS[what](world)
+    elif what == "grow":
         grow(world)
     elif what == "anew":
         world.make_topic_anew("events")

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from service.groups.classic_group import ClassicGroup
 from service.groups.commands import LEAVE_EPOCH, ConsumerHeartbeatReply, JoinReply, LeavingMember
 from service.groups.consumer_protocol import read_assignment
 from service.groups.settings import ConsumerTimes, GroupSettings
@@ -484,3 +485,12 @@ def test_an_id_of_the_consumer_group_is_unknown_once_it_is_empty(driver: Driver)
     driver.beat("c", LEAVE_EPOCH)
     assert driver.join(member="c").fault is Fault.UNKNOWN_MEMBER_ID
     assert driver.listed()["g"][0] == "consumer"
+
+
+def test_a_classic_member_that_says_no_rebalance_timeout_has_that_of_its_session(driver: Driver) -> None:
+    driver.beat("a", 0)
+    driver.join(member=driver.member_id(), rebalance_timeout_ms=-1)
+    driver.beat("a", LEAVE_EPOCH)  # the group turns into a classic one
+    group = driver.machine.group("g")
+    assert isinstance(group, ClassicGroup)
+    assert [member.rebalance_timeout_ms for member in group.members.values()] == [10_000]
