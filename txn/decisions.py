@@ -97,7 +97,7 @@ def create(transactional_id: str, timeout_ms: int, *, wall_ms: int, take_id: Tak
     producer_id = take_id()
     if producer_id is None:
         return Judgement(NO_PRODUCER_IDS)
-    txn = Txn(transactional_id, producer_id, 0, State.EMPTY, timeout_ms, wall_ms)
+    txn = Txn(transactional_id, producer_id, 0, State.EMPTY, timeout_ms, wall_ms, committed_id=producer_id)
     return Judgement(Initialized(producer_id, 0), txn)
 
 
@@ -105,9 +105,11 @@ def _succeed(finished: Txn, transactional_id: str, timeout_ms: int, *, wall_ms: 
     """Begin a new id with the producer id of a finished one and the next epoch. A client that still writes with the old
     epoch is fenced.
     """
-    epoch = bumped(finished.producer_epoch)
-    txn = Txn(transactional_id, finished.producer_id, epoch, State.EMPTY, timeout_ms, wall_ms)
-    return Judgement(Initialized(txn.producer_id, epoch), txn)
+    producer_id, epoch = finished.producer_id, bumped(finished.producer_epoch)
+    txn = Txn(transactional_id, producer_id, epoch, State.EMPTY, timeout_ms, wall_ms)
+    # What is before was the finished one's, or this id's own of a life that was forgotten.
+    txn = txn._replace(committed_id=producer_id, committed_epoch=finished.producer_epoch)
+    return Judgement(Initialized(producer_id, epoch), txn)
 
 
 def _expects(ask: InitProducer) -> bool:
@@ -332,7 +334,7 @@ def _end_same_epoch(txn: Txn, ask: EndTransaction, *, wall_ms: int) -> Judgement
         return Judgement(Fenced(ask.producer_epoch, producer_epoch))
     match txn.state, ask.commit:
         case State.ONGOING, commit:
-            decided = txn._replace(state=_prepared(commit), updated_ms=wall_ms, client_version=0)
+            decided = _with_commit(txn, commit)._replace(state=_prepared(commit), updated_ms=wall_ms, client_version=0)
             return Judgement(Ended(*decided.holder), decided)
         case (State.COMPLETE_COMMIT, True) | (State.COMPLETE_ABORT, False):
             return Judgement(Ended(*txn.holder), txn._replace(updated_ms=wall_ms))
@@ -363,6 +365,11 @@ def _seal(branch: Txn, ask: EndTransaction, *, wall_ms: int, take_id: TakeId) ->
     return Judgement(Sealed(*sealed.holder), sealed)
 
 
+def _with_commit(txn: Txn, commit: bool) -> Txn:
+    """If it is committed, the transaction knows that as its last commit."""
+    return txn._replace(committed_id=txn.producer_id, committed_epoch=txn.producer_epoch) if commit else txn
+
+
 def _prepared(commit: bool) -> State:
     return State.PREPARE_COMMIT if commit else State.PREPARE_ABORT
 
@@ -383,7 +390,7 @@ def prepare(txn: Txn, *, commit: bool, wall_ms: int, take_id: TakeId, rotate: bo
         next_id, next_epoch = take_id(), NO_PRODUCER_EPOCH
     if next_id is None:
         return None
-    decided = txn._replace(
+    decided = _with_commit(txn, commit)._replace(
         state=_prepared(commit),
         producer_epoch=bumped(txn.producer_epoch),
         previous_producer_id=holder_id,

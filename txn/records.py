@@ -9,6 +9,8 @@ stands in tags of our own, far from Kafka's:
     tag 10002  i64  decided token              (a root)
     tag 10003  text who made that decision     (a root)
     tag 10004  text who made the one before    (a root)
+    tag 10005  i64  producer id                (of the last committed transaction; absent: not known)
+    tag 10006  i16  epoch                      (of the last committed transaction; absent: none was committed)
 
 A key without a value: the id is forgotten.
 """
@@ -27,6 +29,7 @@ LONGEST_ID_BYTES: Final = 2**15 - 1
 
 PREVIOUS_PRODUCER_ID, NEXT_PRODUCER_ID, CLIENT_VERSION, NEXT_PRODUCER_EPOCH = range(4)
 LAST_PRODUCER_EPOCH, SEALED_MS, DECIDED_TOKEN, DECIDED_BY, DECIDED_BEFORE = range(10_000, 10_005)
+COMMITTED_ID, COMMITTED_EPOCH = range(10_005, 10_007)
 
 _KEY: Final = struct.Struct(">hh")
 _HEAD: Final = struct.Struct(">hqhib")
@@ -43,6 +46,8 @@ _TAG_FORMATS: Final = {
     LAST_PRODUCER_EPOCH: _I16,
     SEALED_MS: _I64,
     DECIDED_TOKEN: _I64,
+    COMMITTED_ID: _I64,
+    COMMITTED_EPOCH: _I16,
 }
 _SHORT: Final = [bytes([value]) for value in range(128)]
 _TEXT_TAGS: Final = (DECIDED_BY, DECIDED_BEFORE)
@@ -113,6 +118,10 @@ def _write_tags(txn: Txn) -> bytes:
         if text:
             encoded = text.encode("utf-8", "surrogateescape")
             tags.append(unsigned_varint(tag) + unsigned_varint(len(encoded)) + encoded)
+    if txn.committed_id != NO_PRODUCER_ID:
+        tags.append(_PREFIXES[COMMITTED_ID] + _I64.pack(txn.committed_id))
+    if txn.committed_epoch != NO_PRODUCER_EPOCH:
+        tags.append(_PREFIXES[COMMITTED_EPOCH] + _I16.pack(txn.committed_epoch))
     return bytes((len(tags),)) + b"".join(tags)
 
 
@@ -171,6 +180,8 @@ def read_value(transactional_id: str, value: bytes) -> Txn:
             tags.get(DECIDED_TOKEN, NO_TOKEN),
             tags.get(DECIDED_BY, ""),
             tags.get(DECIDED_BEFORE, ""),
+            tags.get(COMMITTED_ID, NO_PRODUCER_ID),
+            tags.get(COMMITTED_EPOCH, NO_PRODUCER_EPOCH),
         )
     except (struct.error, IndexError) as error:
         raise BadRecord("a transaction record that is cut short") from error

@@ -145,6 +145,11 @@ class Txn(NamedTuple):
     """Of a root: who made its last decision, in the decider's own words; empty: it did not say."""
     decided_before: str = ""
     """Of a root: who made the decision before that."""
+    committed_id: int = NO_PRODUCER_ID
+    committed_epoch: int = NO_PRODUCER_EPOCH
+    """The pair with which the last committed transaction was written. A new id has its own first producer id, and no
+    epoch: everything is known of it. Without a producer id nothing is known: older versions, and Kafka, keep no pair.
+    """
 
     @property
     def handed_on(self) -> bool:
@@ -170,6 +175,19 @@ class Txn(NamedTuple):
         if self.next_producer_id != NO_PRODUCER_ID:
             return self.next_producer_id, max(self.next_producer_epoch, 0)
         return self.producer_id, self.producer_epoch
+
+    def was_committed(self, producer_id: int, epoch: int) -> bool | None:
+        """Whether what was written with this pair, which holds the id no more, was committed. None: that is not known,
+        because it came before the last commit, or the pair is none of the past.
+        """
+        if (producer_id, epoch) == (self.committed_id, self.committed_epoch):
+            return True
+        is_present = producer_id == self.producer_id
+        if self.committed_id == NO_PRODUCER_ID or (is_present and epoch >= self.producer_epoch):
+            return None
+        if producer_id == self.committed_id:
+            return False if epoch > self.committed_epoch else None
+        return False if is_present else None  # it is later than the last commit, whose producer id is used up
 
     @property
     def is_two_phase(self) -> bool:

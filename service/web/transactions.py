@@ -26,6 +26,7 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from log.ids import TopicPartition
+from service.api.wire_codes import looked_up
 from service.broker.internal_topics import TRANSACTIONS
 from service.broker.writing import MAY_BE_WRITTEN
 from service.client.failures import ClientFailure
@@ -64,6 +65,7 @@ from service.web.unpacking import body_of
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import ProducerState
 from txn.branches import branch_of
+from txn.coordinator import TxnCoordinator
 
 TIMEOUT_MS = 60_000
 SESSIONS_MAX = 10_000
@@ -464,7 +466,7 @@ async def _end(gateway: Gateway, request: web.Request, *, is_commit: bool) -> we
             await asyncio.shield(producer.end(commit=is_commit))
         except Problem as problem:
             try:
-                state = _shown(name, await find_transaction(gateway.cluster, name.transactional_id))
+                state = await _seen(gateway, name, await find_transaction(gateway.cluster, name.transactional_id))
             except ClientFailure:
                 raise problem from None
             if problem.error == ErrorCode.INVALID_TXN_STATE and state.state == "Empty":
@@ -502,7 +504,7 @@ async def describe(gateway: Gateway, request: web.Request) -> web.StreamResponse
     found = await find_transaction(gateway.cluster, name.transactional_id)
     if found is None:
         raise Problem("unknown-transaction", f"transactional id {name.transactional_id!r} is not known")
-    state = _shown(name, found)
+    state = await _seen(gateway, name, found)
     if (known := gateway.open_transactions.find(name)) is not None:
         state.next_batch = len(known.batches)
     return as_json(state)
@@ -531,10 +533,26 @@ def _shown(name: Name, found: TransactionState | None) -> TransactionStatus:
     return shown
 
 
+async def _seen(gateway: Gateway, name: Name, found: TransactionState | None) -> TransactionStatus:
+    """What became of this transaction, as far as its coordinator, which is this broker, knows it."""
+    shown = _shown(name, found)
+    if shown.state == "Superseded":
+
+        def look(machine: TxnCoordinator, transactional_id: str) -> Outcome:
+            described = machine.describe(transactional_id)
+            known = None if described is None else described.txn.was_committed(name.producer_id, name.epoch)
+            return "unknown" if known is None else "applied" if known else "none"
+
+        (outcome,) = (await looked_up(gateway.here.coordination.transactions, [name.transactional_id], look)).values()
+        if not isinstance(outcome, ErrorCode):
+            shown.outcome = outcome
+    return shown
+
+
 async def _complain(gateway: Gateway, name: Name) -> None:
     """Raise the problem of a transaction whose coordinator, or a leader, lets nothing more be written in it."""
     found = await find_transaction(gateway.cluster, name.transactional_id)
-    _complain_of(name, _shown(name, found), is_fenced=True)
+    _complain_of(name, await _seen(gateway, name, found), is_fenced=True)
 
 
 def _complain_of(name: Name, state: TransactionStatus, *, is_fenced: bool) -> None:
@@ -545,13 +563,13 @@ def _complain_of(name: Name, state: TransactionStatus, *, is_fenced: bool) -> No
         return
     if state.outcome == "applied":
         raise Problem("invalid-txn-state", "the transaction is committed", outcome="applied", state=state.state)
-    if state.outcome == "none":
+    if state.state != "Superseded":
         raise Problem("transaction-expired", "the transaction was aborted", state=state.state)
     raise Problem(
         "producer-fenced",
         f"transactional id {name.transactional_id!r} was taken over since; what this transaction left open was aborted",
         error=ErrorCode.PRODUCER_FENCED,
-        outcome="unknown",
+        outcome=state.outcome,
     )
 
 

@@ -61,6 +61,8 @@ class World:
     sent: list[tuple[object, Attempt | None]] = field(default_factory=list)
     markers: dict[tuple[int, int], bool] = field(default_factory=dict)
     new_pairs: dict[tuple[int, int], int] = field(default_factory=dict)
+    fates: dict[str, dict[tuple[int, int], bool | None]] = field(default_factory=lambda: {each: {} for each in IDS})
+    """Whether what was written with a pair was committed; None while it is open."""
 
     # -- one request reaches the coordinator
 
@@ -72,6 +74,7 @@ class World:
         if after is State.ONGOING and before is not State.ONGOING:
             assert attempt is not None
             self.current[transactional_id] = attempt
+            self.fates[transactional_id][self.present(transactional_id)] = None
         self.look(transactional_id, before, request, attempt)
         if isinstance(request, EndTransaction) and isinstance(answer, Ended):
             assert attempt is not None
@@ -88,6 +91,7 @@ class World:
             committed = after in (State.PREPARE_COMMIT, State.COMPLETE_COMMIT)
             assert decided.outcome is None, "decided twice"
             decided.outcome = State.COMPLETE_COMMIT if committed else State.COMPLETE_ABORT
+            self.fates[transactional_id][list(self.fates[transactional_id])[-1]] = committed
             if committed:
                 assert isinstance(request, EndTransaction)
                 assert request.commit
@@ -101,6 +105,21 @@ class World:
     def state(self, transactional_id: str) -> State | None:
         described = self.shard.machine.describe(transactional_id)
         return None if described is None else described.txn.state
+
+    def present(self, transactional_id: str) -> tuple[int, int]:
+        described = self.shard.machine.describe(transactional_id)
+        assert described is not None
+        return described.txn.producer_id, described.txn.producer_epoch
+
+    def recall(self, *, from_the_first: bool) -> None:
+        """The coordinator tells the truth of the past or nothing; the last commit, and all since, it knows."""
+        for transactional_id, fates in self.fates.items():
+            described = self.shard.machine.describe(transactional_id)
+            is_known = from_the_first or any(fates.values())
+            for pair, fate in reversed(fates.items()):
+                told = None if described is None else described.txn.was_committed(*pair)
+                assert told is fate if is_known else told in (None, fate)
+                is_known = is_known and not fate
 
     # -- what can happen
 
@@ -186,6 +205,27 @@ ACTS = ("start", "add", "add", "end", "end", "again", "again", "write_markers", 
 STEPS = st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 2), st.integers(0, 7)), max_size=60)
 
 
+ENDED = [
+    (act, 0, how) for end in (0, 1, 1) for act, how in (("start", 0), ("add", 0), ("end", end), ("write_markers", 0))
+]  # one is committed, the next two are aborted
+
+
+@rule("B.8", "what became of former transactions is told truly or not at all, and is known from the last commit on")
+@settings(deadline=None, max_examples=300)
+@given(STEPS, st.booleans())
+@example(ENDED * 3, False)
+@example(ENDED * 3, True)
+def test_a_coordinator_tells_the_truth_of_former_transactions(
+    steps: list[tuple[str, int, int]], epochs_end: bool
+) -> None:
+    world = World()
+    if epochs_end:
+        near_the_end(world)
+    for act, who, how in steps:
+        getattr(world, act)(who, how)
+        world.recall(from_the_first=not epochs_end)
+
+
 @rule("C", "KAFKA-17754: an end, delivered again or late, never ends another transaction (version 2)")
 @settings(deadline=None, max_examples=300)
 @given(STEPS)
@@ -200,13 +240,18 @@ def test_an_end_ends_the_transaction_it_was_sent_for_or_none(steps: list[tuple[s
 @given(STEPS)
 def test_an_end_ends_its_own_transaction_when_epochs_run_out(steps: list[tuple[str, int, int]]) -> None:
     world = World()
+    near_the_end(world)
+    for act, who, how in steps:
+        getattr(world, act)(who, how)
+
+
+def near_the_end(world: World) -> None:
+    """Ids of an older version, with few epochs left."""
     for index, transactional_id in enumerate(IDS):
         txn = Txn(transactional_id, 500 + index, NEAR_THE_END, State.EMPTY, 60_000, 1)
         world.shard.log.append((write_key(transactional_id), write_value(txn)))
     world.shard.ids.add(next_block(5_000))
     world.shard.restart()
-    for act, who, how in steps:
-        getattr(world, act)(who, how)
 
 
 # ---------------------------------------------------------------- many writers

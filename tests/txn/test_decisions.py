@@ -121,7 +121,7 @@ def test_half_a_pair_is_refused(producer_id: int, epoch: int) -> None:
 def test_a_new_id_begins_with_epoch_zero(expected: tuple[int, int]) -> None:
     outcome = init(None, InitProducer("pay", 1_000, *expected))
     assert outcome.verdict == Initialized(FRESH, 0)
-    assert outcome.moved == Txn("pay", FRESH, 0, State.EMPTY, 1_000, NOW)
+    assert outcome.moved == Txn("pay", FRESH, 0, State.EMPTY, 1_000, NOW, committed_id=FRESH)
 
 
 @rule("B.3", "without a producer id to give, the client is asked to come back")

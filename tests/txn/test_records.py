@@ -39,6 +39,8 @@ TXNS = st.builds(
     decided_token=st.integers(-1, 2**63 - 1),
     decided_by=TEXT,
     decided_before=TEXT,
+    committed_id=st.integers(-1, 2**62),
+    committed_epoch=I16,
 ).map(lambda txn: txn._replace(partitions=()) if txn.state is State.EMPTY else txn)
 
 
@@ -86,6 +88,7 @@ def test_a_reader_made_from_kafkas_definition_reads_our_records(txn: Txn) -> Non
 @given(TXNS, st.sampled_from([0, 1]))
 def test_we_read_what_is_written_from_kafkas_definition(txn: Txn, version: int) -> None:
     plain = txn._replace(sealed_ms=-1, decided_token=-1, last_producer_epoch=-1, decided_by="", decided_before="")
+    plain = plain._replace(committed_id=-1, committed_epoch=-1)
     if version == 0:
         plain = plain._replace(previous_producer_id=-1, next_producer_id=-1, next_producer_epoch=-1, client_version=0)
     encoded = version.to_bytes(2, "big") + encode_data(as_kafka_says(plain), version)

@@ -97,6 +97,48 @@ def test_who_begins_later_shuts_the_former_owner_out(served: Served, http: Http,
     assert values(served, topic) == [b'"second"']
 
 
+def test_what_became_of_a_transaction_that_others_followed_is_told_where_it_is_known(tmp_path: Path) -> None:
+    """It was `unknown` for ever, although its successor had aborted it. A broker that is started again knows it,
+    too.
+    """
+    served = Served(tmp_path / "data")
+    http = Http(served.url)
+    try:
+        oldest, committed, opened, unused, last = (begin_one(http, each) for each in (True, True, False, None, None))
+
+        def told(txn: str) -> tuple[str, str]:
+            answer = http.get(txn).json
+            return answer["state"], answer["outcome"]
+
+        for _ in range(2):
+            assert told(oldest) == ("Superseded", "unknown"), "another was committed after it"
+            assert told(committed) == ("Superseded", "applied")
+            assert told(opened) == told(unused) == ("Superseded", "none")
+            assert told(last) == ("Empty", "none")
+            served.stop()
+            served.start()
+            http = Http(served.url)
+        late = put(http, opened, 1, {"topic": "t", "value": 1})
+        assert (late.status, late.json["type"], late.json["outcome"]) == (409, "/problems/producer-fenced", "none")
+        late = put(http, committed, 1, {"topic": "t", "value": 1})
+        assert (late.status, late.json["type"], late.json["outcome"]) == (409, "/problems/invalid-txn-state", "applied")
+        assert [http.post(f"{each}:commit").status for each in (committed, opened, oldest)] == [200, 409, 409]
+        assert [http.post(f"{each}:abort").status for each in (committed, opened, oldest)] == [409, 200, 409]
+        assert values(served, "t") == [b"1", b"1"]
+    finally:
+        served.stop()
+
+
+def begin_one(http: Http, is_committed: bool | None) -> str:
+    """The next transaction of one id, with a record; committed, or left open. None: it has none."""
+    txn = begin(http, "one")
+    if is_committed is not None:
+        assert put(http, txn, 0, {"topic": "t", "value": 1}).status == 200
+    if is_committed:
+        assert http.post(f"{txn}:commit").status == 200
+    return txn
+
+
 def test_a_transaction_that_took_too_long_was_aborted(served: Served, http: Http, topic: str) -> None:
     txn = begin(http, topic, timeout_ms=200)
     assert put(http, txn, 0, {"topic": topic, "value": 0}).status == 200
