@@ -85,4 +85,5 @@ def _result(write: Write) -> ConditionalResult:
     if isinstance(outcome, Appended):
         return ConditionalResult(base_offset=outcome.base_offset, log_append_time_ms=outcome.log_append_time_ms)
     may_be_written = write.was_appended or outcome.error in MAY_BE_WRITTEN
-    return ConditionalResult(outcome.error, outcome.message, list(outcome.culprits), may_be_written)
+    refused = outcome.error, outcome.message, list(outcome.culprits)
+    return ConditionalResult(*refused, may_be_written, end_offset=outcome.end_offset)

@@ -66,12 +66,13 @@ _read_length = struct.Struct(">i").unpack_from
 @dataclass(frozen=True, slots=True)
 class RefusedBatch:
     """Why a batch did not enter the log. `culprits` are the indexes of the records to blame, where single records are
-    to blame.
+    to blame. If the log does not end where the batch expects, `end_offset` is where it does.
     """
 
     error: ErrorCode
     message: str | None = None
     culprits: tuple[int, ...] = ()
+    end_offset: int = -1
 
 
 WRONG_CHECKSUM = RefusedBatch(ErrorCode.CORRUPT_MESSAGE, "The checksum does not fit the batch.")

@@ -340,8 +340,9 @@ class Writing:
         if not terms.knows_zstd and batch[ATTRIBUTES_AT] & CODEC_BITS == CODECS["zstd"]:
             return RefusedBatch(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
         if write.expected_offset is not None and self._came_between(partition, write, now_ms):
-            message = f"The log ends at {partition.log.end_offset}: somebody else has written to it."
-            return RefusedBatch(ErrorCode.OFFSET_OUT_OF_RANGE, message)
+            end_offset = partition.log.end_offset
+            message = f"The log ends at {end_offset}: somebody else has written to it."
+            return RefusedBatch(ErrorCode.OFFSET_OUT_OF_RANGE, message, end_offset=end_offset)
         outcome = partition.append_from_client(
             batch,
             acks=terms.acks,

@@ -156,6 +156,10 @@ class ProblemDetails(msgspec.Struct, omit_defaults=True):
     """The records of the request that are to blame, counted from 0."""
     topic: str | None = None
     partition: int | None = None
+    expected_offset: int | None = None
+    """Where the request expected the partition to end."""
+    next_offset: int | None = None
+    """Where it ends instead: who has read up to there may expect that."""
 
 
 class Problem(Exception):

@@ -60,6 +60,8 @@ class OutgoingBatch:
     message: str | None = None
     culprits: tuple[int, ...] = ()
     """The numbers of the records in the batch that are to blame for the error."""
+    end_offset: int = -1
+    """Where the log ends, if that is not where the batch expects it."""
     base_offset: int = -1
     append_time_ms: int = -1
     in_doubt: bool = False
@@ -80,6 +82,7 @@ class OutgoingBatch:
                 topic=self.partition.topic,
                 partition=self.partition.partition,
                 expected_offset=self.expected_offset,
+                next_offset=self.end_offset,
             )
         detail = f"{where}: {self.message}" if self.message else where
         hides_doubt = self.in_doubt and self.error not in MAY_BE_WRITTEN
@@ -268,6 +271,7 @@ async def _send_here(
             each.written(outcome.base_offset, outcome.log_append_time_ms)
         else:
             each.refused(not_yet(outcome.error), outcome.message, outcome.culprits)
+            each.end_offset = outcome.end_offset
             # What was appended and then could not be promised may be committed later.
             each.in_doubt |= each.error in MAY_BE_WRITTEN or write.was_appended
 
@@ -292,4 +296,5 @@ async def _send_there(
             each.written(result.base_offset, result.log_append_time_ms)
             continue
         each.refused(not_yet(result.error_code), result.error_message, tuple(result.culprits))
+        each.end_offset = result.end_offset
         each.in_doubt |= result.may_be_written

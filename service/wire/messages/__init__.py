@@ -2509,6 +2509,7 @@ class ConditionalResult(Struct):
     may_be_written: bool = False  # 0+
     base_offset: int = -1  # 0+
     log_append_time_ms: int = -1  # 0+
+    end_offset: int = -1  # 0+, tag 0
 
 
 class ConditionalProduceResponse(Struct):

@@ -1709,6 +1709,7 @@ STRUCTS: dict[str, tuple[str, ...]] = {
         "may_be_written bool 0+",
         "base_offset int64 0+",
         "log_append_time_ms int64 0+",
+        "end_offset int64 0+ tagged=0+:0",
     ),
     "ConditionalProduceResponse": (
         "throttle_time_ms int32 0+",

@@ -89,19 +89,22 @@ def test_a_batch_of_which_one_record_is_refused_leaves_nothing(served: Served, h
 def test_an_expected_offset_lets_only_the_first_of_two_write(served: Served, http: Http, topic: str) -> None:
     make(http, topic, 2)
 
-    def write(next_offset: int, partitions: int = 1) -> tuple[int, str]:
+    def write(next_offset: int, partitions: int = 1) -> tuple[int, str, int]:
         records = [{"topic": topic, "partition": each, "value": next_offset} for each in range(partitions)]
         expected = [{"topic": topic, "partition": 0, "next_offset": next_offset}]
         answer = http.post("/v1/records", {"records": records, "expected": expected})
-        return answer.status, answer.json.get("type", "")
+        return answer.status, answer.json.get("type", ""), answer.json.get("next_offset", -1)
 
-    mismatch = 409, "/problems/expected-offset-mismatch"
-    assert write(0) == (200, "")
-    assert write(0) == mismatch
-    assert write(1, partitions=2) == (200, "")
-    assert write(1, partitions=2) == mismatch
-    assert write(2) == (200, ""), "the marker of a transaction is nobody's record"
-    assert write(99) == mismatch
+    def mismatch(next_offset: int) -> tuple[int, str, int]:
+        return 409, "/problems/expected-offset-mismatch", next_offset
+
+    done = 200, "", -1
+    assert write(0) == done
+    assert write(0) == mismatch(1), "a client knows where to read on, and what to expect then"
+    assert write(1, partitions=2) == done
+    assert write(1, partitions=2) == mismatch(3)
+    assert write(2) == done, "the marker of a transaction is nobody's record"
+    assert write(99) == mismatch(5), "a marker of what was refused is before that record"
 
 
 def test_one_thing_is_expected_of_a_partition(http: Http, topic: str) -> None:

@@ -342,6 +342,8 @@ def test_an_expected_offset_is_looked_at_by_the_leader_of_the_partition(several:
             assert [each.status for each in answers] == [200, 409, 409], answers
             assert {each.json["type"] for each in answers[1:]} == {"/problems/expected-offset-mismatch"}
             assert answers[1].json["outcome"] == "none"
+            expected[0]["next_offset"] = answers[1].json["next_offset"]
+            assert several.clients[0].post("/v1/records", {"records": records, "expected": expected}).status == 200
 
 
 def test_who_asks_inside_knows_the_brokers_of_now(tmp_path: Path) -> None:
