@@ -415,6 +415,27 @@ def producer_ids(contender: Contender, effort: Effort) -> Rows:
     }
 
 
+def coordinator(contender: Contender, effort: Effort) -> Rows:
+    """A coordinator that has decided 100,000 transactions begins again: the time from the start of its process until it
+    takes a new id, and what that costs.
+    """
+    wanted = effort.messages(100_000)
+    took, cost = [], []
+    with running(contender, settings={"transaction.state.log.num.partitions": "1"}) as broker:
+        topic, done = new_topic(broker, "decided"), 0.0
+        while done < wanted:
+            done += many_small.run(broker.bootstrap, topic, 5, 16)["messages"]
+        for _ in range(3):
+            broker.stop(patience_seconds=PATIENCE_SECONDS)
+            broker.launch()
+            took.append(prepared.first_decision(broker.port, patience_seconds=PATIENCE_SECONDS) - broker.launched_at)
+            cost.append(sum(broker.cpu_seconds()))
+    return {
+        f"restart after {wanted:,} transactions, until another can begin, s": statistics.median(took),
+        f"restart after {wanted:,} transactions, CPU s": statistics.median(cost),
+    }
+
+
 def compaction(contender: Contender, effort: Effort) -> Rows:
     """A table of many keys, each written twice: how fast it is compacted, and how long a producer waits meanwhile."""
     keys = effort.messages(50_000_000)
@@ -634,6 +655,7 @@ FIGURES: Mapping[str, Figure] = {
     "partitions": many_partitions,
     "aborts": aborted_history,
     "producer-ids": producer_ids,
+    "coordinator": coordinator,
     "compaction": compaction,
     "rebalances": rebalances,
     "group-requests": group_requests,

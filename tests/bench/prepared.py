@@ -20,6 +20,7 @@ from service.wire.messages import (
     FetchPartition,
     FetchRequest,
     FetchTopic,
+    InitProducerIdRequest,
     PartitionProduceData,
     ProduceRequest,
     TopicProduceData,
@@ -28,6 +29,9 @@ from service.wire.messages.versions import ApiKey
 
 PRODUCE_VERSION = 7
 FETCH_VERSION = 11
+INIT_VERSION = 0
+INIT_ERROR_AT = 4 + 4
+"""Behind correlation id and throttle time."""
 IN_FLIGHT = 5
 FETCH_BYTES = 1 << 20
 BIG_BATCH_BYTES = 500_000
@@ -138,15 +142,25 @@ def first_write(port: int, topic: str, *, patience_seconds: float) -> float:
     return time.monotonic()
 
 
+def first_decision(port: int, *, patience_seconds: float) -> float:
+    """Try until the transaction coordinator takes a new id. Returns that moment, by the monotonic clock."""
+    frame = _frame(ApiKey.INIT_PRODUCER_ID, INIT_VERSION, InitProducerIdRequest("after-the-others", 60_000))
+    _send_until_accepted(port, frame, INIT_ERROR_AT, patience_seconds)
+    return time.monotonic()
+
+
 def send_until_accepted(port: int, request: ProduceRequest, *, topic: str, patience_seconds: float) -> None:
     """Send one request again and again until its first partition accepts it."""
-    frame = _frame(ApiKey.PRODUCE, PRODUCE_VERSION, request)
+    _send_until_accepted(port, _frame(ApiKey.PRODUCE, PRODUCE_VERSION, request), _error_at(topic), patience_seconds)
+
+
+def _send_until_accepted(port: int, frame: bytes, error_at: int, patience_seconds: float) -> None:
     until = time.monotonic() + patience_seconds
     while True:
         try:
             with Line(port) as line:
                 line.send(frame)
-                line.answered(_error_at(topic))
+                line.answered(error_at)
                 return
         except (OSError, Refused):
             if time.monotonic() > until:
