@@ -73,6 +73,12 @@ class Coordination:
         if coordinators is not None:
             coordinators.led(partition, is_first=is_first)
 
+    def followed(self, partition: Partition) -> None:
+        """Another broker leads `partition`, or none, and this one copies it."""
+        coordinators = self.by_topic.get(partition.topic_partition.topic)
+        if coordinators is not None:
+            coordinators.followed(partition)
+
     def lose(self, partition: Partition) -> None:
         coordinators = self.by_topic.get(partition.topic_partition.topic)
         if coordinators is not None:

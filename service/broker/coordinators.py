@@ -22,7 +22,9 @@ from service.broker.internal_topics import InternalTopic
 from service.broker.machine import MachineT, Mishaps
 from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
+from service.broker.replay import Replay
 from service.broker.shard import CoordinatorLoading, FewAnswersATurn, NotCoordinator, OneATurn, Shard
+from service.broker.standby import Standby
 from service.cluster.image import NO_LEADER, Image
 from service.ports import Env
 
@@ -55,6 +57,7 @@ class Coordinators(Generic[MachineT]):
         self._env = env
         self._on_loaded = on_loaded
         self._shards: dict[int, Shard[MachineT]] = {}
+        self.standby = Standby(topic.name, self._new_replay, env)
         self._pauses_s: dict[int, float] = {}
         self.mishaps = Mishaps()
         self._due = OneATurn()
@@ -83,10 +86,10 @@ class Coordinators(Generic[MachineT]):
         has led it in this leader epoch before.
         """
         index = partition.topic_partition.partition
+        replay = self.standby.take(partition) or self._new_replay(partition)
         self.lost(index)
         shard: Shard[MachineT] = Shard(
-            partition,
-            self._new_machine(partition),
+            replay,
             self._env,
             lambda effects: self._post(partition, effects),
             self.mishaps,
@@ -97,6 +100,14 @@ class Coordinators(Generic[MachineT]):
         )
         self._shards[index] = shard
         self._env.tasks.spawn(f"load {partition.topic_partition}", self._load(shard))
+
+    def _new_replay(self, partition: Partition) -> Replay[MachineT]:
+        return Replay(partition, self._new_machine(partition), self.mishaps)
+
+    def followed(self, partition: Partition) -> None:
+        """Another broker leads the partition: get ready to lead it."""
+        self._end_shard(partition.topic_partition.partition)
+        self.standby.keep(partition)
 
     async def _load(self, shard: Shard[MachineT]) -> None:
         await shard.load()
@@ -120,6 +131,11 @@ class Coordinators(Generic[MachineT]):
             self.led(shard.partition, is_first=shard.is_first and not shard.loaded)
 
     def lost(self, index: int) -> None:
+        """This broker neither leads nor follows the partition, as far as it knows."""
+        self._end_shard(index)
+        self.standby.drop(index)
+
+    def _end_shard(self, index: int) -> None:
         shard = self._shards.pop(index, None)
         if shard is not None:
             if not shard.dropped and self._has_served(shard):

@@ -310,7 +310,7 @@ class Holdings:
         elif state is None:
             self._leave(partition)
         elif state.leader != self._metadata.broker_id:
-            self._coordination.lose(partition)
+            self._coordination.followed(partition)
             self._replication.follow(partition, state, fsync=self._must_fsync(partition.log.config, state))
         elif self._replication.lead(partition, state, fsync=self._must_fsync(partition.log.config, state)):
             self._coordination.led(partition, is_first=self._is_new(state.leader_epoch, former_epoch))

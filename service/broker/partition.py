@@ -170,6 +170,7 @@ class Partition:
         "_tail_watchers",
         "_unanswered",
         "_watchers",
+        "committed_taken_back",
         "folder",
         "is_leading",
         "is_replicated",
@@ -206,6 +207,8 @@ class Partition:
         self.leader_epoch = NO_EPOCH
         self.leads_from_offset = 0
         self.must_close_gap = False
+        self.committed_taken_back = 0
+        """How often a follower has removed what was committed."""
         self._known_high_watermark = log.start_offset
         # The in-sync set that was proposed and not answered when this broker stopped leading, and the partition epoch
         # that the proposal was based on.
@@ -489,6 +492,7 @@ class Partition:
         """
         assert isinstance(self.role, Following), "only a follower cuts"
         if self._known_high_watermark > end_offset:
+            self.committed_taken_back += 1
             logger.error(
                 "%s is cut to offset %d, though offsets up to %d were committed: what the leader does not have is lost",
                 *(self.topic_partition, end_offset, self._known_high_watermark),
@@ -502,6 +506,7 @@ class Partition:
     def start_over(self, offset: int) -> None:
         """Remove everything, and begin at `offset`, where the leader's log begins."""
         assert isinstance(self.role, Following), "only a follower starts over"
+        self.committed_taken_back += 1
         restart_at(self.log, offset)
         self._known_high_watermark = offset
 

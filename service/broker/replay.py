@@ -43,23 +43,38 @@ class Replay(Generic[MachineT]):
         asked: object = machine  # once, because asking takes longer than applying a record
         self._taking_transactions = asked if isinstance(asked, TakesTransactions) else None
         self._mishaps = mishaps
+        self._taken_back = partition.committed_taken_back
+        self._is_broken = False
         self._unreadable = 0
         self._held: dict[bytes, Record] = {}
         self._held_bytes = 0
         self._turn = Turn(WORK_A_TURN)
 
-    def up_to(self, end_offset: int) -> Steps[None]:
-        """Replay the log to this offset. `CorruptBatch` if a batch is damaged."""
+    @property
+    def holds(self) -> bool:
+        """Whether the machine is what the log below `at_offset` makes. If not, it must be thrown away."""
+        return not self._is_broken and self._taken_back == self.partition.committed_taken_back
+
+    def up_to(self, end_offset: int, at_most_bytes: int | None = None) -> Steps[None]:
+        """Replay the log to this offset, or about so many bytes of it. `CorruptBatch` if a batch is damaged. What is
+        replayed must be committed, and must not be cut or compacted meanwhile.
+        """
+        left_bytes = at_most_bytes
+        self._is_broken = True  # unless it comes to an end
         for header, batch in self.partition.log.scan(self.at_offset, end_offset):
-            yield from self.take(header, batch)
+            yield from self._take(header, batch)
+            if left_bytes is not None and (left_bytes := left_bytes - header.size_bytes) <= 0:
+                end_offset = header.next_offset
+                break
         yield from self._apply_held()
         self.at_offset = end_offset  # compaction may have taken the last batches
+        self._is_broken = False
 
     def tell_passed_over(self) -> None:
         if self._unreadable > NAMED_AT_MOST:
             logger.error("%s: %d records were passed over", self.partition.topic_partition, self._unreadable)
 
-    def take(self, header: BatchHeader, batch: memoryview) -> Steps[None]:
+    def _take(self, header: BatchHeader, batch: memoryview) -> Steps[None]:
         if not checksum_ok(batch, header):
             raise CorruptBatch(f"the checksum of the batch at offset {header.base_offset} is wrong")
         turn, held, only_last_counts = self._turn, self._held, self.machine.only_last_counts

@@ -22,7 +22,7 @@ from log.batch import CorruptBatch, build_plain_batch
 from log.control import ControlType
 from log.disk import DiskFault
 from service.broker.machine import Decision, MachineT, Mishaps, TakesTransactions
-from service.broker.partition import Appended, Partition, PartitionLost
+from service.broker.partition import Appended, PartitionLost
 from service.broker.replay import Replay
 from service.ports import Env
 
@@ -111,8 +111,7 @@ class Shard(Generic[MachineT]):
 
     def __init__(
         self,
-        partition: Partition,
-        machine: MachineT,
+        replay: Replay[MachineT],
         env: Env,
         post: Callable[[Sequence[Any]], None],
         mishaps: Mishaps,
@@ -122,18 +121,19 @@ class Shard(Generic[MachineT]):
         *,
         is_first: bool = False,
     ) -> None:
-        self.partition = partition
+        self.partition = replay.partition
         self.is_first = is_first
         """Whether no shard of this partition was loaded before in this leader epoch, by any process. Otherwise what a
         former shard has sent in the same epoch may still be under way.
         """
-        self.machine = machine
-        asked: object = machine  # once, because asking takes longer than applying a record
+        self.machine = replay.machine
+        asked: object = self.machine  # once, because asking takes longer than applying a record
         self._taking_transactions = asked if isinstance(asked, TakesTransactions) else None
         self.loaded = False
         self.loaded_s = math.inf
         """Since when, on the monotonic clock."""
         self.dropped = False
+        self._replay = replay
         self._env = env
         self._post = post
         self._mishaps = mishaps
@@ -164,7 +164,7 @@ class Shard(Generic[MachineT]):
     # -- from the log
 
     async def load(self) -> None:
-        """Replay the log, then take commands. A damaged batch takes the partition out of service."""
+        """Replay what is left of the log, then take commands. A damaged batch takes the partition out of service."""
         try:
             await self._load()
         except PartitionLost:
@@ -190,8 +190,11 @@ class Shard(Generic[MachineT]):
         if (uncommitted := self.partition.committed(found_end_offset)) is not None:
             await uncommitted
         assert found_end_offset <= self.partition.high_watermark, "what is replayed can't be lost any more"
-        replay = Replay(self.partition, self.machine, self._mishaps)
+        replay = self._replay
         async with log.alone():  # compaction must not take away the segments that are being read
+            if not replay.holds:
+                self._give_up()
+                return
             while replay.at_offset < log.end_offset:  # a marker may come while we replay
                 for _ in replay.up_to(log.end_offset):
                     await asyncio.sleep(0)

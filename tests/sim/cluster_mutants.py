@@ -37,6 +37,7 @@ from service.broker.in_sync import InSyncSets
 from service.broker.marker_courier import MarkerCourier
 from service.broker.partition import Appended, Following, Partition
 from service.broker.reading import PartitionRead, Reading
+from service.broker.replay import Replay
 from service.broker.replication import Fetcher, FollowedPartition
 from service.broker.shard import Shard
 from service.broker.transaction_gate import TransactionGate
@@ -44,6 +45,7 @@ from service.cluster.controller import AlterPartition
 from service.cluster.election import held_by
 from service.cluster.image import NO_DIRECTORIES, Image, PartitionState
 from service.cluster.metadata import ClusterMetadata
+from service.turns import Steps
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import FetchPartition
 from tests.sim.cluster import ClusterSimulation, run
@@ -392,9 +394,9 @@ def a_coordinator_reads_only_what_it_knows_to_be_committed() -> Planting:
     original = PartitionLog.scan
 
     def scan(log: PartitionLog, from_offset: int, limit_offset: int | None = None) -> Any:
-        partition = sys._getframe(1).f_locals.get("self")
-        if isinstance(partition, Shard) and limit_offset is not None:
-            limit_offset = min(limit_offset, partition.partition.leads_from_offset - 1)
+        reader = sys._getframe(1).f_locals.get("self")
+        if isinstance(reader, Replay) and reader.partition.is_leading and limit_offset is not None:
+            limit_offset = min(limit_offset, reader.partition.leads_from_offset - 1)
         return original(log, from_offset, limit_offset)
 
     return replaced(PartitionLog, "scan", scan)
@@ -452,6 +454,15 @@ def an_epoch_begins_behind_a_gap() -> Planting:
     return replaced(PartitionLog, "append_after_gap", append)
 
 
+def what_stands_by_knows_more_than_what_is_committed() -> Planting:
+    original = Replay.up_to
+
+    def up_to(replay: Replay[Any], end_offset: int, at_most_bytes: int | None = None) -> Steps[None]:
+        return original(replay, replay.partition.log.end_offset, at_most_bytes)
+
+    return replaced(Replay, "up_to", up_to)
+
+
 def what_a_former_coordinator_has_sent_is_forgotten() -> Planting:
     """It is loaded again in its leader epoch, and sends the markers of older clients again in that epoch. The earlier
     ones end the next transaction.
@@ -502,6 +513,7 @@ WITH_TRANSACTIONS = (
     a_coordinator_answers_before_its_decision_is_committed,
     another_brokers_coordinator_is_not_asked,
     a_coordinator_reads_only_what_it_knows_to_be_committed,
+    what_stands_by_knows_more_than_what_is_committed,
 )
 WITH_MOVES = (
     a_reassignment_ends_before_anybody_caught_up,

@@ -269,12 +269,12 @@ def a_snapshot_holds_the_batch_behind_it() -> contextlib.AbstractContextManager[
 
 
 def lose_the_newest_batch_of_a_coordinator_in_its_replay() -> contextlib.AbstractContextManager[None]:
-    original = Replay.take
+    original = Replay._take
 
     def take(replay: Replay[Any], header: BatchHeader, batch: memoryview) -> Iterator[None]:
         return original(replay, header, batch) if header.next_offset < replay.partition.log.end_offset else iter(())
 
-    return replaced(Replay, "take", take)
+    return replaced(Replay, "_take", take)
 
 
 # ---------------------------------------------------------------- reading

@@ -155,9 +155,9 @@ def group_facts(machine: Any) -> object:
     return {group_id: group for group_id, group in groups.items() if group is not None}, offsets
 
 
-def applied_one_by_one(machine: Any, partition: Partition) -> Any:
+def applied_one_by_one(machine: Any, partition: Partition, end_offset: int | None = None) -> Any:
     """The machine, after each record of the log was applied to it. What no machine can read is passed over."""
-    for header, batch in partition.log.scan(partition.log.start_offset):
+    for header, batch in partition.log.scan(partition.log.start_offset, end_offset):
         with contextlib.suppress(CorruptBatch):
             if header.is_control:
                 if (kind := read_marker(batch).type) is not None:
@@ -171,14 +171,15 @@ def applied_one_by_one(machine: Any, partition: Partition) -> Any:
 
 
 def unlike_its_log(coordinators: Coordinators[Any], facts: Callable[[Any], object]) -> Iterator[str | None]:
-    """For each coordinator that lives and can read its log: how it differs from what that log makes."""
-    for shard in coordinators.shards():
-        if not shard.loaded or shard.dropped:
-            continue
-        partition = shard.partition
+    """For each coordinator that lives or stands by, and can read its log: how it differs from what that log makes."""
+    living = [shard for shard in coordinators.shards() if shard.loaded and not shard.dropped]
+    standing_by = [replay for replay in coordinators.standby.replays() if replay.holds]
+    known = [("lives", shard.machine, shard.partition, shard.partition.log.end_offset) for shard in living]
+    known += [("stands by", replay.machine, replay.partition, replay.at_offset) for replay in standing_by]
+    for does, machine, partition, end_offset in known:
         try:
-            machine = applied_one_by_one(coordinators._new_machine(partition), partition)
+            anew = applied_one_by_one(coordinators._new_machine(partition), partition, end_offset)
         except (DiskFault, CorruptBatch):
             continue  # rotten: the next start refuses it
-        alike = facts(shard.machine) == facts(machine)
-        yield None if alike else f"{partition.topic_partition}: the coordinator that lives is not what its log makes"
+        alike = facts(machine) == facts(anew)
+        yield None if alike else f"{partition.topic_partition}: the coordinator that {does} is not what its log makes"

@@ -1,0 +1,86 @@
+"""The machines of the partitions that this broker follows. Each is made from what is committed, as it comes. So when
+this broker leads one, hardly anything is left to read: the log of a busy coordinator would take seconds.
+
+What always holds: a machine here knows nothing but what is committed, so no cut takes back what it knows. There is one
+exception, which a partition counts (`committed_taken_back`): the machine is thrown away then, and so is one whose
+replay has failed. What is not here is read when it is needed, as if nobody had followed.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Generic
+
+from log.batch import CorruptBatch
+from log.disk import DiskFault
+from service.broker.machine import MachineT
+from service.broker.partition import Partition
+from service.broker.replay import Replay
+from service.ports import Env
+
+logger = logging.getLogger("oncelog.coordinator")
+
+EVERY_S = 0.5
+AT_ONCE_BYTES = 1 << 20
+"""How much is read without a rest: some thirty milliseconds, in turns. Meanwhile the log can't be cut."""
+REST_S = 0.05
+"""A broker that has started reads all its logs, beside everything else that it does then."""
+
+
+class Standby(Generic[MachineT]):
+    def __init__(self, topic: str, new_replay: Callable[[Partition], Replay[MachineT]], env: Env) -> None:
+        self._topic = topic
+        self._new_replay = new_replay
+        self._env = env
+        self._replays: dict[int, Replay[MachineT]] = {}
+        self._running = False
+
+    def replays(self) -> list[Replay[MachineT]]:
+        return list(self._replays.values())
+
+    def keep(self, partition: Partition) -> None:
+        """This broker follows the partition."""
+        index = partition.topic_partition.partition
+        replay = self._replays.get(index)
+        if replay is None or replay.partition is not partition:
+            self._replays[index] = self._new_replay(partition)
+        if not self._running:
+            self._running = True
+            self._env.tasks.spawn(f"keep up with {self._topic}", self._keep_up())
+
+    def take(self, partition: Partition) -> Replay[MachineT] | None:
+        """What is known of this partition, which is led from now on. While more is being read, its log is locked."""
+        replay = self._replays.pop(partition.topic_partition.partition, None)
+        return replay if replay is not None and replay.partition is partition else None
+
+    def drop(self, index: int) -> None:
+        self._replays.pop(index, None)
+
+    async def _keep_up(self) -> None:
+        try:
+            while self._replays:
+                for index in list(self._replays):
+                    await self._go_on(index)
+                await asyncio.sleep(EVERY_S)
+        finally:
+            self._running = False
+
+    async def _go_on(self, index: int) -> None:
+        while (replay := self._replays.get(index)) is not None:
+            partition = replay.partition
+            if not replay.holds:
+                self._replays[index] = replay = self._new_replay(partition)
+            if replay.at_offset >= partition.high_watermark:
+                break
+            try:
+                async with partition.log.alone():
+                    if replay.holds and self._replays.get(index) is replay:
+                        for _ in replay.up_to(partition.high_watermark, AT_ONCE_BYTES):
+                            await asyncio.sleep(0)
+            except Exception as error:
+                if not isinstance(error, DiskFault | CorruptBatch):
+                    logger.exception("%s can't be kept up with", partition.topic_partition)
+                if self._replays.get(index) is replay:  # it is read when this broker leads, and judged then
+                    del self._replays[index]
+                break
+            await asyncio.sleep(REST_S)

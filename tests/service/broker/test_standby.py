@@ -1,0 +1,187 @@
+"""A follower of a coordinator's partition has its machine ready."""
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import service.broker.replay
+import service.broker.standby
+from log.batch import BatchHeader, build_plain_batch, read_header, restamp
+from log.ids import TopicPartition
+from service.broker.coordinators import Coordinators
+from service.broker.machine import Mishaps
+from service.broker.partition import Partition
+from service.broker.replay import Replay
+from service.broker.standby import Standby
+from service.turns import Steps
+from tests.service.api.txn_stage import TxnStage, find_coordinator, on_txn_stage, until
+from tests.service.broker.cluster_stage import ClusterStage, on_cluster_stage
+from tests.sim.replicas import applied_one_by_one
+from txn.records import write_key, write_value
+from txn.states import State, Txn
+
+ONE_PARTITION = {
+    "transaction.state.log.num.partitions": "1",
+    "offsets.topic.num.partitions": "1",
+    "transaction.state.log.min.isr": "1",
+}
+RECORDS = 500
+
+
+def batch_of(number: int) -> bytearray:
+    name = f"pay-{number % 7}"
+    told = Txn(name, 7, 0, State.COMPLETE_COMMIT, 60_000, number, (TopicPartition("orders", 0),))
+    return build_plain_batch([(write_key(name), write_value(told))], 1)
+
+
+def append(partition: Partition, number: int) -> None:
+    partition.append_own(batch_of(number), now_ms=1)
+
+
+def all_are_at(others: list[Standby[Any]], end_offset: int) -> bool:
+    return all(replay.at_offset == end_offset for other in others for replay in other.replays())
+
+
+def follows_from_its_log(replay: Replay[Any], coordinators: Coordinators[Any]) -> bool:
+    anew = applied_one_by_one(coordinators._new_machine(replay.partition), replay.partition, replay.at_offset)
+    known, expected = ({txn.transactional_id: txn for txn in each.all()} for each in (replay.machine, anew))
+    return known == expected
+
+
+def test_who_takes_over_reads_only_what_it_had_not_heard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once by a death of the leader, once by its stop."""
+    read_by_leaders: list[int] = []
+    take = Replay._take
+
+    def counted(replay: Replay[Any], header: BatchHeader, batch: memoryview) -> Steps[None]:
+        if replay.partition.is_leading:
+            read_by_leaders.append(header.base_offset)
+        return take(replay, header, batch)
+
+    async def scene(stage: ClusterStage) -> None:
+        await find_coordinator(stage.wire(1), "pay")
+
+        def leaders() -> list[int]:
+            found = {at: life.broker.coordination.transactions.at(0) for at, life in stage.lives.items()}
+            return [at for at, shard in found.items() if shard is not None and shard.loaded and not shard.dropped]
+
+        monkeypatch.setattr(Replay, "_take", counted)
+        for ends in (stage.kill, stage.stop):
+            await until(lambda: len(leaders()) == 1)
+            (leads,) = leaders()
+            partition = stage.broker(leads).coordination.transactions.shard("pay").partition
+            for number in range(RECORDS):
+                append(partition, number)
+            others = [stage.broker(at).coordination.transactions.standby for at in stage.lives if at != leads]
+            await until(partial(all_are_at, others, partition.log.end_offset))
+            read_by_leaders.clear()
+            await ends(leads)
+            await until(lambda: len(leaders()) == 1)
+            coordinators = stage.broker(leaders()[0]).coordination.transactions
+            assert len(read_by_leaders) <= 5
+            assert len(list(coordinators.shard("pay").machine.all())) == 7
+
+    on_cluster_stage(tmp_path, scene, given=ONE_PARTITION)
+
+
+@pytest.mark.parametrize("taken_back", ["cut", "start over"])
+def test_what_was_made_of_records_that_were_taken_back_is_thrown_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken_back: str
+) -> None:
+    """After an unclean election another log holds. Of what nobody had committed nothing is known, so a cut of that
+    changes nothing.
+    """
+
+    monkeypatch.setattr(service.broker.standby, "EVERY_S", 0.005)
+
+    async def scene(stage: TxnStage) -> None:
+        coordinators = stage.broker.coordination.transactions
+        partition = coordinators.shard("pay").partition
+        for number in range(20):
+            append(partition, number)
+        committed = partition.high_watermark
+        stage.broker.replication.stop(partition)
+        partition.follow(2, partition.leader_epoch + 1, fsync=False)
+        standby: Standby[Any] = Standby("states", coordinators._new_replay, stage.broker.env)
+        standby.keep(partition)
+        await until(lambda: standby.replays()[0].at_offset == committed)
+        (before,) = standby.replays()
+        copied = batch_of(99)
+        restamp(copied, base_offset=committed, leader_epoch=partition.leader_epoch)
+        partition.append_replicated(memoryview(copied), read_header(copied), now_ms=1)
+        await asyncio.sleep(0.05)
+        assert before.at_offset == committed
+        partition.cut(committed)
+        assert standby.replays() == [before]
+        assert follows_from_its_log(before, coordinators)
+        if taken_back == "cut":
+            partition.cut(committed - 15)
+        else:
+            partition.start_over(committed - 15)
+        partition.learn_high_watermark(committed)
+        await until(lambda: standby.replays()[0] is not before)
+        await until(lambda: standby.replays()[0].at_offset == committed - 15)
+        assert follows_from_its_log(standby.replays()[0], coordinators)
+        assert not follows_from_its_log(before, coordinators)
+        standby.keep(partition)
+        assert standby.take(partition) is not None
+        assert standby.take(partition) is None
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_a_log_that_can_not_be_read_ends_nothing_but_its_own_standby(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: TxnStage) -> None:
+        coordinators = stage.broker.coordination.transactions
+        broken, sound = (shard.partition for shard in coordinators.shards())
+        for partition in (broken, sound):
+            append(partition, 1)
+        take = Replay._take
+
+        def fails(replay: Replay[Any], header: BatchHeader, batch: memoryview) -> Steps[None]:
+            if replay.partition is broken:
+                raise ValueError
+            return take(replay, header, batch)
+
+        monkeypatch.setattr(Replay, "_take", fails)
+        standby: Standby[Any] = Standby("states", coordinators._new_replay, stage.broker.env)
+        for partition in (broken, sound):
+            standby.keep(partition)
+        await until(lambda: [each.partition for each in standby.replays()] == [sound])
+        await until(lambda: standby.replays()[0].at_offset == sound.log.end_offset)
+        standby.drop(sound.topic_partition.partition)
+        await until(lambda: not standby._running)
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_a_machine_whose_replay_came_to_no_end_is_not_the_coordinator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was being extended when this broker became the leader, and that failed."""
+
+    async def scene(stage: TxnStage) -> None:
+        coordinators = stage.broker.coordination.transactions
+        partition = coordinators.shard("pay").partition
+        append(partition, 1)
+        monkeypatch.setattr(service.broker.replay, "WORK_A_TURN", 1)
+        standing_by = Replay(partition, coordinators._new_machine(partition), Mishaps())
+        steps = standing_by.up_to(partition.log.end_offset)
+        next(steps)
+        steps.close()
+        assert not standing_by.holds
+        index = partition.topic_partition.partition
+        coordinators.standby._replays[index] = standing_by
+        coordinators.led(partition)
+        await asyncio.sleep(0)
+        await until(lambda: coordinators._shards[index].loaded)
+        shard = coordinators.shard("pay")
+        assert shard.machine is not standing_by.machine
+        assert shard.machine.describe("pay-1") is not None
+
+    on_txn_stage(tmp_path, scene)
