@@ -14,7 +14,8 @@ from typing import Final
 
 from log.disk import TEMPORARY, Disk
 from log.manifest import read_and_remove_manifest
-from service.broker.unremoved import write_notes
+from service.broker.notes import write_notes
+from service.broker.unremoved import UNREMOVED
 
 logger = logging.getLogger("oncelog.broker")
 
@@ -134,7 +135,7 @@ async def claim(
     for name, disk in disks.items():
         facts = found[name]
         if facts is not None and any(facts.directory_id not in other.directories for other in claimed):
-            await write_notes(disk, ())
+            await write_notes(disk, UNREMOVED, ())
     for name, disk in disks.items():
         facts = found[name]
         if facts is None or not facts.directory_id:

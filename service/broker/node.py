@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from log.disk import Disk
-from log.ids import TopicId, format_topic_id
+from log.ids import format_topic_id
 from service.broker.closing import close_logs
 from service.broker.compactor import Compactor
 from service.broker.coordination import Coordination
@@ -134,10 +134,11 @@ class Broker:
                 rack=self.config.broker_rack,
                 clean=self.maker.was_clean,
                 directories=self._directories,
-                holds=self._holds,
+                lost=self.maker.losses.lost,
             )
         except MetadataLost as lost:
             raise StartError(f"the cluster refused this broker: {lost}") from None
+        await self.maker.losses.told()
         self.holdings.begin()
         await self.holdings.even()
         self.replication.begin()
@@ -150,10 +151,6 @@ class Broker:
         self.env.tasks.spawn("duties in the cluster", self.duties.run())
         self.duties.stir()
         self.ready.set()
-
-    def _holds(self, topic_id: TopicId, index: int) -> bool:
-        partition = (self.partitions.topic_by_id(topic_id) or {}).get(index)
-        return partition is not None and partition.log.end_offset > 0
 
     def _regained(self) -> None:
         self.holdings.begin()

@@ -9,7 +9,7 @@ is opened and reported, but not served.
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from idempotence.producer_room import ProducerRoom
 from idempotence.producers import ProducerStates
@@ -36,10 +36,11 @@ from service.broker.found_folders import (
 from service.broker.housekeeper import Housekeeper
 from service.broker.internal_topics import log_config_of
 from service.broker.log_folder import LogFolder
+from service.broker.losses import Losses
 from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
 from service.broker.unremoved import Unremoved
-from service.cluster.image import Image, Topic
+from service.cluster.image import NO_DIRECTORIES, Image, Topic
 from service.ports import Env
 from service.settings.broker import BrokerConfig
 
@@ -78,6 +79,7 @@ class PartitionMaker:
         self._folders = folders
         self._housekeeper = housekeeper
         self._unremoved = Unremoved(folders)
+        self.losses = Losses(folders)
         self._directories: dict[LogFolder, str] = {}
         """The ids of the folders."""
         self.producer_room = ProducerRoom(
@@ -105,11 +107,17 @@ class PartitionMaker:
             self._directories[folder] = facts.directory_id
             # Without a manifest a whole partition may have been lost in a power cut, with nothing left that shows it.
             self.was_clean = self.was_clean and manifests[folder.name].is_there
+        self.losses.read()
         await self._remove_unremoved(present)
         for folder in self._folders:
             folder.unused = dict.fromkeys((each for each in sorted(present[folder.name]) if each.endswith(STRAY)), 0)
         await self._settle_moves(image, node_id, present, in_doubt=any_away(found))
         points = {folder.name: self._housekeeper.written_points[folder] for folder in self._folders}
+        watermarks = {folder: read_high_watermarks(folder.disk) for folder in self._folders}
+        known = image.directories.get(node_id, NO_DIRECTORIES).ids
+        is_away = not set(known) <= set(self._directories.values())
+        anew: list[tuple[Topic, int, LogConfig]] = []
+        lost: list[tuple[TopicId, int]] = []
         progress, topics = self.progress, list(image.topics.values())
         progress.partitions = sum(node_id in state.replicas for each in topics for state in each.partitions.values())
         for topic in topics:
@@ -117,17 +125,25 @@ class PartitionMaker:
             for index, state in topic.partitions.items():
                 if node_id not in state.replicas:
                     continue
-                await self._open(topic, index, config, manifests, points, present)
+                committed = max(
+                    (each[topic.id, index] for each in watermarks.values() if (topic.id, index) in each), default=None
+                )
+                is_gone = await self._open(topic, index, config, manifests, points, present, committed, is_away)
+                if is_gone is not None:
+                    anew.append((topic, index, config))
+                    if is_gone and node_id in (*state.isr, *state.eligible, *state.last_known):
+                        lost.append((topic.id, index))
                 progress.opened += 1
                 if progress.opened % OPENED_AT_ONCE == 0:
                     await asyncio.sleep(0)
+        await self._begin_anew(anew, lost)
         await self._sort_out(image, present)
         for folder in self._folders:
             # Recovery points of topics that were deleted before a crash, or of partitions that moved to another folder
             # before it, must not be applied to new topics of the same names.
             here = {partition.topic_partition for partition in self._partitions if partition.folder is folder}
             await self._housekeeper.forget_in_a_start(folder, points[folder.name].keys() - here)
-            for (topic_id, index), high_watermark in read_high_watermarks(folder.disk).items():
+            for (topic_id, index), high_watermark in watermarks[folder].items():
                 partition = (self._partitions.topic_by_id(topic_id) or {}).get(index)
                 if partition is not None and partition.folder is folder:
                     partition.learn_high_watermark(high_watermark)
@@ -353,7 +369,13 @@ class PartitionMaker:
         manifests: Mapping[str, Manifest],
         points: Mapping[str, Mapping[TopicPartition, int]],
         present: Mapping[str, set[str]],
-    ) -> None:
+        committed: int | None,
+        is_away: bool,
+    ) -> bool | None:
+        """Open the partition. If it is to begin anew instead, return whether it had a folder that is gone: a list says
+        how far its log had come, or a data folder is away and no list says that it had nothing. Nobody had written to
+        a partition without a folder. `committed` is its high watermark, if one is listed.
+        """
         topic_partition = TopicPartition(topic.name, index)
         name = folder_of(topic_partition)
         listed = {folder: manifests[folder.name].get(name) for folder in self._folders}
@@ -368,11 +390,11 @@ class PartitionMaker:
         for folder in homes:
             if (known := listed[folder]) is not None:
                 self.add(topic, index, folder, config, known, 0)
-                return
+                return None
             point = points[folder.name].get(topic_partition, 0)
             await self._env.blocking(self.add, topic, index, folder, config, None, point)
             self._report_recovery(topic_partition)
-            return
+            return None
 
         def listed_end(folder: LogFolder) -> int:
             known = listed[folder]
@@ -381,20 +403,34 @@ class PartitionMaker:
             return known.end_offset if known.topic_id in (None, topic.id) else 0
 
         folder = max(self._folders, key=listed_end)  # one that it moved out of may list it, too
-        ended = 0 if found else listed_end(folder)
-        if ended and len(topic.partitions[index].replicas) > 1:
+        ended = max(0 if found else listed_end(folder), committed or 0)
+        if ended and len(topic.partitions[index].replicas) == 1:
+            await self._start_over(topic, index, config, folder, ended)
+            return None
+        if ended:
             logger.critical(
                 "%s/%s is gone, and with it what was in it: %s is copied anew from another replica",
                 *(folder.name, name, topic_partition),
             )
-            self.was_clean = False
-        elif ended:
-            await self._start_over(topic, index, config, folder, ended)
-            return
-        # The partition begins anew, perhaps in a folder that it, or its predecessor, had moved out of.
+        return ended > 0 or (is_away and committed is None)
+
+    async def _begin_anew(
+        self, anew: Sequence[tuple[Topic, int, LogConfig]], lost: Collection[tuple[TopicId, int]]
+    ) -> None:
+        """Make these partitions, whose folders are not here. Those that are `lost` are noted before."""
+        for topic_id, index in list(self.losses.lost):
+            partition = (self._partitions.topic_by_id(topic_id) or {}).get(index)
+            if partition is None or partition.log.end_offset:
+                del self.losses.lost[topic_id, index]
+        await self.losses.add(lost)
+        # A partition begins perhaps in a folder that it, or its predecessor, had moved out of.
+        partitions = [TopicPartition(topic.name, index) for topic, index, _ in anew]
         for folder in self._folders:
-            await self._housekeeper.forget_in_a_start(folder, {topic_partition})
-        self.add(topic, index, self.emptiest_folder(), config, None, 0)
+            await self._housekeeper.forget_in_a_start(folder, partitions)
+        for count, (topic, index, config) in enumerate(anew, start=1):
+            self.add(topic, index, self.emptiest_folder(), config, None, 0)
+            if count % OPENED_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     async def _is_of(self, topic: Topic, index: int, folder: LogFolder, known: CleanState | None) -> bool:
         """Whether the folder of the partition's name is used for it. If not, that name is free then."""

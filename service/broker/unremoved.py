@@ -8,39 +8,15 @@ finds the folder alone makes the note void (`data_folder.claim`).
 """
 
 import asyncio
-import logging
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from log.disk import Disk, DiskFault
+from log.disk import DiskFault
 from service.broker.log_folder import LogFolder
-
-logger = logging.getLogger("oncelog.broker")
+from service.broker.notes import Note, read_notes, write_notes
 
 UNREMOVED: Final = "unremoved-partitions"
-
-Note = tuple[str, str]
-"""The id of a data folder, and the name of a partition's folder in it."""
-
-
-def read_notes(disk: Disk) -> set[Note]:
-    """Nothing when there is no such file or it can't be read."""
-    try:
-        lines = disk.read(UNREMOVED).decode("utf-8", "replace").splitlines()
-    except FileNotFoundError:
-        return set()
-    except DiskFault as fault:  # the other folders have the same notes
-        logger.warning("%s can't be read: %s", UNREMOVED, fault.strerror)
-        return set()
-    return {(directory, name) for directory, _, name in (line.partition(" ") for line in lines) if name}
-
-
-async def write_notes(disk: Disk, notes: Collection[Note]) -> None:
-    if notes:
-        await disk.write_atomic(UNREMOVED, "".join(f"{directory} {name}\n" for directory, name in notes).encode())
-    elif disk.exists(UNREMOVED):
-        disk.discard(UNREMOVED)
-        await disk.sync_dir("")
+"""A note has the id of a data folder, and the name of a partition's folder in it."""
 
 
 class Unremoved:
@@ -54,7 +30,7 @@ class Unremoved:
 
     def read(self) -> Collection[Note]:
         for folder in self._folders:
-            self._notes |= dict.fromkeys(sorted(read_notes(folder.disk)))
+            self._notes |= dict.fromkeys(sorted(read_notes(folder.disk, UNREMOVED)))
         return self._notes
 
     async def carried_out(self, directories: Collection[str]) -> None:
@@ -64,7 +40,7 @@ class Unremoved:
         if self._notes:
             self._notes = {note: None for note in self._notes if note[0] not in directories}
             for folder in self._folders:
-                await write_notes(folder.disk, self._notes)
+                await write_notes(folder.disk, UNREMOVED, self._notes)
 
     async def note(self, directory: str, name: str) -> bool:
         """Returns False if no folder has room for the note now. If all are out of service, nothing can be noted, and
@@ -77,7 +53,7 @@ class Unremoved:
                 if folder.failed is None and note not in self._written.get(folder, ()):
                     notes = tuple(self._notes)  # those that wait for the same go with it
                     try:
-                        await write_notes(folder.disk, notes)
+                        await write_notes(folder.disk, UNREMOVED, notes)
                     except DiskFault as fault:
                         folder.fail(fault)
                     else:

@@ -145,8 +145,9 @@ class RegisterBroker:
     on: those partitions elect a leader (R4). If other replicas hold everything, it also leaves the in-sync set and is
     not eligible (R5, R14). `min_in_sync` is used for topics that do not set it.
 
-    A broker may have lost data folders since it registered last: its disk was replaced, or is not mounted. Then nobody
-    takes it for a holder of what was there, not even where it alone was in sync (R17).
+    A broker may have lost data folders since it registered last: its disk was replaced, or is not mounted. Or folders
+    of single partitions are gone. Then nobody takes it for a holder of what was there, not even where it alone was in
+    sync (R17).
     """
 
     broker_id: int
@@ -159,8 +160,8 @@ class RegisterBroker:
     the same first one belongs to a former life of this broker.
     """
     min_in_sync: int = 1
-    holds: Callable[[TopicId, int], bool] = lambda topic_id, index: False
-    """Whether the data folders have something of a partition. This is asked only if the broker has lost others."""
+    lost: Container[tuple[TopicId, int]] = ()
+    """The partitions whose folders are gone, with a data folder or alone."""
 
     def decide(self, image: Image, *, retried: bool) -> Steps[MetadataDecision[int | Refusal]]:
         present = image.brokers.get(self.broker_id)
@@ -204,7 +205,7 @@ class RegisterBroker:
             for index, state in topic.partitions.items():
                 if self.broker_id not in (*state.isr, *state.eligible, *state.last_known):
                     continue
-                if has_lost_all or (has_lost_some and not self.holds(topic.id, index)):
+                if has_lost_all or (topic.id, index) in self.lost:
                     new = _after_loss(state, self.broker_id, alive, least)
                 else:
                     clean = self.clean and not has_lost_some

@@ -15,7 +15,7 @@ session is void (R11). The broker then joins again by itself, in a new session a
 
 import asyncio
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Container, Generator
 from typing import Any, NamedTuple, TypeVar
 
 from log.ids import TopicId
@@ -102,7 +102,7 @@ class _Registration(NamedTuple):
     endpoints: tuple[Endpoint, ...]
     rack: str | None
     directories: tuple[str, ...]
-    holds: Callable[[TopicId, int], bool]
+    lost: Container[tuple[TopicId, int]]
 
 
 class ClusterMetadata:
@@ -180,14 +180,15 @@ class ClusterMetadata:
         rack: str | None,
         clean: bool,
         directories: tuple[str, ...] = (),
-        holds: Callable[[TopicId, int], bool] = lambda topic_id, index: False,
+        lost: Container[tuple[TopicId, int]] = (),
     ) -> int:
         """Register this broker, and return its broker epoch. `clean` says that its former life ended in order,
-        `directories` are the ids of its data folders, and `holds` says whether they have something of a partition.
+        `directories` are the ids of its data folders, and `lost` are the partitions that had a folder there and have
+        none. Nobody is told of them again once they are taken out.
         Raises `MetadataLost` while another broker has its id, or while the store can't be asked. After a session that
         ends meanwhile another one is begun, however often.
         """
-        self._registration = _Registration(endpoints, rack, directories, holds)
+        self._registration = _Registration(endpoints, rack, directories, lost)
         deadline_s = self._env.clock.monotonic() + 2 * self._session_timeout_s
         delay_s = REJOIN_S_MIN
         while True:
@@ -227,7 +228,7 @@ class ClusterMetadata:
             clean,
             own.directories,
             self.min_in_sync(),
-            own.holds,
+            own.lost,
         )
         epoch = await self._carry_out(register)
         if isinstance(epoch, Refusal):

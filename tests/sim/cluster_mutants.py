@@ -421,12 +421,13 @@ def elections_that_may_lose() -> Planting:
 
 
 def who_has_an_empty_disk_is_taken_for_who_it_was() -> Planting:
-    """As if it had stopped in order, and had its data folders still."""
+    """As if it had stopped in order, and had its data folders and all partitions still."""
     original = ClusterMetadata.register
 
     async def register(metadata: ClusterMetadata, *given: Any, clean: bool, directories: Any, **more: Any) -> int:
         known = metadata.image.directories.get(metadata.broker_id, NO_DIRECTORIES).ids
         is_new = bool(known) and known != directories
+        more["lost"] = ()
         return await original(metadata, *given, clean=clean or is_new, directories=known or directories, **more)
 
     return replaced(ClusterMetadata, "register", register)

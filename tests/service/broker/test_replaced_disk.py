@@ -1,4 +1,4 @@
-"""A broker comes back with an empty disk, and it was the last one in sync.
+"""A broker comes back with an empty disk, or without the folder of a partition, and it was the last one in sync.
 
 It led at once, without a record, and the intact copies of the others were cut to that.
 """
@@ -8,6 +8,14 @@ from pathlib import Path
 
 import pytest
 
+import tests.service.broker.cluster_stage
+from log.disk import RealDisk
+from log.identity import read_topic_id
+from log.ids import format_topic_id
+from log.manifest import HIGH_WATERMARKS, MANIFEST, RECOVERY_POINTS
+from service.broker.data_folder import StartError
+from service.broker.losses import LOST
+from service.broker.node import Broker
 from service.broker.opening import PartitionMaker
 from service.cluster.image import NO_LEADER
 from service.wire.messages import ElectLeadersRequest
@@ -70,5 +78,118 @@ def test_who_lost_one_of_two_folders_leads_what_was_in_the_other(
         assert again.maker is not broker.maker
         await stage.in_sync(1, 2, 3)
         assert is_there(stage, 1) and is_there(stage, 2)
+
+    on_cluster_stage(tmp_path, scene)
+
+
+@pytest.mark.parametrize("known_by", [MANIFEST, RECOVERY_POINTS, HIGH_WATERMARKS])
+def test_a_partition_whose_folder_is_gone_is_lost(tmp_path: Path, known_by: str) -> None:
+    """The rest of the disk is there, and one of its lists says that there was something."""
+
+    async def scene(stage: ClusterStage) -> None:
+        await last_in_sync(stage)
+        await stage.start(1)
+        await stage.in_sync(1)
+        for folder in stage.broker(1).folders:
+            await stage.broker(1).housekeeper.write_points(folder)
+        await stage.stop(1)
+        shutil.rmtree(tmp_path / "1" / f"{TOPIC}-0")
+        for other in {MANIFEST, RECOVERY_POINTS, HIGH_WATERMARKS} - {known_by}:
+            (tmp_path / "1" / other).unlink()
+        await stage.start(2)
+        await stage.start(3)
+        await stage.start(1)
+        await until(lambda: stage.holds(1))
+        assert (stage.state().isr, stage.state().leader) == ((), NO_LEADER)
+        assert is_there(stage, 2) and is_there(stage, 3) and not is_there(stage, 1)
+        assert not (tmp_path / "1" / LOST).exists(), "the cluster knows"
+        await stage.wire(1).ask(ElectLeadersRequest(UNCLEAN, None, 5000))
+        await stage.in_sync(1, 2, 3)
+        await until(lambda: is_there(stage, 1))
+        await stage.alike(1, 2, 3)
+
+    on_cluster_stage(tmp_path, scene)
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["stopped", "died"])
+def test_an_empty_partition_has_no_folder_and_is_not_lost(tmp_path: Path, clean: bool) -> None:
+    """As if the broker had died after the partition was made, and before anything came."""
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, 3, min_insync_replicas="1")
+        await stage.in_sync(1, 2, 3)
+        for node_id, left in (3, (1, 2)), (2, (1,)):
+            await stage.stop(node_id)
+            await stage.in_sync(*left)
+        await (stage.stop(1) if clean else stage.kill(1))
+        assert not (tmp_path / "1" / f"{TOPIC}-0").exists()
+        for node_id in 1, 2, 3:
+            await stage.start(node_id)
+        await stage.in_sync(1, 2, 3)
+
+    on_cluster_stage(tmp_path, scene)
+
+
+def test_a_start_that_dies_before_the_cluster_was_told_leaves_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one finds a folder that the first one has made: it led with that, without a record."""
+
+    async def dies(broker: Broker) -> None:
+        await broker.env.tasks.cancel_all()
+        await broker.metadata.close()
+        for folder in broker.folders:
+            assert isinstance(folder.disk, RealDisk)
+            folder.disk.close()
+        raise StartError("dead")
+
+    async def scene(stage: ClusterStage) -> None:
+        await last_in_sync(stage)
+        shutil.rmtree(tmp_path / "1" / f"{TOPIC}-0")
+        await stage.start(2)
+        with monkeypatch.context() as patched:
+            patched.setattr(tests.service.broker.cluster_stage, "listen", dies)
+            with pytest.raises(StartError):
+                await stage.start(1)
+        await stage.start(1)
+        await until(lambda: stage.holds(1))
+        assert (stage.state().isr, stage.state().leader) == ((), NO_LEADER)
+        assert is_there(stage, 2)
+
+    on_cluster_stage(tmp_path, scene)
+
+
+def test_a_note_means_nothing_where_the_partition_has_something(tmp_path: Path) -> None:
+    """An older release has let the cluster count on it, and knew nothing of the note."""
+
+    async def scene(stage: ClusterStage) -> None:
+        await last_in_sync(stage)
+        topic_id = read_topic_id(RealDisk(str(tmp_path / "1")), f"{TOPIC}-0")
+        assert topic_id is not None
+        (tmp_path / "1" / LOST).write_text(f"{format_topic_id(topic_id)} 0\n")
+        await stage.start(1)
+        await stage.in_sync(1)
+        assert is_there(stage, 1)
+
+    on_cluster_stage(tmp_path, scene)
+
+
+def test_an_empty_partition_in_a_folder_that_is_there_keeps_its_leader_when_another_folder_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"1{SECOND}").mkdir()
+
+    async def scene(stage: ClusterStage) -> None:
+        monkeypatch.setattr(PartitionMaker, "emptiest_folder", lambda maker: maker._folders[0])
+        await stage.create(1, 2, 3, min_insync_replicas="1")
+        await stage.in_sync(1, 2, 3)
+        for node_id, left in (3, (1, 2)), (2, (1,)):
+            await stage.stop(node_id)
+            await stage.in_sync(*left)
+        await stage.stop(1)
+        shutil.rmtree(tmp_path / f"1{SECOND}")
+        for node_id in 1, 2, 3:
+            await stage.start(node_id)
+        await stage.in_sync(1, 2, 3)
 
     on_cluster_stage(tmp_path, scene)

@@ -289,17 +289,17 @@ def alone_in_sync(replicas: int = 3, *directories: str) -> World:
 
 
 @pytest.mark.parametrize(
-    ("present", "holds"),
-    [(("new",), False), (("new",), True), (("new", "second"), False)],
-    ids=["replaced", "an older disk in its place", "one of two replaced"],
+    ("present", "lost"),
+    [(("new",), True), (("new",), False), (("new", "second"), True), (("first", "second"), True)],
+    ids=["replaced", "an older disk in its place", "one of two replaced", "only the partition's folder is gone"],
 )
 @pytest.mark.parametrize("clean", [False, True])
 def test_nobody_leads_when_the_disk_of_the_last_member_is_gone_until_another_copy_is_asked_to(
-    present: tuple[str, ...], holds: bool, clean: bool
+    present: tuple[str, ...], lost: bool, clean: bool
 ) -> None:
     """R17: it led without a record, and the others cut their logs to that."""
     world = alone_in_sync(3, "first", "second")
-    world.add_broker(1, clean=clean, directories=present, holds=holds)
+    world.add_broker(1, clean=clean, directories=present, lost=lost)
     assert state_of(world) == PartitionState((1, 2, 3), (), NO_LEADER, 1, state_of(world)[4], last_known=(2, 3))
     for broker in (3, 2):
         world.add_broker(broker, directories=(f"of {broker}",))
@@ -323,20 +323,18 @@ def test_the_lost_disk_leads_if_it_is_found_and_asked_to_while_the_others_are_aw
 
 
 @pytest.mark.parametrize(
-    ("known", "present", "holds"),
+    ("known", "present"),
     [
-        (("first",), ("first",), False),
-        (("first",), ("another", "first"), False),
-        (("first", "second"), ("another", "first"), True),
-        ((), ("first",), False),
+        (("first",), ("first",)),
+        (("first",), ("another", "first")),
+        (("first", "second"), ("another", "first")),
+        ((), ("first",)),
     ],
     ids=["the same", "one more", "another was lost", "unknown"],
 )
-def test_the_last_member_leads_again_where_its_disk_is_there(
-    known: tuple[str, ...], present: tuple[str, ...], holds: bool
-) -> None:
+def test_the_last_member_leads_again_where_its_disk_is_there(known: tuple[str, ...], present: tuple[str, ...]) -> None:
     world = alone_in_sync(3, *known)
-    world.add_broker(1, clean=False, directories=present, holds=holds)
+    world.add_broker(1, clean=False, directories=present)
     assert state_of(world)[:3] == ((1, 2, 3), (1,), 1)
     assert world.image.directories[1].ids == present
 

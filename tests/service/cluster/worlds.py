@@ -84,11 +84,12 @@ class World:
         *,
         clean: bool = True,
         directories: tuple[str, ...] = (),
-        holds: bool = False,
+        lost: bool = False,
     ) -> int:
         session = self.server.open_session(1e9)
+        partitions = [(topic.id, index) for topic in self.image.topics.values() for index in topic.partitions]
         command = RegisterBroker(
-            broker_id, session, ENDPOINTS, rack, clean, directories, holds=lambda topic_id, index: holds
+            broker_id, session, ENDPOINTS, rack, clean, directories, lost=partitions if lost else ()
         )
         epoch = self.run(command, session=session)
         assert isinstance(epoch, int)
