@@ -27,6 +27,10 @@ from txn.branches import home_of
 logger = logging.getLogger("oncelog.broker")
 
 HTTP_KEY_PARTITIONS = 16
+HTTP_KEY_BYTES_MAX = 64 << 20
+"""The most bytes of a key's record, which has the places of all records of its request: more than the most records that
+a request may have can need.
+"""
 
 
 class TopicLayout(NamedTuple):
@@ -84,9 +88,15 @@ def _compacted(config: BrokerConfig) -> Mapping[str, str]:
 
 
 def _kept_for_a_time(config: BrokerConfig) -> Mapping[str, str]:
-    """No record goes before the time of its key is over, however large the topic is."""
-    retention_ms = str(config.http_idempotency_retention_ms)
-    return {"cleanup.policy": "compact,delete", "retention.ms": retention_ms, "retention.bytes": "-1"}
+    """No record goes before the time of its key is over, however large the topic is. The record of a key is never too
+    large where its request is not.
+    """
+    return {
+        "cleanup.policy": "compact,delete",
+        "retention.ms": str(config.http_idempotency_retention_ms),
+        "retention.bytes": "-1",
+        "max.message.bytes": str(HTTP_KEY_BYTES_MAX),
+    }
 
 
 GROUPS = InternalTopic("__consumer_offsets", _compacted, _group_layout)

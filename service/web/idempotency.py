@@ -44,7 +44,9 @@ KEYS_MAX = 1_000_000
 refused; no remembered key is forgotten early.
 """
 RECORDS_AT_ONCE = 1_000
-"""How many keys are read in one turn of the loop: a few milliseconds."""
+"""How many keys are read in one turn of the loop: a few milliseconds. A kilobyte of answers counts as one more."""
+UNPACKED_AT_ONCE_BYTES = 64 << 10
+"""Longer batches of keys are unpacked beside the loop."""
 _STRING = r'"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"'
 _BARE = r"([A-Za-z0-9._~:/+*-]+)"
 _BARE_ITEM = (
@@ -128,7 +130,7 @@ class Keys:
         digest = _digest(key.encode())
         known = memory.offsets.get(digest)
         if known is not None:
-            remembered = await memory.recall(known[0], key)
+            remembered = await memory.recall(gateway, known[0], key)
             if remembered is not None:
                 if remembered.fingerprint != fingerprint:
                     raise _reused()
@@ -257,6 +259,7 @@ class Memory:
             if not aborted.covers(header, batch) and not header.is_control:
                 for record in read_records(batch, header):
                     self.note(_digest(record.key or b""), record.offset, record.timestamp)
+                    read += len(record.value or b"") >> 10
             read += max(header.record_count, 1)
             if read >= RECORDS_AT_ONCE:
                 read = 0
@@ -268,14 +271,18 @@ class Memory:
             offset, written_ms = known
         self.offsets[digest] = offset, written_ms
 
-    async def recall(self, offset: int, key: str) -> Remembered | None:
+    async def recall(self, gateway: Gateway, offset: int, key: str) -> Remembered | None:
         """The record of a key; None if it is gone because its time is over."""
         log = self.partition.log
         if offset < log.start_offset:
             return None
         try:
             for header, batch in log.scan(offset):
-                for record in read_records(batch, header):
+                if len(batch) > UNPACKED_AT_ONCE_BYTES:
+                    records = await gateway.env.blocking(list, read_records(batch, header))
+                else:
+                    records = list(read_records(batch, header))
+                for record in records:
                     if record.offset == offset and record.key == key.encode() and record.value is not None:
                         return _remembered.decode(record.value)
                 break

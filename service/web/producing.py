@@ -58,6 +58,8 @@ REST_BYTES_MAX = 1 << 20
 """The most bytes of a long body without its records."""
 ZSTD = 4
 COMPRESSED_FROM_BYTES = 1000
+COMPRESSED_AT_ONCE_BYTES = 256 << 10
+"""Longer records of keys are compressed beside the loop."""
 OCTETS = "application/octet-stream"
 
 
@@ -414,11 +416,11 @@ async def write_alone(
         transaction = TransactionOut(producer.producer_id, producer.epoch)
         answer = await answer_of(placed, offsets_of(batches), transaction)
         if seal is not None:
-            await seal_all(producer, [(seal, answer)])
+            await seal_all(gateway, producer, [(seal, answer)])
     return answer
 
 
-async def seal_all(producer: Producer, answered: Sequence[tuple[Seal, BatchOut]]) -> None:
+async def seal_all(gateway: Gateway, producer: Producer, answered: Sequence[tuple[Seal, BatchOut]]) -> None:
     """Write the records of the requests' keys, and tell each where its record is."""
     of_partition: dict[TopicPartition, tuple[list[Seal], list[NewRecord]]] = {}
     for seal, answer in answered:
@@ -427,8 +429,12 @@ async def seal_all(producer: Producer, answered: Sequence[tuple[Seal, BatchOut]]
         records.append(seal.record(answer))
     batches = []
     for where, (_, records) in of_partition.items():
-        is_long = any(len(value or b"") > COMPRESSED_FROM_BYTES for _, value, _, _ in records)
-        batches.append(producer.build(where, records, ZSTD if is_long else 0))
+        sizes = [len(value or b"") for _, value, _, _ in records]
+        codec = ZSTD if max(sizes) > COMPRESSED_FROM_BYTES else 0
+        if sum(sizes) > COMPRESSED_AT_ONCE_BYTES:
+            batches.append(await gateway.env.blocking(producer.build, where, records, codec))
+        else:
+            batches.append(producer.build(where, records, codec))
     await producer.write(batches, internal=True)
     for batch, (seals, _) in zip(batches, of_partition.values(), strict=True):
         for offset, seal in enumerate(seals, batch.base_offset):

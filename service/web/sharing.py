@@ -218,7 +218,9 @@ class Sharing:
             transaction = TransactionOut(producer.producer_id, producer.epoch)
             offsets = offsets_of(batches)
             answers = [await answer_of(wish.placed, offsets, transaction) for wish in wishes]
-            await seal_all(producer, [(wish.seal, answer) for wish, answer in zip(wishes, answers, strict=True)])
+            await seal_all(
+                self._gateway, producer, [(wish.seal, answer) for wish, answer in zip(wishes, answers, strict=True)]
+            )
         return answers
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import re
 import threading
 import uuid
@@ -54,6 +55,20 @@ def test_a_repeated_request_is_given_the_first_answer_and_writes_nothing(
     assert len(read_all(served.bootstrap, topic)) == 2
     bare = key.strip('"')
     assert post(http, topic, bare).headers["Idempotency-Replayed"] == "true"
+
+
+def test_as_many_records_as_a_body_may_have_are_written_with_a_key(http: Http, topic: str) -> None:
+    """Their places are in the key's record. With times of their own these were more than a batch may have."""
+    chance = random.Random(1)
+    records = [{"value": 1, "timestamp": chance.randrange(2**39, 2**40)} for _ in range(100_000)]
+    body, key = json.dumps({"records": records}).encode(), {"Idempotency-Key": f'"many-{topic}"'}
+    first, again = (
+        http.post(f"/v1/topics/{topic}/records", body, headers={"Content-Type": "application/json", **key})
+        for _ in range(2)
+    )
+    assert first.status == 200, first.json["detail"]
+    assert len(first.json["results"]) == 100_000
+    assert (again.headers["Idempotency-Replayed"], again.json) == ("true", first.json)
 
 
 def test_a_key_belongs_to_one_request(served: Served, http: Http, topic: str) -> None:
