@@ -33,7 +33,7 @@ from service.broker.session import Session
 from service.cluster.metadata import ClusterMetadata
 from service.ports import Env
 from service.settings.broker import BrokerConfig
-from service.turns import Turn, done_in_turns, freed, slices_in_turns
+from service.turns import Steps, Turn, done_in_turns, freed, slices_in_turns
 from service.wire.codec import MAX_REQUEST_ELEMENTS, RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -164,12 +164,11 @@ def _answer(
         copier is None and header.api_version >= FOLLOWERS_SINCE,
         _nearer(parts, request.rack_id) if request.rack_id else (),
     )
-    takes_turns = len(wanted) > READ_AT_ONCE
-    reading = Reading(parts.partitions, session, terms, wanted, fetch_session, copier, takes_turns)
+    reading = Reading(parts.partitions, session, terms, wanted, fetch_session, copier)
     answer = FetchAnswer(reading, incremental, parts.metadata, header.api_version >= DIRECTIONS_SINCE)
-    if reading.takes_turns:
-        return answer.in_turns()
-    if reading.read() or request.max_wait_ms <= 0:
+    for _ in (steps := reading.steps()):
+        return answer.in_turns(steps)  # there is more to read than one turn allows
+    if reading.is_enough or request.max_wait_ms <= 0:
         return answer.now()
     return answer.wait()
 
@@ -222,8 +221,10 @@ class FetchAnswer:
         await self.reading.wait()
         return await self._long() if self.reading.takes_turns else self.now()
 
-    async def in_turns(self) -> FetchResponse:
-        if not await self.reading.read_in_turns() and self.reading.terms.max_wait_ms > 0:
+    async def in_turns(self, steps: Steps[None]) -> FetchResponse:
+        await asyncio.sleep(0)
+        await done_in_turns(steps)
+        if not self.reading.is_enough and self.reading.terms.max_wait_ms > 0:
             await self.reading.wait()
         return await self._long()
 

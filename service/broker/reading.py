@@ -6,9 +6,10 @@ What always holds: a reader gets only what its isolation level lets it see, and 
 it. Stored bytes are handed out as slices of segment files; they are not read here. The first partition that has data
 gives at least one batch, however small the limits are, so that every reader makes progress.
 
-`read` says whether there is enough for an answer. If there is not, `wait` reads again whenever something has changed.
-In a fetch session only what is not quiet is read. A reading that `takes_turns` does not hold the loop, however many
-partitions are wanted. What it finds is pinned in the session, until the answer has been given to the connection.
+After the `steps` of a reading `is_enough` says whether there is enough for an answer. If there is not, `wait` reads
+again whenever something has changed. In a fetch session only what is not quiet is read. A reading does not hold the
+loop, however many partitions are wanted: one with much to do `takes_turns`. What it finds is pinned in the session
+then, until the answer has been given to the connection.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from service.broker.partition import NOBODY, Following, Partition
 from service.broker.partition_table import PartitionTable
 from service.broker.session import Session
 from service.broker.throttling import Throttle
-from service.turns import Steps, done_in_turns
+from service.turns import Steps
 from service.wire.error_codes import ErrorCode
 
 # When an answer to a client nearby holds this much, the remaining partitions wait for the next request, which comes at
@@ -36,7 +37,9 @@ ANSWER_BYTES_PER_ROUND_TRIP_US = 10_000
 READ_AT_ONCE = 500
 """The most partitions without news that are read in one turn of the loop. That takes 2 ms."""
 A_READ_WITH_RECORDS = 16
-"""How much longer it takes to find records in a file than to see that there are none."""
+"""How much longer it takes to find records in a file than to see that there are none. (Where a reader goes on where it
+was, it takes less.)
+"""
 LONGEST_WAIT_MS = 5 * 60 * 1000
 """The longest wait that librdkafka can be configured for. A reader that asks for more gets an empty answer after this
 time, and asks again.
@@ -131,30 +134,25 @@ class Reading:
     session: FetchSession | None = None
     copier: Copier | None = None
     takes_turns: bool = False
+    is_enough: bool = False
+    """The answer need not wait."""
     found: dict[SessionKey, PartitionRead] = field(default_factory=dict)
     _is_counted: bool = False
-    _is_enough: bool = False
     _woken: asyncio.Future[None] | None = None
 
-    def read(self) -> bool:
-        """Read every wanted partition. Returns True if the answer need not wait."""
-        for _ in self._steps():
-            pass
-        return self._is_enough
+    async def read(self) -> bool:
+        """Read every wanted partition. Returns whether the answer need not wait."""
+        for _ in self.steps():
+            await asyncio.sleep(0)
+        return self.is_enough
 
-    async def read_in_turns(self) -> bool:
-        """The same; others have their turns in between if the reading takes turns."""
-        self.takes_turns = len(self.wanted) > READ_AT_ONCE
-        if not self.takes_turns:
-            return self.read()
-        self.caller.unpin()
-        await done_in_turns(self._steps())
-        return self._is_enough
-
-    def _steps(self) -> Steps[None]:
-        """Read, and yield after each READ_AT_ONCE partitions. (It returns nothing, because a generator that returns
-        something raises an exception.)
+    def steps(self) -> Steps[None]:
+        """Read every wanted partition, and yield when a turn is over. (It returns nothing, because a generator that
+        returns something raises an exception.)
         """
+        if self.takes_turns:
+            self.takes_turns = False
+            self.caller.unpin()
         self.found = found = {}
         budget = self.terms.max_bytes
         least, round_trip_us = min(self.terms.min_bytes, budget), self.caller.round_trip_us
@@ -166,8 +164,9 @@ class Reading:
         done = 0
         for key, wanted in list(in_turn):  # a session's may change meanwhile
             done += 1
-            if done >= READ_AT_ONCE and self.takes_turns:
+            if done >= READ_AT_ONCE:
                 done = 0
+                self._rest()
                 yield
             partition = self._partition(key)
             if isinstance(partition, ErrorCode):
@@ -190,7 +189,16 @@ class Reading:
         self._is_counted = True
         if round_trip_us is not None and self.session is None:
             self._keep_turns(ended_early=size >= enough)
-        self._is_enough = urgent or counted >= least
+        self.is_enough = urgent or counted >= least
+
+    def _rest(self) -> None:
+        """Others are to have a turn, and may remove what was found."""
+        if not self.takes_turns:
+            self.takes_turns = True
+            self.caller.unpin()
+            for data in self.found.values():
+                if data.records is not None:
+                    self.caller.pin(data.records)
 
     def _in_turn(self) -> Iterable[tuple[SessionKey, WantedPartition]]:
         """The wanted partitions: first those that were not served lately, otherwise in the client's order. A session
@@ -396,7 +404,7 @@ class Reading:
                     self.moved()
             else:
                 for count, (key, data) in enumerate(self.found.items(), 1):
-                    if count % READ_AT_ONCE == 0 and self.takes_turns:
+                    if count % READ_AT_ONCE == 0:
                         await asyncio.sleep(0)
                     partition = self._partition(key)
                     if not isinstance(partition, ErrorCode):
@@ -412,7 +420,7 @@ class Reading:
                 finally:
                     timer.cancel()
                 self._woken = loop.create_future()  # what changes while this reads counts for the next time
-                if await self.read_in_turns() or loop.time() >= deadline:
+                if await self.read() or loop.time() >= deadline:
                     return
         finally:
             if session is not None:

@@ -153,8 +153,15 @@ async def _fetch_here(
     }
     terms = ReadTerms(isolation, 1, max_bytes, wait_ms)
     reading = Reading(gateway.partitions, Session(CLIENT_ID, 0), terms, wanted)
-    if not reading.read() and wait_ms > 0:
-        await reading.wait()
+    try:
+        if not await reading.read() and wait_ms > 0:
+            await reading.wait()
+        return _pieces(gateway, reading)
+    finally:
+        reading.caller.unpin()
+
+
+def _pieces(gateway: Gateway, reading: Reading) -> list[Piece]:
     pieces = []
     for (name, index), found in reading.found.items():
         assert isinstance(name, str)

@@ -342,14 +342,14 @@ def test_a_reader_is_told_why_it_gets_nothing(tmp_path: Path) -> None:
         ]
         for offset, believed, error in questions:
             reading = reading_of(stage, offset, epoch=believed)
-            assert reading.read() == (error is not ErrorCode.NONE or offset < 3), "an error is told at once"
+            assert await reading.read() == (error is not ErrorCode.NONE or offset < 3), "an error is told at once"
             (found,) = reading.found.values()
             assert found.error is error, (offset, believed)
             assert (found.records is not None) == (error is ErrorCode.NONE and offset < 3)
         assert partition.tally.failed_reads == 2
         partition.resign()
         reading = reading_of(stage, 2)
-        assert reading.read()
+        assert await reading.read()
         assert reading.found["orders", 0].error is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
     on_stage(tmp_path, scene, OS)
@@ -365,7 +365,7 @@ def test_a_follower_that_lags_does_not_say_that_an_offset_is_out_of_range(tmp_pa
         wanted: dict[SessionKey, WantedPartition] = {("orders", 0): WantedPartition(0, 2, 1 << 20, -1, -1, -1)}
         terms = ReadTerms(Isolation.READ_UNCOMMITTED, 1, 1 << 20, 0, knows_followers=True)
         reading = Reading(stage.broker.partitions, Session("here", 1), terms, wanted)
-        assert reading.read()
+        assert await reading.read()
         assert reading.found["orders", 0].error is ErrorCode.OFFSET_NOT_AVAILABLE
 
     on_stage(tmp_path, scene, OS)
@@ -385,7 +385,7 @@ def test_a_reader_whose_history_parted_is_told_where(tmp_path: Path) -> None:
             (before + 2, 2, None),
         ):
             reading = reading_of(stage, offset, last_epoch=last_epoch)
-            reading.read()
+            await reading.read()
             assert reading.found["orders", 0].diverging == diverging, (last_epoch, offset)
             assert diverging is None or reading.found["orders", 0].records is None
 
@@ -401,20 +401,20 @@ def test_nothing_is_seen_above_the_high_watermark_nor_by_read_committed_above_an
         append(partition, producer_id=PRODUCER, producer_epoch=0, base_sequence=0, transactional=True)
         append(partition)
 
-        def seen(isolation: Isolation) -> tuple[int, list[tuple[int, int]] | None]:
+        async def seen(isolation: Isolation) -> tuple[int, list[tuple[int, int]] | None]:
             """The end of what is read, and which transactions in it were aborted."""
             reading = reading_of(stage, 0, isolation=isolation)
-            reading.read()
+            await reading.read()
             found, end_offset = reading.found["orders", 0], 0
             if found.records is not None:
                 stored = memoryview(found.records.file.pread(found.records.size, found.records.position))
                 end_offset = [header.next_offset for header, _ in split(stored)][-1]
             return end_offset, found.aborted
 
-        assert seen(Isolation.READ_UNCOMMITTED) == (0, None)
+        assert await seen(Isolation.READ_UNCOMMITTED) == (0, None)
         partition.fetched(2, 3, start_offset=0, broker_epoch=LIFE, now_ms=1)
-        assert seen(Isolation.READ_UNCOMMITTED) == (3, None)
-        assert seen(Isolation.READ_COMMITTED) == (1, [])
+        assert await seen(Isolation.READ_UNCOMMITTED) == (3, None)
+        assert await seen(Isolation.READ_COMMITTED) == (1, [])
         partition.append_marker(
             ControlType.ABORT,
             producer_id=PRODUCER,
@@ -423,10 +423,10 @@ def test_nothing_is_seen_above_the_high_watermark_nor_by_read_committed_above_an
             transaction_version=1,
             now_ms=1,
         )
-        assert seen(Isolation.READ_COMMITTED) == (1, []), "the marker is not committed yet"
+        assert await seen(Isolation.READ_COMMITTED) == (1, []), "the marker is not committed yet"
         partition.fetched(2, 4, start_offset=0, broker_epoch=LIFE, now_ms=1)
-        assert seen(Isolation.READ_COMMITTED) == (4, [(PRODUCER, 1)])
-        assert seen(Isolation.READ_UNCOMMITTED) == (4, None)
+        assert await seen(Isolation.READ_COMMITTED) == (4, [(PRODUCER, 1)])
+        assert await seen(Isolation.READ_UNCOMMITTED) == (4, None)
 
     on_stage(tmp_path, scene, OS)
 
@@ -435,7 +435,7 @@ def test_who_waits_is_woken_by_what_is_committed_and_by_nothing_less(tmp_path: P
     async def scene(stage: Stage) -> None:
         partition = await led(stage)
         reading = reading_of(stage, 0, max_wait_ms=60_000)
-        assert not reading.read()
+        assert not await reading.read()
         waiting = asyncio.ensure_future(reading.wait())
         await asyncio.sleep(0)
         append(partition)
@@ -455,7 +455,7 @@ def test_what_comes_between_the_reading_and_the_wait_wakes_the_reader(tmp_path: 
     async def scene(stage: Stage) -> None:
         partition = await led(stage, isr=(1,), min_in_sync=1)
         reading = reading_of(stage, 0, max_wait_ms=60_000)
-        assert not reading.read()
+        assert not await reading.read()
         append(partition)
         async with asyncio.timeout(5):
             await reading.wait()
@@ -469,7 +469,7 @@ def test_a_wait_ends(tmp_path: Path, ends: str) -> None:
     async def scene(stage: Stage) -> None:
         partition = await led(stage)
         reading = reading_of(stage, 0, max_wait_ms=20 if ends == "its time is over" else 60_000)
-        assert not reading.read()
+        assert not await reading.read()
         waiting = asyncio.ensure_future(reading.wait())
         await asyncio.sleep(0)
         if ends != "its time is over":
