@@ -2,17 +2,16 @@
 that are planted are found. More: `make sim-groups`, `make mutants-groups`.
 """
 
-import secrets
 from collections.abc import Callable
 
 import pytest
 
 from tests.sim.group_mutants import MUTANTS, hunt
 from tests.sim.groups import run
+from tests.sim.rotating import next_part
 from tests.sim.run import fresh_seed
 
 FRESH = 15
-PARTS = 3  # a run of the tests hunts one of so many parts of the mutants
 
 
 @pytest.mark.parametrize("seed", range(1, 6))
@@ -28,8 +27,8 @@ def test_groups_keep_their_promises_in_runs_that_nobody_has_seen(drawn: Callable
 
 
 @pytest.mark.timeout(600)
-def test_planted_bugs_are_found(drawn: Callable[[str], None]) -> None:
-    """A part of them, another one each time; `make mutants-groups` hunts all."""
-    hunted = list(MUTANTS)[secrets.randbelow(PARTS) :: PARTS]
+def test_planted_bugs_are_found(drawn: Callable[[str], None], pytestconfig: pytest.Config) -> None:
+    """A part of them, the next one each time; `make mutants-groups` hunts all."""
+    hunted = next_part(list(MUTANTS), "mutants/groups", pytestconfig.cache)
     drawn("mutants of groups hunted: " + ", ".join(hunted))
     assert [mutant for mutant in hunted if not hunt(mutant)[1]] == []

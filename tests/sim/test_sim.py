@@ -5,7 +5,6 @@ More of both: `make sim` and `make mutants`.
 """
 
 import os
-import secrets
 from collections.abc import Callable
 
 import pytest
@@ -13,10 +12,10 @@ import pytest
 from tests.sim import cluster_mutants, group_mutants, web_mutants
 from tests.sim.mutants import MUTANTS, hunt_all
 from tests.sim.replays import fingerprints
+from tests.sim.rotating import next_part
 from tests.sim.run import fresh_seed, processes, run
 
 FRESH = 40  # runs of seeds that are drawn anew each time
-PARTS = 3  # a run of the tests hunts one of so many parts of the mutants
 
 
 def outcome(seed: int) -> tuple[list[str], bool]:
@@ -44,9 +43,9 @@ def test_a_run_replays_in_processes_with_other_hash_seeds() -> None:
 
 
 @pytest.mark.timeout(900)
-def test_planted_bugs_are_caught(drawn: Callable[[str], None]) -> None:
-    """A part of them, another one each time; `make mutants` hunts all."""
-    hunted = MUTANTS[secrets.randbelow(PARTS) :: PARTS]
+def test_planted_bugs_are_caught(drawn: Callable[[str], None], pytestconfig: pytest.Config) -> None:
+    """A part of them, the next one each time; `make mutants` hunts all."""
+    hunted = next_part(MUTANTS, "mutants/broker", pytestconfig.cache)
     drawn("mutants hunted: " + ", ".join(mutant.name for mutant in hunted))
     assert [caught.mutant for caught in hunt_all(hunted) if not caught.broken] == []
 
