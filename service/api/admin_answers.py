@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol, TypeVar
 
-from service.broker.internal_topics import INTERNAL_TOPICS
+from service.broker.internal_topics import INTERNAL_TOPICS, least_in_sync
 from service.cluster.config_commands import AlterConfigs, ConfigChange, ResourceChange
 from service.cluster.controller import Command, Refusal
 from service.cluster.image import NO_LEADER, Image, PartitionState
@@ -85,11 +85,12 @@ async def altered(
     are of one of these versions.
     """
     kept = {topic.name: topic.kept(config) for topic in INTERNAL_TOPICS.values()}
+    least = least_in_sync(config)
     times_named = await done_in_turns(counted((one.resource_type, one.resource_name) for one in asked))
     rows: list[Row] = []
     async for some in slices_in_turns(asked, RESOURCES_A_COMMIT):
         resources = await done_in_turns(changes(some, change, replace_all=replace_all))
-        command = AlterConfigs(resources, config, metadata.broker_id, kept, times_named, validate_only, expected)
+        command = AlterConfigs(resources, config, metadata.broker_id, kept, least, times_named, validate_only, expected)
         results = await executed(metadata, command)
         if isinstance(results, Refusal):
             rows += [row(results.error, results.message, one.kind, one.name) for one in resources]

@@ -15,8 +15,10 @@ from service.api.config_answers import (
     describe_group,
     describe_topic,
 )
+from service.broker.internal_topics import INTERNAL_TOPICS
 from service.broker.session import Session
 from service.cluster.config_commands import ResourceType
+from service.cluster.election import MIN_IN_SYNC, required
 from service.cluster.metadata import ClusterMetadata
 from service.cluster.topic_commands import check_topic_name
 from service.settings.broker import BrokerConfig
@@ -106,7 +108,12 @@ def _of_topic(metadata: ClusterMetadata, config: BrokerConfig, name: str) -> Ite
     topic = metadata.image.topics.get(name)
     if topic is None:
         raise _Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    return describe_topic(metadata, config, topic.config)
+    own = topic.config
+    if name in INTERNAL_TOPICS and MIN_IN_SYNC in own:
+        # What counts, as long as the topic has fewer replicas than it is to have (`RequireInSync`). Otherwise tools
+        # list it as one that refuses writes.
+        own = {**own, MIN_IN_SYNC: str(required(topic, int(own[MIN_IN_SYNC])))}
+    return describe_topic(metadata, config, own)
 
 
 def _of_broker(metadata: ClusterMetadata, config: BrokerConfig, name: str) -> Iterable[ConfigEntry]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from service.cluster.controller import DECIDED_A_TURN, ItemRefused, MetadataDecision
-from service.cluster.election import MIN_IN_SYNC, least_in_sync
+from service.cluster.election import MIN_IN_SYNC, least_in_sync, required
 from service.cluster.image import (
     ALL_BROKERS,
     NO_CONFIG,
@@ -94,14 +94,15 @@ class ResourceResult:
 class AlterConfigs:
     """`config` is the configuration of the broker that decides. A change that appends to a list appends to the value
     that holds, which may be a static value of that broker. `kept` has, by topic, the settings that may only be
-    left alone or set to this value; `times_named` how often the request names each resource. With `expected`, settings
-    change only if their version is one of these.
+    left alone or set to this value, and `least` the lowest min.insync.replicas; `times_named` how often the request
+    names each resource. With `expected`, settings change only if their version is one of these.
     """
 
     resources: tuple[ResourceChange, ...]
     config: BrokerConfig
     node_id: int
     kept: Mapping[str, Mapping[str, str]]
+    least: Mapping[str, int]
     times_named: Mapping[tuple[int, str], int]
     validate_only: bool = False
     expected: Collection[str] | None = None
@@ -181,6 +182,11 @@ class AlterConfigs:
         for key, value in self.kept.get(topic.name, {}).items():
             if values.get(key) not in (value, topic.config.get(key)):
                 raise ItemRefused(ErrorCode.INVALID_CONFIG, f"The {key} of topic '{topic.name}' stays {value}.")
+        # Lower than this it would be raised again (`RequireInSync`). Without one it gets that one.
+        least = required(topic, self.least.get(topic.name, 0))
+        if (asked := values.get(MIN_IN_SYNC)) not in (None, topic.config.get(MIN_IN_SYNC)) and int(asked) < least:
+            message = f"The {MIN_IN_SYNC} of topic '{topic.name}' is {least} or higher: the brokers are configured so."
+            raise ItemRefused(ErrorCode.INVALID_CONFIG, message)
         return changed_topic(topic, encode_topic(topic.id, len(topic.partitions), values))
 
     def _alter_broker(self, resource: ResourceChange, image: Image) -> tuple[Op, ...]:

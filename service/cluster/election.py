@@ -48,6 +48,11 @@ def least_in_sync(topic: Topic, default: int) -> int:
     return int(topic.config.get(MIN_IN_SYNC, default))
 
 
+def required(topic: Topic, least: int) -> int:
+    """How many of those each partition of the topic requires: never more than it has replicas."""
+    return min((least, *(len(state.replicas) for state in topic.partitions.values())))
+
+
 def with_isr(state: PartitionState, isr: tuple[int, ...], least: int, *, lost: Collection[int] = ()) -> PartitionState:
     """`state` with this in-sync set, and the eligible replicas that follow from it (R14).
 

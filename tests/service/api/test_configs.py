@@ -23,6 +23,7 @@ from service.wire.messages import (
     ListConfigResourcesRequest,
 )
 from tests.service.api.admin_stage import Stage, on_stage
+from tests.service.api.txn_stage import TxnStage, Writer, on_txn_stage
 from tests.turns import with_turns
 
 TOPIC, BROKER = ResourceType.TOPIC, ResourceType.BROKER
@@ -316,3 +317,17 @@ def test_resources_are_listed_by_kind(tmp_path: Path) -> None:
         assert (refused.error_code, refused.config_resources) == (ErrorCode.UNSUPPORTED_VERSION, [])
 
     on_stage(tmp_path, scene)
+
+
+def test_a_coordinators_topic_on_one_broker_shows_what_it_requires_there(tmp_path: Path) -> None:
+    """kafka-topics --under-min-isr-partitions listed all of it. It requires more when it gets more replicas."""
+
+    async def scene(stage: TxnStage) -> None:
+        assert await Writer(stage, "pay").init() == ErrorCode.NONE
+        name, key = "__transaction_state", "min.insync.replicas"
+        assert stage.broker.metadata.image.topics[name].config[key] == "2"
+        assert (await describe(stage, TOPIC, name, key))[key].value == "1"
+        assert await alter(stage, TOPIC, "orders", key, "2") is ErrorCode.NONE
+        assert (await describe(stage, TOPIC, "orders", key))[key].value == "2", "of other topics, what was asked for"
+
+    on_txn_stage(tmp_path, scene)

@@ -23,6 +23,7 @@ from tests.service.cluster.worlds import World, decided
 TOPIC, BROKER = ResourceType.TOPIC, ResourceType.BROKER
 SET, DELETE, APPEND, SUBTRACT = Operation
 KEPT = {"kept": {"cleanup.policy": "compact"}}
+LEAST = {"kept": 2}
 
 
 def change(kind: int, name: str, *changes: tuple[str, int, str | None], replace_all: bool = False) -> ResourceChange:
@@ -35,7 +36,7 @@ def alter(world: World, *resources: ResourceChange, validate_only: bool = False)
 
 def command(*resources: ResourceChange, validate_only: bool = False) -> AlterConfigs:
     times_named = Counter((resource.kind, resource.name) for resource in resources)
-    return AlterConfigs(resources, BrokerConfig(), 1, KEPT, times_named, validate_only)
+    return AlterConfigs(resources, BrokerConfig(), 1, KEPT, LEAST, times_named, validate_only)
 
 
 @pytest.fixture
@@ -319,6 +320,27 @@ def test_a_setting_that_is_kept_has_its_value_whatever_is_asked(world: World, ch
     (taken,) = alter(world, change(TOPIC, "kept", ("segment.bytes", SET, "1048576")))
     assert taken.error is ErrorCode.NONE
     assert world.image.topics["kept"].config == {"cleanup.policy": "compact", "segment.bytes": "1048576"}
+
+
+def test_fewer_in_sync_than_the_brokers_require_are_refused_and_not_raised_unsaid(world: World) -> None:
+    for broker in (2, 3):
+        world.add_broker(broker)
+    world.add_topic("kept", 2, replicas=3)
+    for value, error in ("2", ErrorCode.NONE), ("1", ErrorCode.INVALID_CONFIG), ("3", ErrorCode.NONE):
+        (result,) = alter(world, change(TOPIC, "kept", ("min.insync.replicas", SET, value)))
+        assert result.error is error, value
+    assert result.message is None
+    (refused,) = alter(world, change(TOPIC, "kept", ("min.insync.replicas", SET, "1")))
+    assert refused.message == "The min.insync.replicas of topic 'kept' is 2 or higher: the brokers are configured so."
+    (taken,) = alter(world, change(TOPIC, "orders", ("min.insync.replicas", SET, "1")))
+    assert taken.error is ErrorCode.NONE
+
+
+def test_what_a_topic_with_too_few_replicas_requires_may_be_set(world: World) -> None:
+    """It is what is shown."""
+    world.add_topic("kept", 2)
+    (taken,) = alter(world, change(TOPIC, "kept", ("min.insync.replicas", SET, "1")))
+    assert taken.error is ErrorCode.NONE
 
 
 def test_a_topic_that_was_made_before_a_setting_was_kept_may_be_changed(world: World) -> None:

@@ -340,6 +340,6 @@ def test_a_topic_that_was_made_again_is_not_changed_by_what_an_old_image_says_of
     settings = ResourceChange(ResourceType.TOPIC, "orders", (ConfigChange("retention.ms", Operation.SET, "5"),))
     times_named: dict[tuple[int, str], int] = {(ResourceType.TOPIC, "orders"): 1}
     assert world.refuses(CreatePartitions((MorePartitions("orders", 3),)), old)
-    assert world.refuses(AlterConfigs((settings,), BrokerConfig(), 1, {}, times_named), old)
+    assert world.refuses(AlterConfigs((settings,), BrokerConfig(), 1, {}, {}, times_named), old)
     assert world.refuses(DeleteTopics((topic_id(1),)), old)
     assert world.image.topics["orders"].id == topic_id(2)
