@@ -59,28 +59,34 @@ class Standby(Generic[MachineT]):
     async def _keep_up(self) -> None:
         try:
             while self._replays:
+                is_behind = False
                 for index in list(self._replays):
-                    await self._go_on(index)
-                await asyncio.sleep(EVERY_S)
+                    is_behind = await self._go_on(index) or is_behind
+                if not is_behind:
+                    await asyncio.sleep(EVERY_S)
         finally:
             self._running = False
 
-    async def _go_on(self, index: int) -> None:
-        while (replay := self._replays.get(index)) is not None:
-            partition = replay.partition
-            if not replay.holds:
-                self._replays[index] = replay = self._new_replay(partition)
-            if replay.at_offset >= partition.high_watermark:
-                break
-            try:
-                async with partition.log.alone():
-                    if replay.holds and self._replays.get(index) is replay:
-                        for _ in replay.up_to(partition.high_watermark, AT_ONCE_BYTES):
-                            await asyncio.sleep(0)
-            except Exception as error:
-                if not isinstance(error, DiskFault | CorruptBatch):
-                    logger.exception("%s can't be kept up with", partition.topic_partition)
-                if self._replays.get(index) is replay:  # it is read when this broker leads, and judged then
-                    del self._replays[index]
-                break
-            await asyncio.sleep(REST_S)
+    async def _go_on(self, index: int) -> bool:
+        """Read some more of one log. Returns whether that was not all of it."""
+        if (replay := self._replays.get(index)) is None:
+            return False
+        partition = replay.partition
+        if not replay.holds:
+            self._replays[index] = replay = self._new_replay(partition)
+        committed = partition.high_watermark
+        if replay.at_offset >= committed:
+            return False
+        try:
+            async with partition.log.alone():
+                if replay.holds and self._replays.get(index) is replay:
+                    for _ in replay.up_to(committed, AT_ONCE_BYTES):
+                        await asyncio.sleep(0)
+        except Exception as error:
+            if not isinstance(error, DiskFault | CorruptBatch):
+                logger.exception("%s can't be kept up with", partition.topic_partition)
+            if self._replays.get(index) is replay:  # it is read when this broker leads, and judged then
+                del self._replays[index]
+            return False
+        await asyncio.sleep(REST_S)
+        return replay.at_offset < committed

@@ -133,6 +133,30 @@ def test_what_was_made_of_records_that_were_taken_back_is_thrown_away(
     on_txn_stage(tmp_path, scene)
 
 
+def test_a_busy_partition_keeps_nobody_from_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More comes to it while what has come is read."""
+    monkeypatch.setattr(service.broker.standby, "REST_S", 0.001)
+    up_to = Replay.up_to
+
+    async def scene(stage: TxnStage) -> None:
+        coordinators = stage.broker.coordination.transactions
+        busy, other = (shard.partition for shard in coordinators.shards())
+        for partition in (busy, other):
+            append(partition, 1)
+
+        def and_more_comes(replay: Replay[Any], end_offset: int, at_most_bytes: int | None = None) -> Steps[None]:
+            yield from up_to(replay, end_offset, at_most_bytes)
+            if replay.partition is busy:
+                append(busy, end_offset)
+
+        monkeypatch.setattr(Replay, "up_to", and_more_comes)
+        for partition in (busy, other):
+            coordinators.standby.keep(partition)
+        await until(lambda: [each.at_offset for each in coordinators.standby.replays()][1] == 1)
+
+    on_txn_stage(tmp_path, scene)
+
+
 def test_a_log_that_can_not_be_read_ends_nothing_but_its_own_standby(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
