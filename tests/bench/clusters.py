@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from tests.bench import many_small, native
@@ -20,6 +21,7 @@ from tests.chaos.cluster.writers import SteadyWriter
 
 PARTITIONS = 4
 KILLS = 20
+COMMITTING = 16
 PARTITIONS_A_TOPIC = 1_000
 PATIENCE_S = 240.0
 
@@ -83,19 +85,40 @@ def takeovers(cluster: BrokerCluster, kills: int) -> list[float]:
     return took
 
 
-def restarts(cluster: BrokerCluster) -> float:
-    """The longest time in which any partition acknowledged nothing, while each broker in turn was
-    stopped and started.
+def restarts(cluster: BrokerCluster, history_s: float) -> tuple[float, float]:
+    """While each broker in turn was stopped and started: the longest time in which any partition acknowledged nothing,
+    and the longest that any transaction took. For `history_s` many were committed before.
     """
-    topic = new_topic(cluster, "restarted")
+    topic, over = new_topic(cluster, "restarted"), threading.Event()
+    many_small.run(cluster.bootstrap, topic, history_s, COMMITTING)
     began_s = time.monotonic()
-    with _writing(cluster, topic) as writer:
-        for broker in cluster.brokers:
-            broker.stop(patience_seconds=PATIENCE_S)
-            broker.start(patience_seconds=PATIENCE_S)
-            _until(partial(is_whole, cluster), "whole again")
-        time.sleep(1.0)
-        return _longest(writer, began_s)
+    with _writing(cluster, topic) as writer, ThreadPoolExecutor(COMMITTING) as beside:
+        committing = [beside.submit(_longest_commit, cluster, topic, number, over) for number in range(COMMITTING)]
+        try:
+            for broker in cluster.brokers:
+                broker.stop(patience_seconds=PATIENCE_S)
+                broker.start(patience_seconds=PATIENCE_S)
+                _until(partial(is_whole, cluster), "whole again")
+            time.sleep(1.0)
+        finally:
+            over.set()
+        return _longest(writer, began_s), max(each.result() for each in committing)
+
+
+def _longest_commit(cluster: BrokerCluster, topic: str, number: int, over: threading.Event) -> float:
+    """Commit one small transaction after another."""
+    settings = {"bootstrap.servers": cluster.bootstrap, "transactional.id": f"beside-{number}", "log_level": 0}
+    producer = Producer({**settings, "linger.ms": 0})
+    producer.init_transactions(PATIENCE_S)
+    longest_s = 0.0
+    while not over.is_set():
+        began_s = time.monotonic()
+        producer.begin_transaction()
+        producer.produce(topic, b"x" * 100)
+        producer.commit_transaction(PATIENCE_S)
+        longest_s = max(longest_s, time.monotonic() - began_s)
+        time.sleep(0.02)
+    return longest_s
 
 
 def many_led_again(cluster: BrokerCluster, partitions: int) -> float:
