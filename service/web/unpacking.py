@@ -11,18 +11,13 @@ few pieces take, also if there is nothing in them.
 from __future__ import annotations
 
 import asyncio
-import sys
 import zlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 
+import zstandard
 from aiohttp import web
 
 from service.web.problems import Problem
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 PIECE_BYTES = 64 << 10
 PIECES_AT_ONCE = 8
@@ -31,8 +26,13 @@ RAW_AT_ONCE = 256 << 10
 """How much of a body that is not packed is handed on in one turn of the loop."""
 PACKED_AT_ONCE = 16 << 10
 """How much is given to the unpacking at a time. It copies what it leaves."""
-WINDOW: Mapping[int, int] = {zstd.DecompressionParameter.window_log_max: 23}
+BITE_BYTES = 128
+"""How much of zstd is given to the unpacking at a time: 4 bytes may become 128 KiB, and so one bite no more than 4 MiB.
+"""
+FRAMES = zstandard.ZstdDecompressor(max_window_size=8 << 20)
 """What is kept of an unpacked body as long as the next piece of it may come: 8 MiB, as RFC 9659 says."""
+NOTHING_ELSE = b"No frame that is cut off ends with that."
+ONE_MORE = zstandard.compress(NOTHING_ELSE)
 ITEM_S = 300.0
 """How long a body that is read as it comes may go without a whole line or record."""
 ENCODINGS = ("gzip", "deflate", "zstd", "identity")
@@ -46,17 +46,34 @@ class Unpacker:
 
     def __init__(self, encoding: str) -> None:
         self._encoding = encoding
-        self._part: zstd.ZstdDecompressor | zlib._Decompress | None = None
-        """The part that is under way: gzip and zstd may have several, one after the other."""
+        self._part: zlib._Decompress | None = None
+        """The part that is under way: gzip may have several, one after the other."""
+        self._frames = FRAMES.decompressobj(read_across_frames=True) if encoding == "zstd" else None
+        """All parts of zstd: to begin each of them anew would take 8 us, and one needs 8 bytes only."""
         self._has_part = False
 
     def feed(self, packed: bytes) -> Iterator[bytes]:
         """The pieces that are complete now. Some are empty: to unpack what has nothing in it takes time, too."""
+        feed = self._feed if self._frames is None else self._feed_frames
         try:
             for at in range(0, len(packed), PACKED_AT_ONCE):
-                yield from self._feed(packed[at : at + PACKED_AT_ONCE])
-        except (zlib.error, zstd.ZstdError) as error:
+                yield from feed(packed[at : at + PACKED_AT_ONCE])
+        except (zlib.error, zstandard.ZstdError) as error:
             raise self._refused(str(error)) from None
+
+    def _feed_frames(self, packed: bytes) -> Iterator[bytes]:
+        assert self._frames is not None
+        self._has_part = True
+        found: list[bytes] = []
+        size_bytes = 0
+        for at in range(0, len(packed), BITE_BYTES):
+            some = self._frames.decompress(packed[at : at + BITE_BYTES])
+            found.append(some)
+            size_bytes += len(some)
+            if size_bytes >= PIECE_BYTES or at + BITE_BYTES >= len(packed):
+                whole, found, size_bytes = b"".join(found), [], 0
+                for start in range(0, len(whole) or 1, PIECE_BYTES):
+                    yield whole[start : start + PIECE_BYTES]
 
     def _feed(self, packed: bytes) -> Iterator[bytes]:
         while packed:
@@ -69,23 +86,32 @@ class Unpacker:
             yield b""
 
     def end(self) -> None:
-        if self._part is not None or not self._has_part:
+        if self._part is not None or not self._has_part or not self._is_between_frames():
             raise self._refused("it ends too early")
 
-    def _next_part(self, packed: bytes) -> zstd.ZstdDecompressor | zlib._Decompress:
+    def _is_between_frames(self) -> bool:
+        """Whether one more frame is taken for one. What is in the middle of a frame takes it for something else. It is
+        fed byte by byte: zstd looks whether a whole frame comes, also in the middle of another's head.
+        """
+        if self._frames is None:
+            return True
+        try:
+            return b"".join(self._frames.decompress(bytes((each,))) for each in ONE_MORE) == NOTHING_ELSE
+        except zstandard.ZstdError:
+            return False
+
+    def _next_part(self, packed: bytes) -> zlib._Decompress:
         if self._has_part and self._encoding == "deflate":
             raise self._refused("there is more behind its end")
         self._has_part = True
-        if self._encoding == "zstd":
-            return zstd.ZstdDecompressor(options=WINDOW)
         # Some clients take deflate's name for what it says, and send no header of zlib's.
         is_bare = self._encoding == "deflate" and packed[0] & 0xF != zlib.DEFLATED
         return zlib.decompressobj(GZIP if self._encoding == "gzip" else -zlib.MAX_WBITS if is_bare else zlib.MAX_WBITS)
 
-    def _unpack(self, part: zstd.ZstdDecompressor | zlib._Decompress, packed: bytes) -> Iterator[bytes]:
+    def _unpack(self, part: zlib._Decompress, packed: bytes) -> Iterator[bytes]:
         while not part.eof:
             piece = part.decompress(packed, PIECE_BYTES)
-            packed = b"" if isinstance(part, zstd.ZstdDecompressor) else part.unconsumed_tail
+            packed = part.unconsumed_tail
             if piece:
                 yield piece
             elif not packed:
