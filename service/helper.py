@@ -35,6 +35,12 @@ class HelperFailed(Exception):
     """The helper did not do what it was asked for; the text tells why."""
 
 
+class HelperNotStarted(HelperFailed):
+    """The machine or the process can't have another process now. uvloop does not always tell why: that there is no
+    descriptor left comes as error -1.
+    """
+
+
 class Helper:
     """Used as a context: what is left of the process at the end is ended."""
 
@@ -55,12 +61,15 @@ class Helper:
             # It finds our modules where we found them, wherever that was, and no others: -P keeps it from looking first
             # into the folder that it was started from, which may be full of somebody else's.
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "service.helper"),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                env=environment,
-            )
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-P", "-m", "service.helper"),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    env=environment,
+                )
+            except OSError as refused:
+                raise HelperNotStarted(f"no process for it can be started: {refused}") from refused
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None

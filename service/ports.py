@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from log.disk import Disk
 from service.helper import Helper
+from service.helper import HelperNotStarted as HelperNotStarted
 
 logger = logging.getLogger("oncelog.tasks")
 
@@ -68,7 +69,7 @@ class Env(Protocol):
 class Apart(Protocol):
     async def run(self, function: str, *arguments: Any) -> Any:
         """The result of `module:function`. Arguments and result may travel between processes, so they are plain values,
-        or a disk.
+        or a disk. `HelperNotStarted`: there can be no such process now.
         """
         ...
 

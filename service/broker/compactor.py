@@ -19,7 +19,7 @@ from log.disk import DiskFault
 from service.broker.folder_moves import FolderMoves
 from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
-from service.ports import Apart, Env
+from service.ports import Apart, Env, HelperNotStarted
 from service.settings.broker import BrokerConfig
 from service.turns import breathe, done_in_turns
 
@@ -31,6 +31,11 @@ BACKOFF_MS_MIN = 10
 PARTITIONS_A_TURN = 64
 REST_S_MIN, REST_S_MAX = 60.0, 3_600.0
 """The shortest and the longest pause before a partition that could not be compacted is tried again."""
+PASSING_S = 5.0
+"""The pause if the disk had no room, or the process no descriptor: what others gave back is used soon."""
+SAID_EVERY_S = 60.0
+ROOM_FOR_SCRATCH = 2
+"""A pass needs room for what it writes, which is less than it has read, and to put keys aside."""
 COPIED_WITHIN_LAGS = 10
 """After so many times `replica.lag.time.max.ms` in which it got no further, a follower that copies all of a log is not
 waited for any longer: deletions leave the log. A throttled follower has long pauses.
@@ -47,6 +52,8 @@ class Rest(NamedTuple):
 
     for_s: float
     ends_s: float
+    lacks_bytes: int | None = None
+    """It lacked room. With so much of it the rest is over at once."""
 
 
 class ProducersAndTransactions:
@@ -76,6 +83,7 @@ class Compactor:
         self._partitions = partitions
         self._moves = moves
         self._resting: dict[Partition, Rest] = {}
+        self._said_s = -SAID_EVERY_S
         self.failures = 0
         """How often the compaction of one partition failed, which is tried again after a rest."""
 
@@ -90,8 +98,8 @@ class Compactor:
         async with self._env.apart() as apart:
             for count, partition in enumerate(self._partitions):
                 seen[partition] = None
-                if self.may_compact(partition):
-                    await self._try(partition, apart)
+                if self.may_compact(partition) and not await self._try(partition, apart):
+                    return  # nor can another one be compacted now: the next round comes soon
                 if count % PARTITIONS_A_TURN == 0:
                     await asyncio.sleep(0)
         self._resting = {partition: rest for partition, rest in self._resting.items() if partition in seen}
@@ -101,17 +109,28 @@ class Compactor:
         is_served = not partition.offline and partition.folder.failed is None
         return partition.log.config.compacts and is_served and not self._moves.is_moving(partition)
 
-    async def _try(self, partition: Partition, apart: Apart) -> None:
+    async def _try(self, partition: Partition, apart: Apart) -> bool:
+        """Compact the partition, unless it rests. Returns whether there is a process that compacts."""
         now_s = self._env.clock.monotonic()
         rest = self._resting.get(partition)
-        if rest is not None and now_s < rest.ends_s:
-            return
+        if rest is not None and now_s < rest.ends_s and not self._has_room_again(partition, rest):
+            return True
         try:
             await self._compact(partition, apart)
+        except HelperNotStarted as error:
+            self.failures += 1
+            if now_s - self._said_s >= SAID_EVERY_S:
+                self._said_s = now_s
+                logger.error("nothing can be compacted: %s; it is tried again", error)
+            return False
         except Exception as error:
             self.failures += 1
-            for_s = REST_S_MIN if rest is None else min(2 * rest.for_s, REST_S_MAX)
-            self._resting[partition] = Rest(for_s, now_s + for_s)
+            for_s, lacks_bytes = REST_S_MIN if rest is None else min(2 * rest.for_s, REST_S_MAX), None
+            if isinstance(error, DiskFault) and error.passing:
+                for_s = PASSING_S
+            elif isinstance(error, TooLittleRoom):
+                lacks_bytes = ROOM_FOR_SCRATCH * partition.log.size_bytes
+            self._resting[partition] = Rest(for_s, now_s + for_s, lacks_bytes)
             if isinstance(error, DiskFault | CorruptBatch):
                 partition.folder.blame(error, partition.topic_partition)
             elif isinstance(error, TooLittleRoom | Hangs):
@@ -122,6 +141,18 @@ class Compactor:
                 logger.exception("%s can't be compacted; the next try is in %d s", partition.topic_partition, for_s)
         else:
             self._resting.pop(partition, None)
+        return True
+
+    @staticmethod
+    def _has_room_again(partition: Partition, rest: Rest) -> bool:
+        if rest.lacks_bytes is None:
+            return False
+        folder = partition.folder
+        try:
+            free_bytes = folder.disk.space().free_bytes
+        except DiskFault:
+            return False
+        return free_bytes - folder.headroom.kept_for_producers >= rest.lacks_bytes
 
     async def _compact(self, partition: Partition, apart: Apart) -> None:
         undecided = partition.stable.first_undecided_offset()

@@ -3,13 +3,17 @@
 Every Kafka broker computes the same number, so this must never change.
 """
 
+import codecs
 from functools import lru_cache
+
+UTF_16 = codecs.lookup("utf-16-be")
+"""Found now, because to find it opens files, and later there may be no descriptor left for them."""
 
 
 def java_string_hash(text: str) -> int:
     """What `String.hashCode()` answers in Java: over UTF-16 units, as a signed 32-bit number."""
     value = 0
-    units = text.encode("utf-16-be", "surrogatepass")
+    units, _ = UTF_16.encode(text, "surrogatepass")
     for at in range(0, len(units), 2):
         value = (31 * value + (units[at] << 8 | units[at + 1])) & 0xFFFFFFFF
     return value - (1 << 32) if value & 0x80000000 else value

@@ -2,17 +2,20 @@
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from log.batch import CorruptBatch
 from log.disk import RealDisk
-from service.helper import OUT_OF_MEMORY, Helper, HelperFailed
+from service.helper import OUT_OF_MEMORY, Helper, HelperFailed, HelperNotStarted
 
 HERE = "tests.service.test_helper"
 
@@ -172,3 +175,28 @@ def test_a_broker_needs_no_numpy_in_its_own_process() -> None:
     """It would make its start a quarter of a second longer, and hold the loop for as long if it came later."""
     program = "import sys, service.process, service.cli; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_helper_for_which_there_is_no_descriptor_says_that_it_was_not_started() -> None:
+    """uvloop says "error -1" then. With descriptors there is one."""
+
+    async def scene() -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        taken: list[int] = []
+        try:
+            with suppress(OSError):
+                while True:
+                    taken.append(os.open(os.devnull, os.O_RDONLY))
+            async with Helper() as helper:
+                with pytest.raises(HelperNotStarted):
+                    await helper.run(f"{HERE}:own_number")
+                while taken:
+                    os.close(taken.pop())
+                assert await helper.run(f"{HERE}:own_number") != os.getpid()
+        finally:
+            for descriptor in taken:
+                os.close(descriptor)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    uvloop.run(scene())

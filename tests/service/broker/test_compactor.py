@@ -1,6 +1,7 @@
 """The broker's compactor: what goes wrong in one partition stays there."""
 
 import asyncio
+import errno
 import itertools
 import logging
 import struct
@@ -11,12 +12,13 @@ import pytest
 
 import log.compaction
 from log.batch import build_batch
-from log.compaction import find_work
+from log.compaction import compact, find_work
+from log.disk import DiskFault
 from log.partition_log import PartitionLog
 from log.swap import CLEANED
 from service.broker import compactor
 from service.broker.partition import Partition
-from service.ports import LoopTasks, report_failure
+from service.ports import HelperNotStarted, LoopTasks, report_failure
 from tests.service.api.admin_stage import Stage, on_stage
 
 TABLE = {"cleanup_policy": "compact", "segment_bytes": "1048576", "min_cleanable_dirty_ratio": "0.0"}
@@ -159,3 +161,80 @@ def test_a_task_that_dies_is_told_and_counted(caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.CRITICAL):
         assert asyncio.run(main()).failed == 1
     assert "task the undertaker ended with an error" in caplog.text
+
+
+def test_a_process_that_can_not_be_started_is_no_partitions_fault_and_is_tried_again_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each partition had a longer rest for it, up to an hour, though descriptors were back."""
+    tries: list[str] = []
+
+    async def without_process(log: PartitionLog, *args: object, **how: object) -> object:
+        tries.append(log.folder)
+        if len(tries) <= 20:
+            raise HelperNotStarted("no process for it can be started: unknown error -1")
+        return await compact(log, *args, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(compactor, "compact", without_process)
+
+    async def scene(stage: Stage) -> None:
+        for topic in ("first", "second"):
+            await stage.create(topic, 1, **TABLE)
+        first, second = await stage.served("first"), await stage.served("second")
+        fill(stage, first)
+        fill(stage, second)
+        await until_smaller(first, 2_000_000)
+        await until_smaller(second, 2_000_000)
+        assert min(tries[:20].count(folder) for folder in ("first-0", "second-0")) <= 1, (
+            "one try tells that it is no use"
+        )
+
+    with caplog.at_level(logging.ERROR):
+        on_stage(tmp_path, scene, {"log.cleaner.backoff.ms": "10"})
+    assert caplog.text.count("nothing can be compacted: no process for it can be started") == 1
+    assert "Traceback" not in caplog.text
+
+
+def test_a_pass_that_lacked_room_is_tried_again_as_soon_as_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.create("table", 1, **TABLE)
+        table = await stage.served("table")
+        kept_bytes = 1 << 60
+        monkeypatch.setattr(type(table.folder.headroom), "kept_for_producers", property(lambda self: kept_bytes))
+        fill(stage, table)
+        async with asyncio.timeout(30):
+            while not stage.broker.compactor.failures:  # noqa: ASYNC110 - nobody tells of it
+                await asyncio.sleep(0.02)
+        await asyncio.sleep(0.2)
+        assert stage.broker.compactor.failures == 1, "it rests"
+        kept_bytes = 0
+        await until_smaller(table, 2_000_000)
+
+    on_stage(tmp_path, scene, {"log.cleaner.backoff.ms": "10"})
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE])
+def test_a_pass_for_which_a_passing_fault_was_too_much_is_tried_again_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """However often it has failed."""
+    monkeypatch.setattr(compactor, "PASSING_S", 0.05)
+    tries: list[str] = []
+
+    def failing(log: PartitionLog, *args: object, **how: object) -> object:
+        tries.append(log.folder)
+        if len(tries) <= 8:
+            raise DiskFault(number, "for now")
+        return find_work(log, *args, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(compactor, "find_work", failing)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("table", 1, **TABLE)
+        table = await stage.served("table")
+        fill(stage, table)
+        await until_smaller(table, 2_000_000)
+
+    on_stage(tmp_path, scene, {"log.cleaner.backoff.ms": "10"})
