@@ -621,9 +621,10 @@ async def _lines(request: web.Request, line_bytes_max: int) -> AsyncIterator[tup
     rest, pace = b"", Pace()
     async for chunk in pieces_of(request, pace):
         whole = rest + chunk if rest else chunk
-        text = whole.lstrip(b"\n")
-        empty = len(whole) - len(text)
+        text = whole.lstrip()
+        empty = whole.count(b"\n", 0, len(whole) - len(text))
         *lines, rest = text.split(b"\n")
+        rest = rest.lstrip()  # what begins the next piece is no blank, or nothing
         if len(rest) > line_bytes_max:
             raise Problem("record-too-large", f"a line is longer than {line_bytes_max} bytes")
         if lines or empty:
