@@ -1,13 +1,17 @@
 """ElectLeaders, versions 0 to 2 (1: unclean elections). Every broker accepts it."""
 
 import asyncio
+from collections.abc import Iterable, Mapping, Sequence
 
 from log.ids import TopicPartition
 from service.api.admin_answers import executed
+from service.broker.copies import Copies
 from service.broker.session import Session
 from service.cluster.controller import Refusal
+from service.cluster.election import candidates
+from service.cluster.image import Image
 from service.cluster.metadata import ClusterMetadata
-from service.cluster.reassign_commands import PREFERRED, UNCLEAN, ElectLeaders
+from service.cluster.reassign_commands import PREFERRED, UNCLEAN, ElectLeaders, all_partitions
 from service.turns import NAMED_A_TURN, Turn, in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
@@ -20,7 +24,11 @@ from service.wire.messages import (
 
 
 async def handle(
-    metadata: ClusterMetadata, session: Session, header: RequestHeader, request: ElectLeadersRequest
+    metadata: ClusterMetadata,
+    copies: Copies,
+    session: Session,
+    header: RequestHeader,
+    request: ElectLeadersRequest,
 ) -> ElectLeadersResponse:
     if request.election_type not in (PREFERRED, UNCLEAN):
         return ElectLeadersResponse(error_code=ErrorCode.INVALID_REQUEST)
@@ -36,7 +44,10 @@ async def handle(
                     await asyncio.sleep(0)
                 named[TopicPartition(each.topic, index)] = None
         only = tuple(named)
-    results = await executed(metadata, ElectLeaders(request.election_type, only, metadata.min_in_sync()))
+    best: Mapping[TopicPartition, Sequence[int]] = {}
+    if request.election_type == UNCLEAN:
+        best = await copies.best_first(await _candidates(metadata.image, only))
+    results = await executed(metadata, ElectLeaders(request.election_type, only, metadata.min_in_sync(), best))
     if isinstance(results, Refusal):
         return ElectLeadersResponse(error_code=results.error)
     topics: dict[str, list[PartitionResult]] = {}
@@ -48,3 +59,12 @@ async def handle(
             ReplicaElectionResult(name, each) async for name, each in in_turns(topics.items(), NAMED_A_TURN)
         ]
     )
+
+
+async def _candidates(image: Image, only: Iterable[TopicPartition] | None) -> Mapping[TopicPartition, Sequence[int]]:
+    found = {}
+    async for partition in in_turns(all_partitions(image) if only is None else only, NAMED_A_TURN):
+        state = image.partition(partition)
+        if state is not None and (replicas := candidates(state, image.brokers)):
+            found[partition] = replicas
+    return found

@@ -5,6 +5,8 @@ or after a timestamp. The earliest local offset (-4) is the earliest, because th
 the latest tiered (-5) and the earliest pending upload (-6) have no answer. With read_committed, nothing above the last
 stable offset is told.
 
+With replica id -2 ("debugging") any replica tells the latest offset of its own log.
+
 A leader that was replaced and does not know it may lack the record that is asked for. So a lookup by time that finds
 nothing is only answered so after the metadata store has confirmed that this broker still leads (R9): once for all
 partitions of the request. Kafka answers by the log that it has.
@@ -17,6 +19,7 @@ from dataclasses import dataclass, field
 from log.batch import BatchHeader, CorruptBatch, plain_payload
 from log.disk import DiskFault
 from log.time_search import max_timestamp, offset_for_timestamp
+from service.broker.copies import DEBUGGING
 from service.broker.in_sync import InSyncSets
 from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
@@ -82,6 +85,10 @@ async def handle(
                 continue
             if partition is None:
                 answers.append(_error(wanted, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+            elif request.replica_id == DEBUGGING and wanted.timestamp == LATEST and not partition.offline:
+                log = partition.log
+                epoch = log.epochs.epoch_at(log.end_offset)
+                answers.append(ListOffsetsPartitionResponse(wanted.partition_index, 0, -1, log.end_offset, epoch))
             elif error := leader_epoch_error(partition, wanted.current_leader_epoch):
                 answers.append(_error(wanted, error))
             else:

@@ -168,7 +168,7 @@ HANDLED: dict[ApiKey, Row] = {
     ApiKey.DESCRIBE_LOG_DIRS: row(describe_log_dirs.handle, lambda b: (b.folders, b.partitions, b.moves), anybody),
     ApiKey.CREATE_PARTITIONS: row(create_partitions.handle, lambda b: (b.metadata,), anybody),
     ApiKey.DELETE_GROUPS: row(delete_groups.handle, lambda b: (b.coordination.groups,), anybody),
-    ApiKey.ELECT_LEADERS: row(elect_leaders.handle, lambda b: (b.metadata,), anybody),
+    ApiKey.ELECT_LEADERS: row(elect_leaders.handle, lambda b: (b.metadata, b.copies), anybody),
     ApiKey.INCREMENTAL_ALTER_CONFIGS: row(incremental_alter_configs.handle, lambda b: (b.metadata, b.config), anybody),
     ApiKey.ALTER_PARTITION_REASSIGNMENTS: row(alter_partition_reassignments.handle, lambda b: (b.metadata,), anybody),
     ApiKey.LIST_PARTITION_REASSIGNMENTS: row(list_partition_reassignments.handle, lambda b: (b.metadata,), anybody),

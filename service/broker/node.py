@@ -13,6 +13,7 @@ from log.ids import format_topic_id
 from service.broker.closing import close_logs
 from service.broker.compactor import Compactor
 from service.broker.coordination import Coordination
+from service.broker.copies import WITHIN_S, Copies
 from service.broker.data_folder import StartError
 from service.broker.fetch_sessions import FetchSessions
 from service.broker.folder_moves import FolderMoves
@@ -26,6 +27,7 @@ from service.broker.log_folder import LogFolder
 from service.broker.loop_watch import LoopWatch
 from service.broker.opening import PartitionMaker
 from service.broker.partition_table import PartitionTable
+from service.broker.peers import Peers
 from service.broker.replication import FetchingParts, Replication, address_of
 from service.broker.tally import LeadershipTally, RequestTally
 from service.broker.writing import WritingParts
@@ -90,10 +92,13 @@ class Broker:
         )
         self.metadata.on_session_lost = self.holdings.step_down
         self.metadata.on_session_regained = self._regained
+        self._copies_peers = Peers(config, self.metadata, lanes=1, timeout_s=WITHIN_S)
+        self.copies = Copies(self._copies_peers, env.tasks)
         self.duties = Duties(
             *(env, config, self.metadata),
             lambda broker: address_of(broker, config.inter_broker_listener_name),
             least_in_sync(config),
+            self.copies.best_first,
         )
         self._directories: tuple[str, ...] = ()
         self._opened = Image()
@@ -166,6 +171,7 @@ class Broker:
         self.holdings.stop()
         await self.env.tasks.cancel_all()
         await self.coordination.close()
+        await self._copies_peers.close()
         await self.holdings.end()
         await close_logs(self.partitions, self.folders, self.housekeeper)
         await self.metadata.close()

@@ -8,9 +8,10 @@ module has the commands about brokers, partitions and producer ids. Those about 
 about configuration in `config_commands`.
 """
 
-from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
+from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
 from idempotence.producer_ids import ProducerIdBlock, next_block
@@ -29,7 +30,6 @@ from service.cluster.image import (
     Image,
     PartitionState,
     StoredCounter,
-    Topic,
     broker_key,
     directories_key,
     encode_broker,
@@ -57,6 +57,9 @@ FINALIZED_FEATURES = {"group.version": 1, "transaction.version": 2}
 """The feature levels of a new cluster: the consumer group protocol, and transactions that raise the producer's epoch
 each time.
 """
+
+
+NOBODY: Mapping[TopicPartition, Sequence[int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,11 +285,11 @@ class RemoveDead:
     the reply is 0.
 
     If all in-sync and eligible replicas of a partition are gone, the partition stays as it is. They alone are known to
-    hold everything that was acknowledged, so one of them leads next. Only where `unclean` allows it, another replica
-    leads, and the records that it lacks are lost.
+    hold everything that was acknowledged, so one of them leads next. Only where `unclean` names other replicas, the
+    first of them that is alive leads, and the records that it lacks are lost.
     """
 
-    unclean: Callable[[Topic], bool] = lambda topic: False
+    unclean: Mapping[TopicPartition, Sequence[int]] = field(default_factory=dict)
     min_in_sync: int = 1
 
     def decide(self, image: Image, *, retried: bool) -> MetadataDecision[int]:
@@ -349,19 +352,18 @@ def _without(
     alive: Container[int],
     concerned: Callable[[PartitionState], bool],
     min_in_sync: int,
-    unclean: Callable[[Topic], bool] = lambda topic: False,
+    unclean: Mapping[TopicPartition, Sequence[int]] = NOBODY,
 ) -> Iterator[Op]:
     """The changes that take brokers that are not `alive` out of the partitions for which `concerned` is true."""
     for topic in image.topics.values():
-        may_lose, least = False, least_in_sync(topic, min_in_sync)
+        least = least_in_sync(topic, min_in_sync)
         for index, state in topic.partitions.items():
             if not concerned(state):
                 continue
             if state.leader in alive:
                 new = with_isr(state, tuple(member for member in state.isr if member in alive), least)
             else:
-                may_lose = may_lose or unclean(topic)
-                new = elect(state, alive, least, unclean=may_lose)
+                new = elect(state, alive, least, unclean=unclean.get(TopicPartition(topic.name, index), ()))
             if new != state and new.leader != NO_LEADER:
                 yield changed(topic.id, index, state, new)
 

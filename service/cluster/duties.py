@@ -9,11 +9,13 @@ everything, one step after the other (R11).
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
+from log.ids import TopicPartition
 from service.cluster.config_commands import RequireInSync
 from service.cluster.controller import Command, FenceBroker, PreferLeaders, RemoveDead
+from service.cluster.election import candidates
 from service.cluster.image import NO_BROKER, Delta, RegisteredBroker, Topic
 from service.cluster.lookout import Lookout
 from service.cluster.metadata import ClusterMetadata, MetadataLost
@@ -23,6 +25,8 @@ from service.settings.broker import BrokerConfig
 logger = logging.getLogger("oncelog.controller")
 
 Reply = TypeVar("Reply")
+BestFirst = Callable[[Mapping[TopicPartition, Sequence[int]]], Awaitable[Mapping[TopicPartition, Sequence[int]]]]
+"""Puts the replicas of partitions in the order of what they hold (`service/broker/copies.py`)."""
 
 AGAIN_S = 0.2
 """The pause before a change that failed is tried again."""
@@ -38,11 +42,13 @@ class Duties:
         metadata: ClusterMetadata,
         address_of: Callable[[RegisteredBroker], tuple[str, int]],
         least_in_sync: Mapping[str, int],
+        best_first: BestFirst,
     ) -> None:
         self._env = env
         self._config = config
         self._metadata = metadata
         self._least_in_sync = least_in_sync
+        self._best_first = best_first
         self._lookout = Lookout(env, metadata, address_of, self._replace_dead)
         self._stirred = asyncio.Event()
         self._rebalance_at_s = 0.0
@@ -125,7 +131,11 @@ class Duties:
             await metadata.claim()
         if not metadata.controlling:
             return
-        if given := await self._all(RemoveDead(self._may_lose, metadata.min_in_sync())):
+        given = await self._all(RemoveDead(min_in_sync=metadata.min_in_sync()))
+        if lost := self._without_holders():
+            best = await self._best_first(lost)
+            given += await self._all(RemoveDead(best, metadata.min_in_sync()))
+        if given:
             self.elected += given
             logger.warning("%d partitions were changed because brokers are gone", given)
         if raised := await self._all(RequireInSync(self._least_in_sync)):
@@ -144,6 +154,16 @@ class Duties:
 
     def _plan_rebalance(self) -> None:
         self._rebalance_at_s = self._env.clock.monotonic() + self._config.leader_imbalance_check_interval_seconds
+
+    def _without_holders(self) -> dict[TopicPartition, tuple[int, ...]]:
+        """The partitions that can be led only uncleanly, and may: by these replicas."""
+        image = self._metadata.image
+        found = {}
+        for topic in filter(self._may_lose, image.topics.values()):
+            for index, state in topic.partitions.items():
+                if state.leader not in image.brokers and (replicas := candidates(state, image.brokers)):
+                    found[TopicPartition(topic.name, index)] = replicas
+        return found
 
     def _may_lose(self, topic: Topic) -> bool:
         own = topic.config.get("unclean.leader.election.enable")

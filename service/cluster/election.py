@@ -6,8 +6,9 @@ nothing. Rule R2: after a claim whose answer was lost, the key is read. If the k
 epoch, because nobody can know which of our claims succeeded.
 """
 
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Mapping, Sequence
 
+from log.ids import NO_EPOCH
 from service.cluster.image import (
     ABSENT,
     CONTROLLER,
@@ -71,13 +72,39 @@ def with_isr(state: PartitionState, isr: tuple[int, ...], least: int, *, lost: C
     return state._replace(isr=isr, eligible=eligible, last_known=last_known)
 
 
-def elect(state: PartitionState, alive: Container[int], least: int, *, unclean: bool = False) -> PartitionState:
+def candidates(state: PartitionState, alive: Container[int]) -> tuple[int, ...]:
+    """The replicas that can lead only uncleanly: those that are alive, the last known ones first, where no member of
+    the in-sync set and no eligible replica is. None of them is known to hold everything that was committed.
+    """
+    living = tuple(replica for replica in state.replicas if replica in alive)
+    if state.leader in alive or any(replica in (*state.isr, *state.eligible) for replica in living):
+        return ()
+    first = tuple(replica for replica in state.last_known if replica in living)
+    return (*first, *(replica for replica in living if replica not in first))
+
+
+def best_first(replicas: Sequence[int], held: Mapping[int, tuple[int, int]]) -> tuple[int, ...]:
+    """These replicas, the best copy first. `held` has the last leader epoch and the end offset of those that have told
+    them. A copy with a higher epoch is better than a longer one, because the leader of that epoch had everything that
+    was committed before. A replica that has told nothing may have something: it comes before those that have nothing.
+    """
+
+    def rank(replica: int) -> tuple[int, int, int]:
+        epoch, end_offset = held.get(replica, (NO_EPOCH, -1))
+        if end_offset < 0:
+            return 1, 0, 0
+        return (0, -epoch, -end_offset) if end_offset else (2, 0, 0)
+
+    return tuple(sorted(replicas, key=rank))
+
+
+def elect(state: PartitionState, alive: Container[int], least: int, *, unclean: Sequence[int] = ()) -> PartitionState:
     """Elect a leader, with the next leader epoch: the first replica that is alive and in sync, else the first that is
     alive and eligible, else nobody. `least` is the number of replicas that must be in sync for a write.
 
-    With `unclean`, any replica that is alive may lead if there is no better one; one that is last known comes first.
-    It alone is then in sync, and records that it lacks are lost. Without a leader the in-sync set stays as it
-    is. Together with the eligible replicas it names those that hold everything acknowledged.
+    The first replica of `unclean` that is alive may lead if there is no better one (`candidates`). It alone is then in
+    sync, and records that it lacks are lost. Without a leader the in-sync set stays as it is. Together with the
+    eligible replicas it names those that hold everything acknowledged.
     """
     living = tuple(replica for replica in state.replicas if replica in alive)
     in_sync = tuple(member for member in state.isr if member in alive)
@@ -87,8 +114,8 @@ def elect(state: PartitionState, alive: Container[int], least: int, *, unclean: 
         in_sync = (leader,)
     if leader != NO_LEADER:
         return with_isr(state, in_sync, least)._replace(leader=leader, leader_epoch=state.leader_epoch + 1)
-    if unclean and living:
-        leader = next((replica for replica in state.last_known if replica in living), living[0])
+    leader = next((replica for replica in unclean if replica in living), NO_LEADER)
+    if leader != NO_LEADER:
         state = state._replace(isr=(leader,), eligible=(), last_known=())
     return state._replace(leader=leader, leader_epoch=state.leader_epoch + 1)
 

@@ -5,8 +5,8 @@ leader's proposal that says so also ends the reassignment (`AlterPartition`). Un
 cancelled. Checks and messages are Kafka's.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from log.ids import TopicPartition
 from service.cluster.controller import DECIDED_A_TURN, MetadataDecision, changed
@@ -99,16 +99,21 @@ def _taken_back(state: PartitionState, image: Image, least: int) -> PartitionSta
     return held_by(former, state, image.brokers, least)
 
 
+def all_partitions(image: Image) -> Iterable[TopicPartition]:
+    return (TopicPartition(topic.name, index) for topic in image.topics.values() for index in topic.partitions)
+
+
 @dataclass(frozen=True, slots=True)
 class ElectLeaders:
     """Elections that an operator asks for: of the preferred leaders, or with UNCLEAN, for partitions without a leader,
-    of any replica that is alive. With None for `only`, all partitions; those that need no election are left out of the
-    reply.
+    of the first replica that is alive of those that `unclean` names. With None for `only`, all partitions; those that
+    need no election are left out of the reply.
     """
 
     kind: int
     only: tuple[TopicPartition, ...] | None
     min_in_sync: int = 1
+    unclean: Mapping[TopicPartition, Sequence[int]] = field(default_factory=dict)
 
     def decide(self, image: Image, *, retried: bool) -> Steps[MetadataDecision[list[ReassignResult]]]:
         turn = Turn(DECIDED_A_TURN)
@@ -123,7 +128,7 @@ class ElectLeaders:
                 message = f"No such partition as {partition.topic}-{partition.partition}"
                 results.append(ReassignResult(partition, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message))
                 continue
-            new = self._elected(state, image, least_in_sync(topic, self.min_in_sync))
+            new = self._elected(partition, state, image, least_in_sync(topic, self.min_in_sync))
             if isinstance(new, PartitionState):
                 results.append(ReassignResult(partition))
                 ops.append(changed(topic.id, partition.partition, state, new))
@@ -132,15 +137,15 @@ class ElectLeaders:
         return MetadataDecision(results, tuple(ops))
 
     def _partitions(self, image: Image) -> Iterable[TopicPartition]:
-        if self.only is not None:
-            return self.only
-        return (TopicPartition(topic.name, index) for topic in image.topics.values() for index in topic.partitions)
+        return all_partitions(image) if self.only is None else self.only
 
-    def _elected(self, state: PartitionState, image: Image, least: int) -> PartitionState | ErrorCode:
+    def _elected(
+        self, partition: TopicPartition, state: PartitionState, image: Image, least: int
+    ) -> PartitionState | ErrorCode:
         if self.kind == UNCLEAN:
             if state.leader in image.brokers:
                 return ErrorCode.ELECTION_NOT_NEEDED
-            new = elect(state, image.brokers, least, unclean=True)
+            new = elect(state, image.brokers, least, unclean=self.unclean.get(partition, ()))
             return ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE if new.leader == NO_LEADER else new
         first = state.replicas[0]
         if state.leader == first and first in image.brokers:

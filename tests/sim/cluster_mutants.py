@@ -202,7 +202,9 @@ def deleted_here_is_deleted() -> Planting:
 def a_new_leader_takes_no_new_epoch() -> Iterator[None]:
     """A new leader takes over without a new epoch, so the replaced one goes on in the same epoch."""
 
-    def elect(state: PartitionState, alive: Container[int], least: int, *, unclean: bool = False) -> PartitionState:
+    def elect(
+        state: PartitionState, alive: Container[int], least: int, *, unclean: Sequence[int] = ()
+    ) -> PartitionState:
         elected = original(state, alive, least, unclean=unclean)
         return elected._replace(leader_epoch=max(state.leader_epoch, 0))
 
@@ -213,7 +215,9 @@ def a_new_leader_takes_no_new_epoch() -> Iterator[None]:
 
 @contextlib.contextmanager
 def any_that_lives_may_lead() -> Iterator[None]:
-    def elect(state: PartitionState, alive: Container[int], least: int, *, unclean: bool = False) -> PartitionState:
+    def elect(
+        state: PartitionState, alive: Container[int], least: int, *, unclean: Sequence[int] = ()
+    ) -> PartitionState:
         living = [replica for replica in reversed(state.replicas) if replica in alive]
         if not living:
             return original(state, alive, least, unclean=unclean)

@@ -19,7 +19,7 @@ from service.broker.node import Broker
 from service.broker.opening import PartitionMaker
 from service.cluster.image import NO_LEADER
 from service.wire.messages import ElectLeadersRequest
-from tests.service.broker.cluster_stage import SECOND, TOPIC, ClusterStage, on_cluster_stage, stored, until
+from tests.service.broker.cluster_stage import SECOND, TOPIC, TOPICS, ClusterStage, on_cluster_stage, stored, until
 
 UNCLEAN = 1
 RECORDS = tuple("abc")
@@ -191,5 +191,60 @@ def test_an_empty_partition_in_a_folder_that_is_there_keeps_its_leader_when_anot
         for node_id in 1, 2, 3:
             await stage.start(node_id)
         await stage.in_sync(1, 2, 3)
+
+    on_cluster_stage(tmp_path, scene)
+
+
+async def all_but_the_best_are_back(stage: ClusterStage) -> None:
+    """Broker 1 was in sync last, and is away. Of the others, 3 has more than 2."""
+    await stage.create(1, 2, 3, min_insync_replicas="1")
+    await stage.write("a")
+    await stage.alike(1, 2, 3)
+    await stage.stop(2)
+    await stage.in_sync(1, 3)
+    await stage.write("b")
+    await stage.alike(1, 3)
+    await stage.stop(3)
+    await stage.in_sync(1)
+    await stage.write("c")
+    await stage.stop(1)
+    for node_id in 2, 3:
+        await stage.start(node_id)
+    await until(lambda: stage.holds(2) and stage.holds(3))
+    assert stage.leader() is None
+
+
+@pytest.mark.parametrize("is_asked", [True, False], ids=["by an operator", "by itself"])
+def test_an_unclean_election_takes_the_best_copy(tmp_path: Path, is_asked: bool) -> None:
+    """It took the first replica, and 3 lost what only it had."""
+
+    async def scene(stage: ClusterStage) -> None:
+        await all_but_the_best_are_back(stage)
+        if is_asked:
+            await stage.wire(2).ask(ElectLeadersRequest(UNCLEAN, None, 5000))
+        else:
+            await stage.configure(TOPICS, TOPIC, "unclean.leader.election.enable", "true", asked=2)
+            for node_id in 2, 3:
+                stage.broker(node_id).duties.stir()
+        await stage.in_sync(2, 3)
+        assert stage.state().leader == 3
+        await stage.alike(2, 3)
+        assert [offset for offset, _, _ in stored(stage.partition(2))] == [0, 1]
+
+    on_cluster_stage(tmp_path, scene)
+
+
+def test_an_empty_copy_does_not_lead_while_another_is_alive(tmp_path: Path) -> None:
+    """Broker 2 was replaced, and is the first of the replicas that are alive."""
+
+    async def scene(stage: ClusterStage) -> None:
+        await all_but_the_best_are_back(stage)
+        await stage.stop(2)
+        shutil.rmtree(tmp_path / "2")
+        await stage.start(2)
+        await until(lambda: stage.holds(2))
+        await stage.wire(2).ask(ElectLeadersRequest(UNCLEAN, None, 5000))
+        await stage.in_sync(2, 3)
+        assert stage.state().leader == 3
 
     on_cluster_stage(tmp_path, scene)

@@ -22,7 +22,7 @@ from service.cluster.controller import (
     RemoveFromLeadership,
     TakeBrokerId,
 )
-from service.cluster.election import claim, elect
+from service.cluster.election import best_first, candidates, claim, elect
 from service.cluster.image import CONTROLLER_EPOCH, NO_BROKER, NO_LEADER, PartitionState, encode_topic, topic_key
 from service.cluster.reassign_commands import UNCLEAN, ElectLeaders
 from service.stores.port import Check, Put, Result
@@ -129,7 +129,7 @@ def test_without_anybody_in_sync_nobody_leads_unless_the_topic_allows_it() -> No
     world.lose_broker(1)
     world.add_broker(3)
     assert world.run(RemoveDead()) == 0
-    allowed = RemoveDead(lambda topic: topic.name == "orders").decide(world.image, retried=False)
+    allowed = RemoveDead({ORDERS: (2, 3)}).decide(world.image, retried=False)
     assert len(allowed.ops) == 1
     world.add_broker(1, clean=True)
     assert state_of(world) == PartitionState((1, 2, 3), (1,), 1, 0, 1)
@@ -307,7 +307,7 @@ def test_nobody_leads_when_the_disk_of_the_last_member_is_gone_until_another_cop
     world.lose_broker(1)
     world.add_broker(1, directories=present)
     assert state_of(world).leader == NO_LEADER, "nor in a later life"
-    world.run(ElectLeaders(UNCLEAN, (ORDERS,)))
+    world.run(ElectLeaders(UNCLEAN, (ORDERS,), unclean={ORDERS: candidates(state_of(world), world.image.brokers)}))
     assert state_of(world)[:4] == ((1, 2, 3), (2,), 2, 2)
 
 
@@ -318,7 +318,7 @@ def test_the_lost_disk_leads_if_it_is_found_and_asked_to_while_the_others_are_aw
         assert state_of(world)[1:3] == ((), NO_LEADER)
         world.lose_broker(1)
     world.add_broker(1, directories=("first",))
-    world.run(ElectLeaders(UNCLEAN, (ORDERS,)))
+    world.run(ElectLeaders(UNCLEAN, (ORDERS,), unclean={ORDERS: (1,)}))
     assert state_of(world)[:3] == ((1, 2, 3), (1,), 1)
 
 
@@ -381,22 +381,42 @@ def test_whose_disk_failed_is_not_eligible() -> None:
     assert not world.run(GiveUpReplica(topic_id(1), 0, 2))
 
 
-def test_an_unclean_election_prefers_who_was_eligible_and_believes_nobody_else() -> None:
+def test_candidates_are_those_that_may_lack_something_the_last_known_first() -> None:
     state = PartitionState((1, 2, 3), (1,), 1, 0, 0, eligible=(), last_known=(3,))
-    assert elect(state, (2, 3), 2, unclean=True) == PartitionState((1, 2, 3), (3,), 3, 1, 0)
+    assert candidates(state, (2, 3)) == (3, 2)
+    assert candidates(state, (1, 2)) == () == candidates(state._replace(leader=NO_LEADER), (1, 2))
+    assert candidates(state._replace(eligible=(2,)), (2, 3)) == ()
+    assert elect(state, (2, 3), 2, unclean=(3, 2)) == PartitionState((1, 2, 3), (3,), 3, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("held", "best"),
+    [
+        ({}, (3, 1, 2)),
+        ({1: (4, 10), 2: (4, 12), 3: (3, 99)}, (2, 1, 3)),
+        ({2: (4, 10), 3: (-1, 0)}, (2, 1, 3)),
+        ({3: (-1, 0)}, (1, 2, 3)),
+        ({1: (0, 0), 2: (5, 7), 3: (5, 7)}, (3, 2, 1)),
+    ],
+    ids=["nobody tells", "by epoch, then length", "one is silent", "one has nothing", "equal"],
+)
+def test_the_best_copy_comes_first(held: dict[int, tuple[int, int]], best: tuple[int, ...]) -> None:
+    assert best_first((3, 1, 2), held) == best
 
 
 @pytest.mark.parametrize(
     ("state", "alive", "unclean", "expected"),
     [
-        (PartitionState((1, 2, 3), (2, 3), 2, 4, 9), (1, 3), False, PartitionState((1, 2, 3), (3,), 3, 5, 9)),
-        (PartitionState((3, 1, 2), (1, 2, 3), 3, 0, 0), (1, 2), False, PartitionState((3, 1, 2), (1, 2), 1, 1, 0)),
-        (PartitionState((1, 2), (1,), 1, 0, 0), (2,), False, PartitionState((1, 2), (1,), NO_LEADER, 1, 0)),
-        (PartitionState((1, 2), (1,), 1, 0, 0), (2,), True, PartitionState((1, 2), (2,), 2, 1, 0)),
-        (PartitionState((1, 2), (1,), 1, 0, 0), (), True, PartitionState((1, 2), (1,), NO_LEADER, 1, 0)),
+        (PartitionState((1, 2, 3), (2, 3), 2, 4, 9), (1, 3), (), PartitionState((1, 2, 3), (3,), 3, 5, 9)),
+        (PartitionState((3, 1, 2), (1, 2, 3), 3, 0, 0), (1, 2), (), PartitionState((3, 1, 2), (1, 2), 1, 1, 0)),
+        (PartitionState((1, 2), (1,), 1, 0, 0), (2,), (), PartitionState((1, 2), (1,), NO_LEADER, 1, 0)),
+        (PartitionState((1, 2), (1,), 1, 0, 0), (2,), (2,), PartitionState((1, 2), (2,), 2, 1, 0)),
+        (PartitionState((1, 2), (1,), 1, 0, 0), (), (2,), PartitionState((1, 2), (1,), NO_LEADER, 1, 0)),
     ],
 )
-def test_elections(state: PartitionState, alive: tuple[int, ...], unclean: bool, expected: PartitionState) -> None:
+def test_elections(
+    state: PartitionState, alive: tuple[int, ...], unclean: tuple[int, ...], expected: PartitionState
+) -> None:
     assert elect(state, alive, 1, unclean=unclean) == expected
 
 

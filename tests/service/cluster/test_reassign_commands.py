@@ -129,7 +129,7 @@ def test_leaders_are_elected_where_it_is_needed() -> None:
     world, _ = world_of(replicas=3)
 
     def elect(kind: int) -> ErrorCode:
-        [result] = world.run(ElectLeaders(kind, (ORDERS,)))
+        [result] = world.run(ElectLeaders(kind, (ORDERS,), unclean={ORDERS: (1, 2, 3)}))
         return result.error
 
     assert elect(PREFERRED) is ErrorCode.ELECTION_NOT_NEEDED
