@@ -486,7 +486,9 @@ class BrokerSettings:
         "queued.max.request.bytes",
         536870912,
         "What long requests (over 32 KiB) may hold of memory while they are read and wait to be written, over all"
-        " connections. Beyond that others are not read; one at a time is, so that all get on. -1: no limit.",
+        " connections. Beyond that others are not read; one at a time is, so that all get on. Bodies that come and"
+        " answers that wait by HTTP may hold as much again; beyond that those end that hold most for longest."
+        " -1: no limit.",
     )
     max_connections = integer(
         "max.connections",

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from urllib.parse import unquote_plus, unquote_to_bytes
 
 import msgspec
 import zstandard
 from aiohttp import web
-from isal import igzip
+from isal import igzip, isal_zlib
 
+from service.web.holding import HOLDER
 from service.web.problems import Problem
-from service.web.routing import JSON
+from service.web.routing import JSON, STREAMING
 
 if TYPE_CHECKING:
     from service.web.gateway import Gateway
@@ -24,6 +25,18 @@ CODECS: dict[str, Callable[[bytes], bytes]] = {
     "zstd": lambda body: zstandard.ZstdCompressor(level=1).compress(body),
     "gzip": lambda body: igzip.compress(body, 1),
 }
+
+
+class Packer(Protocol):
+    def compress(self, piece: bytes) -> bytes: ...
+    def flush(self) -> bytes: ...
+
+
+PACKERS: dict[str, Callable[[], Packer]] = {
+    "zstd": lambda: zstandard.ZstdCompressor(level=1).compressobj(),
+    "gzip": lambda: cast(Packer, isal_zlib.compressobj(1, isal_zlib.DEFLATED, 31)),
+}
+GIVEN_AT_ONCE = 256 << 10
 
 _NONE = "q=0"
 _UNWANTED = frozenset({_NONE, "q=0.", "q=0.0", "q=0.00", "q=0.000"})
@@ -64,6 +77,43 @@ def codec_of(accepted: str) -> str | None:
         name, _, quality = part.partition(";")
         offered[name.strip()] = quality.strip().replace(" ", "")
     return next((each for each in CODECS if offered.get(each, _NONE) not in _UNWANTED), None)
+
+
+async def give(request: web.Request, response: web.StreamResponse, content: bytes) -> None:
+    """Write a part of an answer, little by little as the client takes it."""
+    if request.transport is None:
+        raise ConnectionResetError("the client is gone")
+    with request[HOLDER].given(len(content), request.transport):
+        for at in range(0, len(content), GIVEN_AT_ONCE):
+            await response.write(content[at : at + GIVEN_AT_ONCE])
+
+
+class PiecedAnswer:
+    """An answer that is made piece by piece while its client takes it. It is packed if the client likes that."""
+
+    def __init__(self, gateway: Gateway, request: web.Request, media: str) -> None:
+        self._gateway = gateway
+        self._request = request
+        self.response = web.StreamResponse(headers={"Content-Type": media})
+        codec = codec_of(request.headers.get("Accept-Encoding", ""))
+        self._packer = None if codec is None else PACKERS[codec]()
+        if codec is not None:
+            self.response.headers.update({"Content-Encoding": codec, "Vary": "Accept-Encoding"})
+
+    async def begin(self) -> None:
+        await self.response.prepare(self._request)
+        self._request[STREAMING] = True
+
+    async def write(self, piece: bytes) -> None:
+        if self._packer is not None:
+            piece = await self._gateway.env.blocking(self._packer.compress, piece)
+        await give(self._request, self.response, piece)
+
+    async def end(self, piece: bytes) -> None:
+        await self.write(piece)
+        if self._packer is not None:
+            await self.response.write(self._packer.flush())
+        await self.response.write_eof()
 
 
 async def sha256_of(gateway: Gateway, *parts: bytes) -> str:

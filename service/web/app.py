@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from http import HTTPStatus
 
 from aiohttp import EMPTY_PAYLOAD, ClientConnectionError, web
@@ -45,10 +46,11 @@ from service.web import (
     topics,
     transactions,
 )
-from service.web.answers import CODECS, PACKED_FROM_BYTES, codec_of
+from service.web.answers import CODECS, PACKED_FROM_BYTES, codec_of, give
 from service.web.following import SharedReading
 from service.web.forwarding import OF_EVENTS
 from service.web.gateway import ASKING, Gateway
+from service.web.holding import HOLDER, SMALL_BYTES
 from service.web.idempotency import REPLAYED, Keys
 from service.web.instances import Instances
 from service.web.lane import UNREAD_S, Lane, Lanes
@@ -62,7 +64,7 @@ from service.web.sending import ProducerIds
 from service.web.sharing import Sharing
 from service.web.taking import Taking
 from service.web.transactions import OpenTransactions
-from service.web.unpacking import body_of, encoding_of
+from service.web.unpacking import BODY, PIECE_BYTES, body_of, encoding_of
 
 logger = logging.getLogger("oncelog.http")
 
@@ -127,6 +129,7 @@ class Connection(web.RequestHandler):
             access_log=None,  # type: ignore[arg-type]
             logger=logger,
             auto_decompress=False,
+            read_bufsize=PIECE_BYTES,
         )
         self._late: asyncio.TimerHandle | None = None
         """Ends the connection unless the head that is coming has ended before."""
@@ -240,8 +243,8 @@ class WebServer:
         self._origins = Origins(broker.config)
         self.endpoints: list[Endpoint] = []
         """Where the server listens, with the port numbers that the system has chosen."""
-        counted = _counted(broker.requests.http)
-        app = web.Application(middlewares=[counted, self._around], client_max_size=broker.config.http_max_body_bytes)
+        way = [self._held, _counted(broker.requests.http), self._around]
+        app = web.Application(middlewares=way, client_max_size=broker.config.http_max_body_bytes)
         for route in self.gateway.routes:
             answered = self._bound(route)
             app.router.add_route(route.method, route.path, answered)
@@ -347,6 +350,24 @@ class WebServer:
             await asyncio.wait(self._lanes.writing, timeout=STOP_S)
         await self._runner.cleanup()
         await self.gateway.close()
+
+    @web.middleware
+    async def _held(self, request: web.Request, handler: NextHandler) -> web.StreamResponse:
+        """Count what the request holds. A long answer is written here, in pieces."""
+        with self.gateway.holding.of_request() as holder:
+            request[HOLDER] = holder
+            response = await handler(request)
+            body = response.body if isinstance(response, web.Response) and not response.prepared else None
+            if not isinstance(body, bytes) or len(body) <= SMALL_BYTES or request.method == "HEAD":
+                return response
+            request.pop(BODY, None)
+            pieced = web.StreamResponse(status=response.status, headers=response.headers)
+            pieced.content_length = len(body)
+            with suppress(ConnectionError):  # aiohttp notices it as well
+                await pieced.prepare(request)
+                await give(request, pieced, body)
+                await pieced.write_eof()
+        return pieced
 
     @web.middleware
     async def _around(

@@ -13,6 +13,7 @@ import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from sys import getsizeof
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ from service.broker.partition import Appended
 from service.web import quick
 from service.web.consumers import ErrorV2
 from service.web.gateway import Gateway
+from service.web.holding import HOLDER
 from service.web.instances import InstanceProblem
 from service.web.looking import BodyScan
 from service.web.problems import PROBLEMS, Problem
@@ -214,8 +216,8 @@ class _Objects:
     def __init__(self) -> None:
         self._pieces: list[str] = []
         """What has come of the next object."""
-        self.waiting = 0
-        """How long that is."""
+        self.waiting = self.waiting_bytes = 0
+        """How long that is, and what it holds of memory."""
         self._depth = 0
         self._is_in_string = self._is_escaped = False
 
@@ -255,9 +257,10 @@ class _Objects:
     def _keep(self, piece: str) -> None:
         self._pieces.append(piece)
         self.waiting += len(piece)
+        self.waiting_bytes += getsizeof(piece)
 
     def _joined(self) -> str:
-        text, self._pieces, self.waiting = "".join(self._pieces), [], 0
+        text, self._pieces, self.waiting, self.waiting_bytes = "".join(self._pieces), [], 0, 0
         return text
 
     def _take(self) -> Any:
@@ -325,6 +328,7 @@ async def _values(request: web.Request, most_bytes: int) -> AsyncIterator[Any]:
                 pace.moved()
             if objects.waiting > most_bytes:
                 raise Problem("record-too-large", f"a record is longer than {most_bytes} bytes")
+            await request[HOLDER].take(objects.waiting_bytes)
         for value in objects.feed(utf8.decode(b"", final=True)):
             yield value
     except UnicodeDecodeError:

@@ -16,11 +16,12 @@ from isolation.read_view import Isolation
 from log.ids import TopicPartition
 from service.client.cluster import MOVED
 from service.client.failures import ClientFailure
-from service.web.answers import as_json, path_int, query_bytes, query_choice, query_int
+from service.web.answers import PiecedAnswer, path_int, query_bytes, query_choice, query_int
 from service.web.event_format import BATCHED, STRUCTURED, EventOut
-from service.web.fetching import EARLIEST, LATEST, Lens, Piece, Shown, fetch, left_ms, opened, refused
+from service.web.fetching import EARLIEST, LATEST, Lens, Shown, fetch, left_ms, opened, refused
 from service.web.following import ALL_THE_TIME, Cursor, Stream, read_cursor
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
+from service.web.holding import HOLDER, Holder
 from service.web.problems import Problem
 from service.web.records import Int64, RecordOut, long_numbers_as_text, milliseconds, with_text_numbers
 from service.web.routing import JSON, NDJSON, SSE, STREAMING, Parameter, Route, header, integer, text
@@ -30,6 +31,8 @@ from service.wire.error_codes import ErrorCode
 WAIT_MS_MAX = 30_000
 RECORDS_MAX = 10_000
 PAGE_BYTES, PAGE_BYTES_MAX = 1 << 20, 16 << 20
+"""As stored. A longer page than usual leaves in pieces of the usual length."""
+PAGE_HEAD = b'{"records":['
 
 
 class Page(msgspec.Struct):
@@ -87,7 +90,8 @@ async def start_of(gateway: Gateway, partition: TopicPartition, where: str, isol
 # -- a page
 
 
-async def page(gateway: Gateway, request: web.Request) -> web.Response:
+async def page(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    """A page. A long one leaves in pieces: the next is read when the client has taken the one before."""
     partition = partition_of(gateway, request)
     lens = lens_of(request)
     lens.as_events = asks_for_batch(request, lens)
@@ -95,20 +99,50 @@ async def page(gateway: Gateway, request: web.Request) -> web.Response:
     max_bytes = query_int(request, "max_bytes", PAGE_BYTES, least=1, most=PAGE_BYTES_MAX)
     wait_ms = query_int(request, "wait_ms", 0, most=WAIT_MS_MAX)
     offset = await start_of(gateway, partition, request.query.get("offset", "earliest"), lens.isolation)
-    records, offset, piece = await _read_page(gateway, partition, offset, lens, most, max_bytes, wait_ms)
+    # The head of a batch of events says where the next page begins, so it is read as a whole.
+    piece_bytes = max_bytes if lens.as_events else PAGE_BYTES
+    reading = PageReading(gateway, request[HOLDER], partition, lens, offset, most, max_bytes, piece_bytes)
+    with gateway.waiting():
+        records, is_over = await reading.next_piece(wait_ms)
     if lens.as_events:
-        return batch_of(records, lens, {"Next-Offset": str(offset)})
-    ends = piece.log_start_offset, piece.last_stable_offset, piece.high_watermark
-    found = Page(records, offset, *ends)  # type: ignore[arg-type]
-    if lens.text_numbers:
-        return web.Response(body=with_text_numbers(found), content_type=JSON)
-    return as_json(found)
+        return batch_of(records, lens, {"Next-Offset": str(reading.offset)})
+    show = with_text_numbers if lens.text_numbers else _encode
+    if is_over:
+        found = Page(records, reading.offset, *reading.ends)  # type: ignore[arg-type]
+        return web.Response(body=show(found), content_type=JSON)
+    if request.method == "HEAD":
+        return web.Response(content_type=JSON)
+    answer = PiecedAnswer(gateway, request, JSON)
+    await answer.begin()
+    before = PAGE_HEAD
+    while True:
+        if records:
+            content = before + _inside(records, show)
+            records.clear()  # not held beside their text
+            await answer.write(content)
+            before = b","
+        if is_over:
+            break
+        try:
+            records, is_over = await reading.next_piece(0)
+        except (Problem, ClientFailure):
+            break  # the page ends here, and who goes on there is told
+    await answer.end(show(Page([], reading.offset, *reading.ends))[len(PAGE_HEAD) :])
+    return answer.response
+
+
+def _inside(records: list[Shown], show: Callable[[Page], bytes]) -> bytes:
+    """The records as they stand in a page, without what is around them."""
+    tail_bytes = len(show(Page([], 0, 0, 0, 0))) - len(PAGE_HEAD)
+    return show(Page(records, 0, 0, 0, 0))[len(PAGE_HEAD) : -tail_bytes]  # type: ignore[arg-type]
 
 
 async def one_event(gateway: Gateway, request: web.Request) -> EventOut:
     """The record that the path names, as an event."""
     partition, offset = partition_of(gateway, request), path_int(request, "offset", most=2**63 - 1)
-    records, _, _ = await _read_page(gateway, partition, offset, Lens(as_events=True), 1, PAGE_BYTES, 0)
+    lens, limits = Lens(as_events=True), (1, PAGE_BYTES, PAGE_BYTES)
+    with gateway.waiting():
+        records, _ = await PageReading(gateway, request[HOLDER], partition, lens, offset, *limits).next_piece(0)
     if not records or records[0].offset != offset:
         raise Problem("not-found", f"there is no committed record at offset {offset}")
     (event,) = records
@@ -116,34 +150,74 @@ async def one_event(gateway: Gateway, request: web.Request) -> EventOut:
     return event
 
 
-async def _read_page(
-    gateway: Gateway, partition: TopicPartition, offset: int, lens: Lens, most: int, max_bytes: int, wait_ms: int
-) -> tuple[list[Shown], int, Piece]:
-    """Records from the offset on, the next offset, and the last piece that was fetched for them."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + wait_ms / 1000
-    patience = loop.time() + TIMEOUT_S
-    records: list[Shown] = []
-    looked_at_bytes = 0
-    with gateway.waiting():
+class PageReading:
+    """What was read of a page, and what is left of it."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        holder: Holder,
+        partition: TopicPartition,
+        lens: Lens,
+        offset: int,
+        most: int,
+        max_bytes: int,
+        piece_bytes: int,
+    ) -> None:
+        self._gateway = gateway
+        self._holder = holder
+        self._partition = partition
+        self._lens = lens
+        self.offset = offset
+        """Where to go on."""
+        self._most = most
+        self._max_bytes = max_bytes
+        self._piece_bytes = piece_bytes
+        self._looked_at_bytes = 0
+        self._has_found = False
+        self.ends = -1, -1, -1
+        """The start of the log, its last stable offset and its high watermark, when it was last read."""
+
+    async def next_piece(self, wait_ms: int) -> tuple[list[Shown], bool]:
+        """Records from there on, and whether the page is over. There are none only if it is."""
+        gateway, partition, lens = self._gateway, self._partition, self._lens
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_ms / 1000
+        patience = loop.time() + TIMEOUT_S
         while True:
+            left_bytes = self._max_bytes - self._looked_at_bytes
             (piece,) = await fetch(
-                *(gateway, gateway.leader(partition), {partition: offset}, lens.isolation),
-                max_bytes=max_bytes,
+                *(gateway, gateway.leader(partition), {partition: self.offset}, lens.isolation),
+                max_bytes=min(self._piece_bytes, left_bytes if left_bytes > 0 else self._max_bytes),
                 wait_ms=left_ms(deadline),
             )
             if piece.error in MOVED and loop.time() < patience:
                 await asyncio.sleep(PAUSE_S)
                 continue
             if piece.error:
-                raise await refused(gateway, partition, piece, offset)
+                raise await refused(gateway, partition, piece, self.offset)
+            await self._holder.take(len(piece.data))
+            records: list[Shown] = []
             moved = False
-            async for some, next_offset in opened(gateway, piece, offset, lens, most):
+            async for some, next_offset in opened(gateway, piece, self.offset, lens, self._most):
                 records += some
-                offset, moved = next_offset, True
-            looked_at_bytes += len(piece.data)
-            if records or looked_at_bytes >= PAGE_BYTES_MAX or (not moved and not left_ms(deadline)):
-                return records, offset, piece
+                self.offset, moved = next_offset, True
+            self.ends = piece.log_start_offset, piece.last_stable_offset, piece.high_watermark
+            self._looked_at_bytes += len(piece.data)
+            self._most -= len(records)
+            self._has_found = self._has_found or bool(records)
+            is_over = self._is_over(moved=moved, may_wait=left_ms(deadline) > 0)
+            if records or is_over:
+                return records, is_over
+            self._holder.hold(0)
+
+    def _is_over(self, *, moved: bool, may_wait: bool) -> bool:
+        if not self._has_found:
+            return self._looked_at_bytes >= PAGE_BYTES_MAX or (not moved and not may_wait)
+        _, stable, high = self.ends
+        is_at_end = self.offset >= (stable if self._lens.isolation is Isolation.READ_COMMITTED else high)
+        is_full = self._most <= 0 or self._looked_at_bytes >= self._max_bytes or self._max_bytes <= self._piece_bytes
+        return is_full or is_at_end or not moved
 
 
 def asks_for_batch(request: web.Request, lens: Lens) -> bool:
@@ -213,7 +287,7 @@ async def stream(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         if is_sse:
             await response.write(b"retry: 1000\n\n")
         following = Stream(
-            *(gateway, response, request.transport, name, chosen, Cursor(offsets), lens),
+            *(gateway, request[HOLDER], response, request.transport, name, chosen, Cursor(offsets), lens),
             is_sse=is_sse,
             most=most,
             until=until,

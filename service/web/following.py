@@ -25,6 +25,7 @@ from service.cluster.image import Delta, Topic
 from service.web.event_format import CURSOR
 from service.web.fetching import Lens, Piece, Shown, fetch, opened, refused
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
+from service.web.holding import Holder
 from service.web.problems import Problem
 from service.web.records import RecordOut, long_numbers_as_text, with_text_numbers
 
@@ -39,6 +40,10 @@ LEADERLESS_S = 0.5
 """How often a leader is looked for while other partitions are read."""
 SMALL_BYTES = 16 << 10
 """So much is taken at once by a connection on which nothing waits to be sent."""
+STALLED_S = 0.5
+"""When a client has not taken what was sent by then, what was read behind it is dropped, and read again later."""
+TOLD_BYTES = 128 << 10
+"""About so much is sent at once."""
 UNREAD_S = 120.0
 """A client that reads nothing for this long is cut off."""
 ALL_THE_TIME = 1 << 62
@@ -233,6 +238,7 @@ class Stream:
     def __init__(
         self,
         gateway: Gateway,
+        holder: Holder,
         response: web.StreamResponse,
         transport: asyncio.Transport | None,
         topic: str,
@@ -245,6 +251,7 @@ class Stream:
         until: dict[int, int] | None,
     ) -> None:
         self._gateway = gateway
+        self._holder = holder
         self._response = response
         self._transport = transport
         self._topic = topic
@@ -260,6 +267,10 @@ class Stream:
         """None: the stream has an end of its own, so it reads alone."""
         self._reading: dict[asyncio.Task[None], dict[TopicPartition, int]] = {}
         """What is read of several leaders."""
+        self._fetched_bytes = 0
+        """How much was fetched that is not shown yet."""
+        self._stalled: asyncio.Task[None] | None = None
+        """Sends what the client has not taken in time. Nothing is read for it meanwhile."""
         self._turn = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._said_s = self._loop.time()
@@ -271,6 +282,7 @@ class Stream:
         try:
             while not self._is_over:
                 try:
+                    await self._until_taken()
                     await self._step()
                 except (Problem, ClientFailure) as failure:
                     if not passes(failure) or self._loop.time() > patience:
@@ -280,6 +292,8 @@ class Stream:
                     patience = self._loop.time() + TIMEOUT_S
                 await self._keep_alive()
         finally:
+            if self._stalled is not None:
+                self._stalled.cancel()
             for task in self._reading:
                 task.cancel()
             await asyncio.gather(*self._reading, return_exceptions=True)
@@ -381,25 +395,42 @@ class Stream:
         lens, index = self._lens, piece.partition.partition
         line = self._line if lens.as_events or lens.text_numbers else _encode
         async for records, next_offset in opened(self._gateway, piece, positions[piece.partition], lens, self._left):
-            yield Portion(index, [(record.offset, line(record)) for record in records], next_offset)
+            lines = [(record.offset, line(record)) for record in records]
+            del records
+            size_bytes = begin = 0
+            for end, (offset, text) in enumerate(lines, 1):
+                size_bytes += len(text)
+                if size_bytes >= TOLD_BYTES and end < len(lines):
+                    yield Portion(index, lines[begin:end], offset + 1)
+                    size_bytes, begin = 0, end
+            yield Portion(index, lines[begin:], next_offset)
 
     async def _take_all(self, pieces: Sequence[Piece], positions: dict[TopicPartition, int]) -> None:
         """Send the records of all pieces, portion by portion."""
-        for piece in pieces:
-            if piece.error in MOVED:
-                await asyncio.sleep(PAUSE_S)
-                continue
-            if piece.error:
-                raise await refused(self._gateway, piece.partition, piece, positions[piece.partition])
-            async for portion in self._portions(piece, positions):
-                async with self._turn:
-                    await self._write_all([self._told_of(portion)])
-                if self._left <= 0:
-                    return
+        fetched_bytes = sum(len(piece.data) for piece in pieces)
+        self._fetched_bytes += fetched_bytes
+        try:
+            for piece in pieces:
+                if piece.error in MOVED:
+                    await asyncio.sleep(PAUSE_S)
+                    continue
+                if piece.error:
+                    raise await refused(self._gateway, piece.partition, piece, positions[piece.partition])
+                async for portion in self._portions(piece, positions):
+                    async with self._turn:
+                        if self._stalled is not None:
+                            return
+                        await self._write_all([self._told_of(portion)])
+                    if self._left <= 0:
+                        return
+        finally:
+            self._fetched_bytes -= fetched_bytes
 
     async def _take(self, found: Sequence[Portion] | None, node: int, positions: dict[TopicPartition, int]) -> None:
         """Send what was read together, and what was read after it meanwhile."""
         async with self._turn:
+            if self._stalled is not None:
+                return
             told: list[bytes] = []
             size_bytes = 0
             while found and size_bytes < STREAM_BYTES:
@@ -445,12 +476,27 @@ class Stream:
 
     async def _write(self, content: bytes) -> None:
         transport = self._transport
-        if len(content) <= SMALL_BYTES and transport is not None and not transport.get_write_buffer_size():
+        if transport is None:
+            raise ConnectionResetError("the client is gone")
+        if len(content) <= SMALL_BYTES and not transport.get_write_buffer_size():
             await self._response.write(content)  # does not wait, so no time need be set for it
         else:
-            async with asyncio.timeout(UNREAD_S):
-                await self._response.write(content)
+            with self._holder.given(len(content) + self._fetched_bytes, transport):
+                self._stalled = self._loop.create_task(self._response.write(content))
+                await asyncio.wait([self._stalled], timeout=STALLED_S)
+                if self._stalled.done():
+                    sent, self._stalled = self._stalled, None
+                    sent.result()
         self._said_s = self._loop.time()
+
+    async def _until_taken(self) -> None:
+        """Wait until the client has taken most of what was sent."""
+        if self._stalled is None or self._transport is None:
+            return
+        with self._holder.given(self._transport.get_write_buffer_size(), self._transport):
+            async with asyncio.timeout(UNREAD_S):
+                await self._stalled
+        self._stalled = None
 
     async def _keep_alive(self) -> None:
         if self._loop.time() - self._said_s < QUIET_S or self._turn.locked():
@@ -471,6 +517,7 @@ class Stream:
             await self._write(b"event: %s\ndata: %s\n\n" % (event.encode(), _encode(content)))
         else:
             await self._write(_encode({event: content}) + b"\n")
+        await self._until_taken()
 
     async def failed(self, problem: Problem) -> None:
         await self._end("error", msgspec.Raw(problem.body()))

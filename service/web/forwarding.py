@@ -18,6 +18,7 @@ from yarl import URL
 
 from service.settings.broker import WEB
 from service.web.gateway import Gateway
+from service.web.holding import HOLDER
 from service.web.problems import Problem
 
 FORWARDED = "X-Oncelog-Forwarded"
@@ -66,7 +67,11 @@ async def forward(
         with gateway.outgoing.to(node):
             async with gateway.http().request(method, url, data=body, headers=headers) as answer:
                 head = CIMultiDict(_for_the_next(answer.headers))
-                return web.Response(body=await answer.read(), status=answer.status, headers=head)
+                found = bytearray()
+                async for some in answer.content.iter_any():
+                    found += some
+                    await request[HOLDER].take(len(body) + len(found))
+                return web.Response(body=bytes(found), status=answer.status, headers=head)
 
     try:
         return await (_while_there(request, ask()) if method == "GET" else ask())

@@ -49,6 +49,7 @@ from service.client.pool import Address, Pool
 from service.cluster.image import NO_LEADER, Image, PartitionState, Topic
 from service.groups.consumer_group import ConsumerGroup
 from service.net.door import Held
+from service.web.holding import Holding
 from service.web.problems import Problem, of_error
 from service.wire.base import Request, Struct
 from service.wire.codec import RequestHeader
@@ -126,6 +127,7 @@ class Gateway:
         self.pages: object | None = None
         """What the pages keep from one drawing to the next."""
         self.closing = asyncio.Event()
+        self.holding = Holding(most if (most := self.config.queued_max_request_bytes) >= 0 else sys.maxsize)
         self.routes: Sequence[Route]
         self.document: bytes | None = None
         """The OpenAPI document, made at the first request for it."""

@@ -32,6 +32,7 @@ from service.web.fetching import Lens, Piece, before_the_next, fetch, left_ms, o
 from service.web.following import passes
 from service.web.forwarding import client_gone
 from service.web.gateway import PAUSE_S, Gateway
+from service.web.holding import HOLDER, Holder
 from service.web.members import (
     EARLIEST,
     LATEST,
@@ -343,7 +344,7 @@ class Instances(Members):
                     instance.take_back()
                 if loop.time() - instance.committed_s >= COMMIT_EVERY_S:
                     await self._commit_itself(instance)
-                answer = RecordsAnswer(self._gateway, instance, max_bytes)
+                answer = RecordsAnswer(self._gateway, request[HOLDER], instance, max_bytes)
                 try:
                     await self._fill(answer, request, deadline)
                 except (Problem, ClientFailure):
@@ -440,8 +441,9 @@ class Instances(Members):
 class RecordsAnswer:
     """The records for one answer. The instance's position moves only when they are handed over (`given`)."""
 
-    def __init__(self, gateway: Gateway, instance: Instance, max_bytes: int) -> None:
+    def __init__(self, gateway: Gateway, holder: Holder, instance: Instance, max_bytes: int) -> None:
         self.instance = instance
+        self._holder = holder
         self.records: list[RecordV2] = []
         self._gateway = gateway
         self._left = min(max_bytes, PAGE_BYTES_MAX)
@@ -484,7 +486,9 @@ class RecordsAnswer:
             for node, positions in by_leader.items()
         ]
         elsewhere = []
-        for pieces in await asyncio.gather(*work):
+        found = await asyncio.gather(*work)
+        await self._holder.take(self._bytes + sum(len(piece.data) for pieces in found for piece in pieces))
+        for pieces in found:
             for piece in pieces:
                 if piece.error == ErrorCode.OFFSET_OUT_OF_RANGE and piece.partition not in self._ends:
                     elsewhere.append(piece.partition)
@@ -493,6 +497,7 @@ class RecordsAnswer:
                         where = f"{piece.partition.topic}-{piece.partition.partition}"
                         raise of_error(piece.error, where)
                     await self._open(piece)
+        self._holder.hold(self._bytes)
         return elsewhere
 
     async def _open(self, piece: Piece) -> None:

@@ -30,6 +30,7 @@ from service.broker.tally import HttpTally
 from service.web import compatible, quick
 from service.web.answers import CODECS, PACKED_FROM_BYTES, codec_of
 from service.web.gateway import Gateway
+from service.web.holding import SMALL_BYTES
 from service.web.problems import MEDIA_TYPE, PROBLEMS, Problem
 from service.web.taking import Taking
 
@@ -38,6 +39,10 @@ logger = logging.getLogger("oncelog.http")
 HEAD_BYTES_MAX = 4096
 BODY_BYTES_MAX = 1 << 20
 REST_BYTES_MAX = 64 << 10
+COMING_BYTES = 64 << 20
+"""How much all long bodies hold that have not come as a whole; further ones come by aiohttp, where others are ended
+for them if need be (`holding.py`).
+"""
 REQUESTS_AT_ONCE = 30
 """How many requests that came together are served in one turn of the loop."""
 HEADS_MAX = 1000
@@ -138,6 +143,8 @@ class Lanes:
         self.heads: dict[bytes, QuickRequest] = {}
         self.writing: set[asyncio.Task[None]] = set()
         """Requests whose answers are not ready yet."""
+        self.coming_bytes = 0
+        """What long bodies hold that have not come as a whole."""
         self.are_closed = False
         """The server stops: aiohttp gets everything that comes from now on, and new connections are ended."""
         self._date = b""
@@ -164,6 +171,8 @@ class Lane(asyncio.Protocol):
         """The bytes that have come of requests that are not begun."""
         self._lacks_bytes = 0
         """How many bytes of the first request's body have not come, as far as that is known."""
+        self._coming_bytes = 0
+        """How long that body is, if it counts."""
         self._task: asyncio.Task[None] | None = None
         """The request whose answer is not ready yet."""
         self._taking: Taking | None = None
@@ -187,6 +196,7 @@ class Lane(asyncio.Protocol):
 
     def connection_lost(self, error: BaseException | None) -> None:
         self._timer.cancel()
+        self._count_coming(0)
         # aiohttp fails if a request and the end of its connection come in one turn
         self._loop.call_soon(self._slow.connection_lost, error)
 
@@ -231,7 +241,12 @@ class Lane(asyncio.Protocol):
     def _take_rest(self) -> bytes:
         data = bytes(self._rest)
         self._rest.clear()
+        self._count_coming(0)
         return data
+
+    def _count_coming(self, size_bytes: int) -> None:
+        self._lanes.coming_bytes += size_bytes - self._coming_bytes
+        self._coming_bytes = size_bytes
 
     def _resume(self) -> None:
         if self._is_slow:
@@ -280,6 +295,10 @@ class Lane(asyncio.Protocol):
                 lanes.heads[head] = asked
             whole = end + 4 + asked.body_bytes
             if len(data) < whole:
+                if asked.body_bytes > SMALL_BYTES:
+                    if lanes.coming_bytes + asked.body_bytes > COMING_BYTES:
+                        break
+                    self._count_coming(asked.body_bytes)
                 self._lacks_bytes = whole - len(data)
                 if self._patience_s != BODY_S:
                     self._wait(BODY_S)

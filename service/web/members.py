@@ -46,6 +46,7 @@ from service.web.following import passes
 from service.web.forwarding import client_gone, forward
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.groups import Assigned, commit_offsets
+from service.web.holding import HOLDER, Holder
 from service.web.problems import Problem, of_error
 from service.web.records import RecordOut, with_text_numbers
 from service.web.routing import JSON, Route, integer, text
@@ -575,7 +576,7 @@ async def _poll(
                 member.go_back(seen)
                 seen = None
             began_s, wait_ms = loop.time(), min(left_ms(deadline), STEP_MS)
-            records, positions = await _read(gateway, member, lens, most, max_bytes, wait_ms)
+            records, positions = await _read(gateway, request[HOLDER], member, lens, most, max_bytes, wait_ms)
             _is_wanted(request, member, said)
             for partition, offset in positions.items():
                 if partition in member.positions:  # else the member has left meanwhile
@@ -601,7 +602,7 @@ def _is_wanted(request: web.Request, member: HttpMember, said: int) -> None:
 
 
 async def _read(
-    gateway: Gateway, member: HttpMember, lens: Lens, most: int, max_bytes: int, wait_ms: int
+    gateway: Gateway, holder: Holder, member: HttpMember, lens: Lens, most: int, max_bytes: int, wait_ms: int
 ) -> tuple[list[Shown], dict[TopicPartition, int]]:
     """Records, and the positions behind them. The member itself does not move: after an error in one partition nobody
     gets what was found in the others.
@@ -618,7 +619,9 @@ async def _read(
     ]
     records: list[Shown] = []
     moved: dict[TopicPartition, int] = {}
-    for pieces in await asyncio.gather(*work):
+    found = await asyncio.gather(*work)
+    await holder.take(sum(len(piece.data) for pieces in found for piece in pieces))
+    for pieces in found:
         for piece in pieces:
             if piece.error in MOVED or piece.partition not in member.positions:
                 continue
@@ -633,6 +636,8 @@ async def _read(
                 async for some, next_offset in opened(gateway, piece, offset, lens, most - len(records)):
                     records += some
                     moved[piece.partition] = next_offset
+    if not records:
+        holder.hold(0)
     return records, moved
 
 

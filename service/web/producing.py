@@ -28,6 +28,7 @@ from service.cluster.image import Topic
 from service.web.answers import as_json, query_bytes, query_int, read_json
 from service.web.forwarding import RECORD_HEADER, headers_of_records
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
+from service.web.holding import HOLDER
 from service.web.looking import BodyScan, refuse_doubles
 from service.web.problems import Outcome, Problem, of_error
 from service.web.producers import Producer
@@ -608,6 +609,8 @@ async def write_stream(gateway: Gateway, request: web.Request, topic_name: str |
                 await response.write(told)
                 await asyncio.sleep(0)
                 number += len(some)
+            some = []
+            lines.clear()  # what is done is not held while more comes
     except Problem as problem:
         await response.write(_encode(Report(number, problem=Raw(problem.body()))) + b"\n")
     await response.write_eof()
@@ -618,18 +621,20 @@ async def _lines(request: web.Request, line_bytes_max: int) -> AsyncIterator[tup
     """How many empty lines are before them, and whole lines, as many as have come. A small body may unpack to a hundred
     million empty lines.
     """
-    rest, pace = b"", Pace()
+    rest, pace, holder = b"", Pace(), request[HOLDER]
     async for chunk in pieces_of(request, pace):
         whole = rest + chunk if rest else chunk
         text = whole.lstrip()
         empty = whole.count(b"\n", 0, len(whole) - len(text))
         *lines, rest = text.split(b"\n")
         rest = rest.lstrip()  # what begins the next piece is no blank, or nothing
+        whole = text = b""
         if len(rest) > line_bytes_max:
             raise Problem("record-too-large", f"a line is longer than {line_bytes_max} bytes")
         if lines or empty:
             yield empty, lines
             pace.moved()
+        await holder.take(len(rest))
     if rest:
         yield 0, [rest]
 

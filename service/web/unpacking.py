@@ -13,10 +13,12 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import AsyncIterator, Iterator
+from sys import getsizeof
 
 import zstandard
 from aiohttp import web
 
+from service.web.holding import HOLDER
 from service.web.problems import Problem
 
 PIECE_BYTES = 64 << 10
@@ -133,11 +135,25 @@ async def body_of(request: web.Request) -> bytes:
     """The whole body, unpacked."""
     if BODY not in request:
         encoding = encoding_of(request)
-        body = await request.read()
+        body = await _whole(request)
         if encoding != "identity" and request.body_exists:
             body = await _unpacked(request, Unpacker(encoding), body)
         request[BODY] = body
     return request[BODY]
+
+
+async def _whole(request: web.Request) -> bytes:
+    pieces: list[bytes] = []
+    size_bytes = held_bytes = 0
+    holder = request[HOLDER]
+    while some := await holder.come(request.content.readany()):
+        pieces.append(some)
+        size_bytes += len(some)
+        held_bytes += getsizeof(some)
+        if size_bytes > request.client_max_size:
+            raise Problem("record-too-large", f"the body is longer than {request.client_max_size} bytes")
+        await holder.take(held_bytes)
+    return b"".join(pieces)
 
 
 async def _others_first(request: web.Request) -> None:
@@ -150,7 +166,7 @@ async def _others_first(request: web.Request) -> None:
 async def _unpacked(request: web.Request, unpacker: Unpacker, packed: bytes) -> bytes:
     most_bytes = request.client_max_size
     pieces: list[bytes] = []
-    size_bytes = 0
+    size_bytes, holder = 0, request[HOLDER]
     for number, piece in enumerate(unpacker.feed(packed)):
         if piece:
             pieces.append(piece)
@@ -158,8 +174,10 @@ async def _unpacked(request: web.Request, unpacker: Unpacker, packed: bytes) -> 
         if size_bytes > most_bytes:
             raise Problem("record-too-large", f"the body unpacks to more than {most_bytes} bytes")
         if number % PIECES_AT_ONCE == PIECES_AT_ONCE - 1:
+            await holder.take(len(packed) + size_bytes)
             await _others_first(request)
     unpacker.end()
+    holder.hold(size_bytes)
     return b"".join(pieces)
 
 
@@ -197,6 +215,6 @@ async def _next_of(request: web.Request, pace: Pace) -> bytes:
     """What has come, or comes next; nothing at the body's end."""
     try:
         async with asyncio.timeout_at(pace.due_s):
-            return await request.content.readany()
+            return await request[HOLDER].come(request.content.readany())
     except TimeoutError:
         raise Problem("too-slow", f"no whole line or record came for {ITEM_S:g} s") from None

@@ -12,11 +12,14 @@ import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import MagicMock
 from urllib.parse import urlsplit
 
 import requests
 from confluent_kafka import Consumer, KafkaError
 from confluent_kafka import TopicPartition as KafkaPartition
+
+from service.web.holding import Holder, Holding
 
 ROOT = Path(__file__).resolve().parents[3]
 PATIENCE_S = 30.0
@@ -117,6 +120,13 @@ class Http:
 
     def delete(self, path: str, **more: Any) -> Answer:
         return self.ask("DELETE", path, **more)
+
+
+def asking(**facts: Any) -> Any:
+    """A request that a test hands to a handler's parts."""
+    request = MagicMock(**facts)
+    request.__getitem__.return_value = Holder(Holding(1 << 30))
+    return request
 
 
 def ask_and_go(url: str, path: str, accept: str = "application/json") -> None:

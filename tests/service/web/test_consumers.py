@@ -8,7 +8,7 @@ import json
 import time
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock, Mock
+from unittest.mock import MagicMock
 
 import pytest
 from confluent_kafka import Consumer
@@ -17,7 +17,7 @@ from log.ids import TopicPartition
 from service.web.instances import Instance, Instances, RecordsAnswer
 from service.web.members import Join
 from service.web.problems import Problem
-from tests.service.web.kit import PATIENCE_S, Answer, Http, Served, ask_and_go
+from tests.service.web.kit import PATIENCE_S, Answer, Http, Served, ask_and_go, asking
 
 MEDIA = "application/vnd.kafka.v2+json"
 BINARY = "application/vnd.kafka.binary.v2+json"
@@ -529,7 +529,7 @@ def test_reads_of_clients_that_are_gone_do_not_wait_for_a_leader_one_by_one(monk
         instance = Instance("g", "i", Join([]), 0.0, is_assigned=True)
         instance.positions[TopicPartition("t", 0)] = 0
         instances = Instances(MagicMock())
-        requests: list[Any] = [Mock(transport=object()) for _ in range(5)]
+        requests = [asking(transport=object()) for _ in range(5)]
         reads = [asyncio.ensure_future(instances.read(instance, each, "", 1, 0)) for each in requests]
         await asyncio.sleep(0)
         requests[0].transport = requests[1].transport = requests[2].transport = None

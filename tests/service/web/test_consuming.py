@@ -22,6 +22,9 @@ def write(http: Http, topic: str, *records: Any, **more: Any) -> None:
     assert answer.status == 200, answer
 
 
+ENDS = ("next_offset", "log_start_offset", "last_stable_offset", "high_watermark")
+
+
 def page(http: Http, topic: str, query: str = "", partition: int = 0) -> Any:
     answer = http.get(f"/v1/topics/{topic}/partitions/{partition}/records?{query}")
     assert answer.status == 200, answer
@@ -306,6 +309,32 @@ def test_a_page_of_a_filter_that_nothing_passes_ends_and_says_where_to_go_on(htt
     assert http.get(f"{path}&offset={page['next_offset']}").json["next_offset"] > page["next_offset"]
 
 
+def test_a_long_page_is_the_same_in_pieces(http: Http, topic: str) -> None:
+    """It is read while its client takes it, and each piece is as long as a usual page. Method: beside usual pages."""
+    for number in range(24):
+        records = [{"key": f"{number}", "value": {"n": 2**60 + number, "text": "x" * 50_000}}] * 7
+        assert http.post(f"/v1/topics/{topic}/records", {"records": records}).status == 200
+    path = f"/v1/topics/{topic}/partitions/0/records"
+    for more in ("", "&int64=string", "&key=21", "&max_records=100", "&key=7&max_bytes=5000000"):
+        expected: list[Any] = []
+        offset: Any = "earliest"
+        wanted = 100 if "max_records" in more else 7 if "key" in more else 24 * 7
+        while len(expected) < wanted:
+            usual = http.get(f"{path}?offset={offset}{more.replace('&max_bytes=5000000', '')}").json
+            expected, offset = (expected + usual["records"])[:wanted], usual["next_offset"]
+        for packed in ("identity", "gzip", "zstd"):
+            query = f"{path}?{more}" if "max_bytes" in more else f"{path}?max_bytes=16777216{more}"
+            answer = http.get(query, headers={"Accept-Encoding": packed})
+            assert answer.headers.get("Content-Encoding", "identity") == packed
+            assert answer.headers["Transfer-Encoding"] == "chunked"
+            assert answer.json["records"] == expected, (more, packed)
+            assert list(answer.json) == ["records", *ENDS]
+            if wanted != 7:
+                assert answer.json["next_offset"] == ("168" if "int64" in more else wanted)
+    assert http.ask("HEAD", f"{path}?max_bytes=16777216").status == 200
+    assert http.get("/livez").status == 200
+
+
 def test_whole_numbers_are_strings_for_who_asks(http: Http, served: Served, topic: str) -> None:
     """Method: numbers around 2^53 in a value, its text and elsewhere; pages, streams, members and CloudEvents."""
     given = (
@@ -323,8 +352,7 @@ def test_whole_numbers_are_strings_for_who_asks(http: Http, served: Served, topi
     raw = http.session.get(f"{http.url}{path}string", timeout=PATIENCE_S)
     assert exact in raw.content
     shown = raw.json()
-    ends = ("next_offset", "log_start_offset", "last_stable_offset", "high_watermark")
-    assert [shown[each] for each in ends] == ["1", "0", "1", "1"]
+    assert [shown[each] for each in ENDS] == ["1", "0", "1", "1"]
     (record,) = shown["records"]
     assert (record["partition"], record["offset"], record["timestamp"]) == (0, "0", "1000")
     accept = {"Accept": "application/x-ndjson"}

@@ -23,6 +23,7 @@ from aiohttp import StreamReader, web
 
 from service.settings.broker import Endpoint
 from service.web import app, lane, unpacking
+from service.web.event_format import BATCHED
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.web.kit import PATIENCE_S, Http, Served, read_all
 
@@ -397,8 +398,8 @@ def test_an_answer_that_nobody_takes_ends_the_connection(
                 if step_bytes < 1 << 20:
                     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 10)
                 await loop.sock_connect(client, where)
-                asked = b"GET /v1/topics/slow/partitions/0/records?max_bytes=16777216 HTTP/1.1\r\nHost: x\r\n\r\n"
-                await loop.sock_sendall(client, asked)
+                asked = b"GET /v1/topics/slow/partitions/0/records?max_bytes=16777216 HTTP/1.1\r\nHost: x\r\nAccept: %b"
+                await loop.sock_sendall(client, asked % BATCHED.encode() + b"\r\n\r\n")
                 head = await loop.sock_recv(client, 1000)
                 missing_bytes = int(re.findall(rb"(?i)content-length: (\d+)", head)[0]) - len(
                     head.split(b"\r\n\r\n")[1]
@@ -435,7 +436,10 @@ def without_a_collector() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("asked", "kept"),
     [
-        (b"GET /v1/topics/slow/partitions/0/records?max_bytes=16777216 HTTP/1.1\r\nHost: x\r\n\r\n", web.Response),
+        (
+            b"GET /v1/topics/slow/partitions/0/records?max_bytes=16777216 HTTP/1.1\r\nHost: x\r\n\r\n",
+            web.StreamResponse,
+        ),
         (b"GET /v1/topics/slow/stream?from=earliest HTTP/1.1\r\nHost: x\r\n\r\n", web.StreamResponse),
         (POST + b"X-A: 1\r\nContent-Length: 4000000\r\n\r\n" + b"x" * 3_000_000, StreamReader),
         (LINES.replace(b"hostile", b"slow") + b"3d0900\r\n" + b"x" * 3_000_000, StreamReader),

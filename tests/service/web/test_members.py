@@ -16,6 +16,7 @@ from log.ids import TopicPartition
 from service.cluster.image import NO_LEADER
 from service.web import members
 from service.web.fetching import Lens, Piece
+from service.web.holding import Holder, Holding
 from service.web.instances import Instance, Instances
 from service.web.members import SOMEWHERE, HttpMember, Join
 from service.web.problems import Problem
@@ -29,7 +30,7 @@ from service.wire.messages import (
     OffsetFetchResponseTopics,
 )
 from tests.batches import data
-from tests.service.web.kit import PATIENCE_S, Http, ask_and_go
+from tests.service.web.kit import PATIENCE_S, Http, ask_and_go, asking
 
 WHERE = TopicPartition("t", 0)
 
@@ -235,7 +236,7 @@ def test_an_answer_that_did_not_come_is_given_again_though_the_log_ended_before_
     monkeypatch.setattr(members, "at_time", end)
     gateway: Any = Mock(leader=lambda partition: 1, members=Mock(is_due=lambda member: False, idle=AsyncMock()))
     member = HttpMember("group", "member", Join(["t"]), 0.0, positions={WHERE: 8}, begun={WHERE: 8}, beaten_s=math.inf)
-    asyncio.run(members._poll(gateway, Mock(), member, None, Lens(), 500, 1000, 0.0))
+    asyncio.run(members._poll(gateway, asking(), member, None, Lens(), 500, 1000, 0.0))
     assert member.positions == {WHERE: 2}
     member.positions[WHERE] = 5
     member.go_back([(*WHERE, 2)])
@@ -380,9 +381,9 @@ def test_a_client_that_waits_for_records_is_not_silent(monkeypatch: pytest.Monke
 
     async def play() -> None:
         soon = asyncio.get_running_loop().time() + 0.05
-        await members._poll(gateway, Mock(), member, None, Lens(), 10, 100, soon)
+        await members._poll(gateway, asking(), member, None, Lens(), 10, 100, soon)
         answer = Mock(instance=instance, is_enough=False)
-        await Instances(gateway)._fill(answer, Mock(), soon)
+        await Instances(gateway)._fill(answer, asking(), soon)
 
     monkeypatch.setattr(members, "_read", read)
     monkeypatch.setattr(Instances, "_fill_once", fill)
@@ -539,7 +540,7 @@ def test_a_partition_without_a_leader_does_not_hold_up_the_others(monkeypatch: p
     leaders = {first: Mock(leader=3), second: Mock(leader=NO_LEADER)}
     gateway: Any = Mock(image=Mock(partition=leaders.get))
     member = HttpMember("g", "m", Join(["t"]), 0.0, positions={first: 7, second: 8, TopicPartition("gone", 0): 1})
-    assert asyncio.run(members._read(gateway, member, Lens(), 500, 1000, 0)) == ([], {})
+    assert asyncio.run(members._read(gateway, Holder(Holding(1)), member, Lens(), 500, 1000, 0)) == ([], {})
     assert asked == [{first: 7}]
 
 
@@ -603,7 +604,7 @@ def test_an_error_in_one_partition_skips_nothing_in_another(monkeypatch: pytest.
     gateway: Any = Mock(leader=lambda partition: 1, members=Mock(is_due=lambda member: False, idle=AsyncMock()))
     member = HttpMember("group", "member", Join(["orders"]), 0.0, positions={good: 0, bad: 0}, beaten_s=math.inf)
     with pytest.raises(Problem):
-        asyncio.run(members._poll(gateway, Mock(), member, None, Lens(), 500, 1000, 0.0))
+        asyncio.run(members._poll(gateway, asking(), member, None, Lens(), 500, 1000, 0.0))
     assert member.positions == {good: 0, bad: 0}
 
 
@@ -623,7 +624,7 @@ def test_a_leader_that_answers_at_once_with_nothing_is_not_asked_again_and_again
 
     async def play() -> None:
         loop = asyncio.get_running_loop()
-        request: Any = Mock(transport=object())
+        request = asking(transport=object())
         if kind == "member":
             monkeypatch.setattr(members, "_read", nothing)
             member: Any = Mock(is_gone=False, is_idle=False, positions={WHERE: 0}, turn=asyncio.Lock())
@@ -651,7 +652,7 @@ def test_polls_of_clients_that_are_gone_do_not_keep_their_member_from_beating(mo
         monkeypatch.setattr(members, "_read", silent)
         member: Any = Mock(is_gone=False, is_idle=False, positions={WHERE: 0}, turn=asyncio.Lock(), said=0)
         gateway: Any = Mock(members=Mock(is_due=lambda member: False))
-        requests: list[Any] = [Mock(transport=object()) for _ in range(5)]
+        requests = [asking(transport=object()) for _ in range(5)]
         seen: list[Any] = [None, None, None, [], None]
         polls = [
             asyncio.ensure_future(members._poll(gateway, request, member, said, Lens(), 1, 1, 0.0))

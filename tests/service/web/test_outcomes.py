@@ -55,7 +55,7 @@ from service.wire.messages import (
     TxnOffsetCommitRequest,
 )
 from tests.service.api.admin_stage import HERE, Stage, on_stage
-from tests.service.web.kit import PATIENCE_S
+from tests.service.web.kit import PATIENCE_S, asking
 
 GONE = ClientFailure("it is gone", FailureKind.UNREACHABLE)
 NOBODY = Problem("not-now", "nobody coordinates it")
@@ -181,7 +181,7 @@ def test_records_for_an_instance_that_were_lost_on_their_way_are_asked_for_by_th
         gateway: Any = SimpleNamespace(node_id=1, image=image, outgoing=Outgoing(), _http=None, env=env)
         gateway.http, gateway.coordinator = lambda: Gateway.http(gateway), AsyncMock(return_value=2)
         path = "/consumers/g/instances/i/records"
-        request: Any = SimpleNamespace(headers={}, method="GET", path_qs=path, transport=True, query={})
+        request = asking(headers={}, method="GET", path_qs=path, transport=True, query={})
         request.match_info = {"group": "g", "instance": "i"}
         answer = await consumers.records(gateway, request)
         await gateway.http().close()

@@ -1,0 +1,143 @@
+"""What requests hold of the broker's memory while bodies come and answers are taken: it is bounded.
+
+What always holds: all requests together hold `queued.max.request.bytes` at most, but one alone holds as much as it
+needs. What holds up to 32 KiB is not counted, so there is always room for it.
+
+A body that finds no room is not read for a moment. If there is none then, requests are ended that wait for their
+clients, first those that have held much for long: a body that comes is answered with 503, and an answer that is not
+taken is cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TypeVar
+
+from aiohttp import web
+
+from service.web.problems import Problem
+
+SMALL_BYTES = 32 << 10
+"""As of requests by the wire (`service/net/connection.py`)."""
+PATIENCE_S = 1.0
+"""How long a request waits for room before others are ended."""
+
+T = TypeVar("T")
+
+
+class Holding:
+    """What all requests hold."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self.bytes = 0
+        self.holders: dict[Holder, None] = {}
+        self.freed = asyncio.Event()
+
+    @contextmanager
+    def of_request(self) -> Iterator[Holder]:
+        holder = Holder(self)
+        try:
+            yield holder
+        finally:
+            holder.hold(0)
+
+    def has_room(self, holder: Holder, size_bytes: int) -> bool:
+        """Whether `holder` may hold so much."""
+        others_bytes = self.bytes - holder.bytes
+        return not others_bytes or others_bytes + size_bytes <= self._most_bytes
+
+    def make_room(self, holder: Holder, size_bytes: int) -> None:
+        """End requests until `holder` may hold so much, or none waits for its client."""
+        now_s = asyncio.get_running_loop().time()
+        while not self.has_room(holder, size_bytes):
+            waiting = [each for each in self.holders if each.end is not None]
+            if not waiting:
+                return
+            max(waiting, key=lambda each: each.bytes * (now_s - each.since_s)).be_ended()
+
+
+class Holder:
+    """What one request holds."""
+
+    def __init__(self, holding: Holding) -> None:
+        self._holding = holding
+        self.bytes = 0
+        self.since_s = 0.0
+        self.end: Callable[[], None] | None = None
+        """Ends the request. None: it does not wait for its client."""
+        self._is_ended = False
+
+    def hold(self, size_bytes: int) -> None:
+        """Count so much from now on."""
+        holding = self._holding
+        size_bytes = size_bytes if size_bytes > SMALL_BYTES else 0
+        if size_bytes and not self.bytes:
+            self.since_s = asyncio.get_running_loop().time()
+            holding.holders[self] = None
+        elif self.bytes and not size_bytes:
+            del holding.holders[self]
+        holding.bytes += size_bytes - self.bytes
+        if size_bytes < self.bytes:
+            holding.freed.set()
+        self.bytes = size_bytes
+
+    async def take(self, size_bytes: int) -> None:
+        """Hold so much from now on, as soon as there is room. Raises a problem if there is none."""
+        if size_bytes > SMALL_BYTES and not self._holding.has_room(self, size_bytes):
+            with suppress(TimeoutError):
+                await self.come(self._room(size_bytes), PATIENCE_S)
+            self._holding.make_room(self, size_bytes)
+            if not self._holding.has_room(self, size_bytes):
+                raise _no_room()
+        self.hold(size_bytes)
+
+    async def _room(self, size_bytes: int) -> None:
+        while not self._holding.has_room(self, size_bytes):
+            self._holding.freed.clear()
+            await self._holding.freed.wait()
+
+    async def come(self, coming: Awaitable[T], patience_s: float | None = None) -> T:
+        """What comes. Raises a problem if the request is ended meanwhile."""
+        try:
+            async with asyncio.timeout(patience_s) as patience:
+                self.end = lambda: None if patience.expired() else patience.reschedule(0)
+                try:
+                    found = await coming
+                finally:
+                    self.end = None
+        except TimeoutError:
+            if not self._is_ended:
+                raise
+        if self._is_ended:
+            raise _no_room()
+        return found
+
+    @contextmanager
+    def given(self, size_bytes: int, transport: asyncio.Transport) -> Iterator[None]:
+        """While an answer of this length is written."""
+        self._holding.make_room(self, size_bytes)
+        self.hold(0)
+        self.hold(size_bytes)
+        self.end = transport.abort
+        try:
+            yield
+        finally:
+            self.end = None
+            self.hold(0)
+
+    def be_ended(self) -> None:
+        assert self.end is not None
+        self._is_ended = True
+        self.hold(0)
+        self.end()
+        self.end = None
+
+
+def _no_room() -> Problem:
+    return Problem("not-now", "requests hold all the memory that they may have (queued.max.request.bytes)")
+
+
+HOLDER = web.RequestKey("holder", Holder)

@@ -1,0 +1,282 @@
+"""What requests hold of memory is bounded over all connections, and small ones are served all the while."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from service.settings.broker import Endpoint
+from service.web import app, following, holding, lane
+from service.web.holding import SMALL_BYTES, Holder, Holding
+from service.web.problems import Problem
+from tests.service.api.admin_stage import Stage, on_stage
+from tests.service.web.kit import PATIENCE_S
+
+MOST_BYTES = 4_000_000
+HEAD = b"POST /v1/topics/held/records HTTP/1.1\r\nHost: x\r\nX-A: 1\r\nContent-Type: application/json\r\n"
+PAGE = b"GET /v1/topics/held/partitions/0/records?max_bytes=16777216 HTTP/1.1\r\nHost: x\r\n\r\n"
+LONG = b'{"records":[{"value":"' + b"x" * 900_000
+
+
+def posted(body: bytes) -> bytes:
+    return HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+SMALL = posted(b'{"records":[{"value":"%b"}]}' % (b"y" * (SMALL_BYTES - 27)))
+"""A request whose body is as long as a body may be that always finds room."""
+
+
+class Place:
+    """A server whose requests may hold little together."""
+
+    def __init__(self, stage: Stage, server: app.WebServer) -> None:
+        self.cluster = stage.broker.metadata.image.cluster_id.encode()
+        self.where = "127.0.0.1", server.endpoints[0].port
+        self._server = server
+        self.holding, self.lanes = server.gateway.holding, server._lanes
+
+    @property
+    def connections(self) -> int:
+        server = self._server._runner.server
+        assert server is not None
+        return len(server.connections)
+
+    async def told(self, request: bytes) -> bytes:
+        """The first line of the answer, once it has come as a whole."""
+        from_server, to_server = await asyncio.open_connection(*self.where)
+        to_server.write(request)
+        head = await from_server.readuntil(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+        await from_server.readexactly(length)
+        to_server.close()
+        return head.partition(b"\r\n")[0]
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    async def unread(self, stack: AsyncExitStack, request: bytes) -> socket.socket:
+        """A client that asks and takes nothing but the first bytes of the answer."""
+        client = stack.enter_context(socket.socket())
+        client.setblocking(False)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 10)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(client, self.where)
+        await loop.sock_sendall(client, request)
+        assert (await loop.sock_recv(client, 100)).startswith(b"HTTP/1.1 200")
+        return client
+
+
+def held(folder: Path, scene: Callable[[Place], Awaitable[None]], most_bytes: int = MOST_BYTES) -> None:
+    async def play(stage: Stage) -> None:
+        await stage.create("held")
+        stage.broker.config.queued_max_request_bytes = most_bytes
+        server = app.WebServer(stage.broker, connections_max=50)
+        await server.start([Endpoint("HTTP", "127.0.0.1", 0, "HTTP")])
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                place = Place(stage, server)
+                await scene(place)
+                await place.until(lambda: not place.holding.bytes and not place.holding.holders)
+        finally:
+            await server.stop()
+
+    on_stage(folder, play)
+
+
+@asynccontextmanager
+async def bodies(place: Place, count: int, request: bytes) -> AsyncIterator[list[asyncio.StreamReader]]:
+    """Bodies that do not come on."""
+    pairs = []
+    for _ in range(count):
+        pairs.append(await asyncio.open_connection(*place.where))
+        pairs[-1][1].write(request)
+    try:
+        yield [reader for reader, _ in pairs]
+    finally:
+        for _, writer in pairs:
+            writer.close()
+
+
+async def told_by_now(reader: asyncio.StreamReader) -> bytes:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(0.05):
+            return await reader.read(1 << 16)
+    return b""
+
+
+@pytest.mark.parametrize(
+    ("head", "body"),
+    [
+        (HEAD + b"Content-Length: 9000000\r\n\r\n", LONG),
+        (HEAD.replace(b"application/json", b"application/x-ndjson") + b"Content-Length: 9000000\r\n\r\n", LONG),
+        (
+            HEAD.replace(b"/v1/topics/held", b"/v3/clusters/CLUSTER/topics/held") + b"Content-Length: 9000000\r\n\r\n",
+            b'{"value":{"type":"STRING","data":"' + b"x" * 900_000,
+        ),
+    ],
+    ids=["as a whole", "lines", "version 3"],
+)
+def test_bodies_that_do_not_come_on_are_ended_for_others(tmp_path: Path, head: bytes, body: bytes) -> None:
+    """Those that hold most for longest. Small requests are answered all the while, and long ones after a moment."""
+
+    async def scene(place: Place) -> None:
+        async with bodies(place, 8, head.replace(b"CLUSTER", place.cluster) + body) as slow:
+            await place.until(lambda: place.holding.bytes > 2 << 20)
+            for _ in range(20):
+                assert await place.told(SMALL) == b"HTTP/1.1 200 OK"
+                assert place.holding.bytes <= MOST_BYTES
+                await asyncio.sleep(0.1)
+            assert await place.told(posted(LONG + b'"}]}')) == b"HTTP/1.1 200 OK"
+            ended = [await told_by_now(each) for each in slow]
+            assert 4 <= sum(b"all the memory" in each for each in ended) < 8
+
+    held(tmp_path, scene)
+
+
+async def filled(place: Place) -> None:
+    """14 MB are there to read."""
+    for _ in range(20):
+        body = json.dumps({"records": [{"value": "x" * 100_000}] * 7}).encode()
+        assert await place.told(posted(body)) == b"HTTP/1.1 200 OK"
+
+
+def test_a_page_that_nobody_reads_holds_one_piece(tmp_path: Path) -> None:
+    """60 of them held 1.8 GB, each its whole answer."""
+
+    async def scene(place: Place) -> None:
+        await filled(place)
+        async with AsyncExitStack() as stack:
+            for _ in range(10):
+                await place.unread(stack, PAGE)
+            await place.until(lambda: len(place.holding.holders) == 10)
+            await asyncio.sleep(0.3)
+            assert place.holding.bytes < 10 * 1_500_000
+            assert place.connections == 10, "there was room for all"
+
+    held(tmp_path, scene, most_bytes=16_000_000)
+
+
+def test_a_stream_that_nobody_reads_holds_what_was_sent_last_and_goes_on_behind_it(tmp_path: Path) -> None:
+    """What was read behind it stayed, 1.4 MB for each of them."""
+    follow = b"GET /v1/topics/held/stream?from=earliest HTTP/1.1\r\nHost: x\r\nAccept: application/x-ndjson\r\n\r\n"
+
+    async def scene(place: Place) -> None:
+        await filled(place)
+        async with AsyncExitStack() as stack:
+            clients = [await place.unread(stack, follow) for _ in range(10)]
+            await place.until(lambda: len(place.holding.holders) == 10)
+            await asyncio.sleep(3 * following.STALLED_S)
+            assert place.holding.bytes < 10 * 3 * following.TOLD_BYTES
+            assert place.connections == 10
+            clients[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+            told = bytearray()
+            while b'"offset":139,' not in told[-200_000:]:
+                told += await asyncio.get_running_loop().sock_recv(clients[0], 1 << 20)
+            assert [int(each) for each in re.findall(rb'"offset":(\d+),', told)] == list(range(140))
+
+    held(tmp_path, scene, most_bytes=16_000_000)
+
+
+def test_an_answer_that_is_not_taken_is_cut_off_for_others(tmp_path: Path) -> None:
+    async def scene(place: Place) -> None:
+        await filled(place)
+        async with AsyncExitStack() as stack:
+            for _ in range(10):
+                await place.unread(stack, PAGE)
+            await place.until(lambda: place.connections < 8)
+            assert place.holding.bytes <= MOST_BYTES
+            assert await place.told(SMALL) == b"HTTP/1.1 200 OK"
+            assert await place.told(posted(LONG + b'"}]}')) == b"HTTP/1.1 200 OK"
+
+    held(tmp_path, scene)
+
+
+def test_a_long_body_on_the_short_way_comes_by_the_general_way_when_many_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand connections held a gigabyte there."""
+    monkeypatch.setattr(lane, "COMING_BYTES", 2 << 20)
+    short = HEAD.replace(b"X-A: 1\r\n", b"")
+    body = b'{"records":[{"value":"' + b"x" * 900_000 + b'"}]}'
+    first = short + b"Content-Length: %d\r\n\r\n" % len(body) + body[:-100]
+
+    async def scene(place: Place) -> None:
+        async with bodies(place, 8, first) as slow:
+            await place.until(lambda: place.lanes.coming_bytes > 1 << 20 and place.holding.bytes > 2 << 20)
+            await asyncio.sleep(2 * holding.PATIENCE_S)
+            assert place.lanes.coming_bytes <= 2 << 20
+            assert place.holding.bytes <= MOST_BYTES
+            ended = [await told_by_now(each) for each in slow]
+            assert [each[:12] for each in ended if each] == [b"HTTP/1.1 503"] * 2, (
+                "those on the short way are left alone"
+            )
+            assert await place.told(SMALL.replace(b"X-A: 1\r\n", b"")) == b"HTTP/1.1 200 OK"
+        await place.until(lambda: place.lanes.coming_bytes == 0)
+        assert await place.told(first + body[-100:]) == b"HTTP/1.1 200 OK"
+        assert place.lanes.coming_bytes == 0
+
+    held(tmp_path, scene)
+
+
+def test_a_request_alone_holds_what_it_needs_and_a_small_one_finds_room_always() -> None:
+    async def scene() -> None:
+        holding_all = Holding(100_000)
+        large, small, other = (Holder(holding_all) for _ in range(3))
+        await large.take(1_000_000)
+        await small.take(SMALL_BYTES)
+        assert holding_all.bytes == 1_000_000
+        with pytest.raises(Problem) as refused:
+            await other.take(SMALL_BYTES + 1)  # what is being served is not ended
+        assert (refused.value.slug, refused.value.outcome) == ("not-now", "none")
+        large.hold(0)
+        await other.take(SMALL_BYTES + 1)
+        assert holding_all.bytes == SMALL_BYTES + 1
+
+    asyncio.run(scene())
+
+
+def test_a_body_waits_for_room_and_goes_on_when_there_is_some() -> None:
+    async def scene() -> None:
+        holding_all = Holding(100_000)
+        served, coming = Holder(holding_all), Holder(holding_all)
+        await served.take(90_000)
+        waiting = asyncio.ensure_future(coming.take(60_000))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        served.hold(40_000)
+        await waiting
+        assert (holding_all.bytes, list(holding_all.holders)) == (100_000, [served, coming])
+
+    asyncio.run(scene())
+
+
+def test_the_one_that_holds_most_for_longest_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holding, "PATIENCE_S", 0.1)
+
+    async def scene() -> None:
+        holding_all = Holding(300_000)
+        slow, fresh, large, served = (Holder(holding_all) for _ in range(4))
+        never = asyncio.Event()
+        await served.take(100_000)
+        await slow.take(50_000)
+        slow_comes = asyncio.ensure_future(slow.come(never.wait()))
+        await asyncio.sleep(0.5)
+        await fresh.take(60_000)
+        fresh_comes = asyncio.ensure_future(fresh.come(never.wait()))
+        await large.take(90_000)
+        await large.take(130_000)
+        assert (slow_comes.done(), fresh_comes.done()) == (False, False), "it takes effect in the next turn"
+        with pytest.raises(Problem, match="all the memory"):
+            await slow_comes
+        assert (fresh_comes.done(), holding_all.bytes) == (False, 290_000)
+        fresh_comes.cancel()
+
+    asyncio.run(scene())
