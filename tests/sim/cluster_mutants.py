@@ -45,7 +45,6 @@ from service.cluster.controller import AlterPartition
 from service.cluster.election import held_by
 from service.cluster.image import NO_DIRECTORIES, Image, PartitionState
 from service.cluster.metadata import ClusterMetadata
-from service.turns import Steps
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import FetchPartition
 from tests.sim.cluster import ClusterSimulation, run
@@ -459,15 +458,6 @@ def an_epoch_begins_behind_a_gap() -> Planting:
     return replaced(PartitionLog, "append_after_gap", append)
 
 
-def what_stands_by_knows_more_than_what_is_committed() -> Planting:
-    original = Replay.up_to
-
-    def up_to(replay: Replay[Any], end_offset: int, at_most_bytes: int | None = None) -> Steps[None]:
-        return original(replay, replay.partition.log.end_offset, at_most_bytes)
-
-    return replaced(Replay, "up_to", up_to)
-
-
 def what_a_former_coordinator_has_sent_is_forgotten() -> Planting:
     """It is loaded again in its leader epoch, and sends the markers of older clients again in that epoch. The earlier
     ones end the next transaction.
@@ -518,7 +508,6 @@ WITH_TRANSACTIONS = (
     a_coordinator_answers_before_its_decision_is_committed,
     another_brokers_coordinator_is_not_asked,
     a_coordinator_reads_only_what_it_knows_to_be_committed,
-    what_stands_by_knows_more_than_what_is_committed,
 )
 WITH_MOVES = (
     a_reassignment_ends_before_anybody_caught_up,
