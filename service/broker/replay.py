@@ -6,15 +6,15 @@ are held until something else comes, which is applied in its place. So the machi
 run just before.
 
 A record that no machine can read, in a batch whose checksum is right, was written by a program that does not know the
-format. It is logged, kept, and skipped: it decides nothing, and one such record must not stop a coordinator for all its
-clients. A batch whose checksum is wrong is different: it may have held a decision, which is lost. Its partition is not
-served.
+format. It is logged, kept, and skipped: it decides nothing, what its key said before holds, and one such record must
+not stop a coordinator for all its clients. One that another record of its key replaces is not looked at. A batch whose
+checksum is wrong is different: it may have held a decision, which is lost. Its partition is not served.
 """
 
 import logging
-from typing import Generic
+from typing import Generic, NamedTuple
 
-from log.batch import BatchHeader, CorruptBatch, Record, checksum_ok, read_records
+from log.batch import BatchHeader, CorruptBatch, checksum_ok, read_records
 from log.control import ControlType, read_marker
 from log.ids import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 from service.broker.machine import MachineT, Mishaps, TakesTransactions
@@ -27,11 +27,22 @@ WORK_A_TURN = 750
 """How much is done before other tasks run. To read a batch or a record counts 1: some four microseconds."""
 TO_APPLY = 3
 SHORT_BYTES = 1 << 10
-"""A record with a longer value counts as several."""
+"""A longer batch, or a record with a longer value, counts as several."""
 HELD_BYTES = 4 << 20
-"""How many bytes of records are held. One that replaces another counts, too."""
+"""How many bytes of records are held, those that were replaced included."""
+RECORD_BYTES = 300
+"""What a record that is held takes beside its key and its value."""
 NAMED_AT_MOST = 10
 """The most unreadable records that a replay logs one by one. Of further ones only the number is logged."""
+
+
+class Held(NamedTuple):
+    """A record that may be the last one with its key."""
+
+    offset: int
+    value: bytes | None
+    before: "Held | None"
+    """The one that it replaces. That one counts if this one can't be read."""
 
 
 class Replay(Generic[MachineT]):
@@ -46,7 +57,7 @@ class Replay(Generic[MachineT]):
         self._taken_back = partition.committed_taken_back
         self._is_broken = False
         self._unreadable = 0
-        self._held: dict[bytes, Record] = {}
+        self._held: dict[bytes, Held] = {}
         self._held_bytes = 0
         self._turn = Turn(WORK_A_TURN)
 
@@ -78,7 +89,7 @@ class Replay(Generic[MachineT]):
         if not checksum_ok(batch, header):
             raise CorruptBatch(f"the checksum of the batch at offset {header.base_offset} is wrong")
         turn, held, only_last_counts = self._turn, self._held, self.machine.only_last_counts
-        if turn.is_over():
+        if turn.is_over(1 + header.size_bytes // SHORT_BYTES):
             yield
         try:
             if header.is_control:
@@ -87,17 +98,16 @@ class Replay(Generic[MachineT]):
                 return
             is_transactional = header.producer_id >= 0
             for record in read_records(batch, header):
-                if turn.is_over():
+                key, value, value_bytes = record.key, record.value, len(record.value or b"")
+                if turn.is_over(1 + value_bytes // SHORT_BYTES):
                     yield
-                key, value = record.key, record.value
                 if is_transactional or key is None or not only_last_counts(key, value):
                     yield from self._apply_held()
-                    yield from self._apply(record, header.producer_id, header.producer_epoch)
+                    yield from self._in_its_turn(value)
+                    self._apply(record.offset, key, value, header.producer_id, header.producer_epoch)
                     continue
-                if key in held:
-                    del held[key]  # the order is that of the last ones
-                held[key] = record
-                self._held_bytes += len(key) + len(value or b"")
+                held[key] = Held(record.offset, value, held.pop(key, None))  # the order is that of the last ones
+                self._held_bytes += RECORD_BYTES + len(key) + value_bytes
         except CorruptBatch as error:
             self._pass_over(header.base_offset, error)
         if self._held_bytes >= HELD_BYTES:
@@ -110,26 +120,40 @@ class Replay(Generic[MachineT]):
             self._taking_transactions.apply_marker(header.producer_id, header.producer_epoch, committed)
 
     def _apply_held(self) -> Steps[None]:
-        records = [*reversed(self._held.values())]
+        last_ones = [*reversed(self._held.items())]
         self._held.clear()
         self._held_bytes = 0
-        while records:
-            yield from self._apply(records.pop(), NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
+        while last_ones:
+            key, held = last_ones.pop()
+            yield from self._in_its_turn(held.value)
+            while not self._apply(held.offset, key, held.value) and held.before is not None:
+                held = held.before
+                yield from self._in_its_turn(held.value)
 
-    def _apply(self, record: Record, producer_id: int, producer_epoch: int) -> Steps[None]:
-        if self._turn.is_over(TO_APPLY * (1 + len(record.value or b"") // SHORT_BYTES)):
+    def _in_its_turn(self, value: bytes | None) -> Steps[None]:
+        if self._turn.is_over(TO_APPLY * (1 + len(value or b"") // SHORT_BYTES)):
             yield
+
+    def _apply(
+        self,
+        offset: int,
+        key: bytes | None,
+        value: bytes | None,
+        producer_id: int = NO_PRODUCER_ID,
+        producer_epoch: int = NO_PRODUCER_EPOCH,
+    ) -> bool:
+        """Returns whether the machine can read the record."""
         try:
-            assert record.key is not None, "every record of a coordinator has a key"
+            assert key is not None, "every record of a coordinator has a key"
             if producer_id < 0:
-                self.machine.apply(record.key, record.value)
+                self.machine.apply(key, value)
             else:
                 assert self._taking_transactions is not None, "nobody's transaction writes here"
-                self._taking_transactions.apply(
-                    record.key, record.value, producer_id=producer_id, producer_epoch=producer_epoch
-                )
+                self._taking_transactions.apply(key, value, producer_id=producer_id, producer_epoch=producer_epoch)
         except Exception as error:  # noqa: BLE001 - unknown bytes can make a machine raise anything
-            self._pass_over(record.offset, error)
+            self._pass_over(offset, error)
+            return False
+        return True
 
     def _pass_over(self, offset: int, error: Exception) -> None:
         self._unreadable += 1

@@ -70,6 +70,40 @@ def test_of_the_transactions_of_an_id_only_the_last_is_taken_up(
     on_txn_stage(tmp_path, scene)
 
 
+def test_a_record_that_nobody_can_read_takes_nothing_back(tmp_path: Path) -> None:
+    """A newer version may have written it. The decision before it holds, and its markers are owed."""
+
+    async def scene(stage: TxnStage) -> None:
+        coordinators = stage.broker.coordination.transactions
+        partition = coordinators.shard("pay").partition
+        decided = Txn("pay", 7, 1, State.PREPARE_COMMIT, 60_000, 1, (TopicPartition("orders", 0),))
+        append(partition, (write_key("pay"), write_value(decided)))
+        append(
+            partition, (write_key("pay"), b"\0\7of a version to come"), (write_key("pay"), write_value(decided)[:-3])
+        )
+        mishaps = Mishaps()
+        replay: Replay[Any] = Replay(partition, coordinators._new_machine(partition), mishaps)
+        done_at_once(replay.up_to(partition.log.end_offset))
+        assert replay.machine.describe("pay").txn.state is State.PREPARE_COMMIT
+        assert mishaps.records == 2
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_long_records_that_are_replaced_are_read_in_turns(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        coordinators = stage.broker.coordination.transactions
+        partition = coordinators.shard("pay").partition
+        partitions = tuple(TopicPartition("orders", index) for index in range(60_000))
+        for _ in range(5):
+            told = Txn("pay", 7, 1, State.ONGOING, 60_000, 1, partitions)
+            append(partition, (write_key("pay"), write_value(told)))
+        replay: Replay[Any] = Replay(partition, coordinators._new_machine(partition), Mishaps())
+        assert sum(1 for _ in replay.up_to(partition.log.end_offset)) >= 3
+
+    on_txn_stage(tmp_path, scene)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_replay_makes_what_all_records_make_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
@@ -108,7 +142,7 @@ def test_a_replay_makes_what_all_records_make_one_by_one(
                     )
                     partition.append_own(bytearray(marker), now_ms=1)
                 case 7:
-                    append(partition, (b"\0\1", b"x"), (b"", b"x"))
+                    append(partition, (offset(number)[0], b"\0\5of a version to come"), (b"\0\1", b"x"), (b"", b"x"))
                 case _:
                     append(partition, *(offset(number) for _ in range(chance.randrange(1, 4))))
             if chance.random() < 0.02:
