@@ -186,7 +186,9 @@ class StableOffsets:
         return self._aborted.each_overlapping(from_offset, end_offset)
 
     def reaches_aborted(self, from_offset: int, end_offset: int) -> bool:
-        """Whether there is any such transaction. This is as quick for a million of them as for one."""
+        """Whether there is any such transaction. With a million of them this takes some hundred looks, one for each
+        chunk of ranges.
+        """
         return self._aborted.reach_into(from_offset, end_offset)
 
     def aborted_from(self, offset: int) -> int:

@@ -17,6 +17,7 @@ from log.unbroken import unbroken
 
 REMOVED_AT_ONCE: Final = 16
 """How many segments leave in one turn of the loop, which takes a few milliseconds."""
+EXPIRED_AT_ONCE: Final = 1_000
 
 
 async def raise_start_offset(log: PartitionLog, offset: int) -> None:
@@ -61,11 +62,14 @@ def _start_at(log: PartitionLog, offset: int) -> None:
 
 
 def expired_segments(log: PartitionLog, now_ms: int, high_watermark: int) -> int:
-    """How many of the oldest segments may go by age, size or start offset (`log.retention`)."""
+    """How many of the oldest segments may go by age, size or start offset (`log.retention`). No more than
+    EXPIRED_AT_ONCE are looked at, so that this takes a millisecond of any log.
+    """
     ages: list[SegmentAge] = []
     by_client = log.config.message_timestamp_type == "CreateTime"
-    appended_ms = now_ms
-    for segment in reversed(log.segments):
+    oldest, newer = log.segments[:EXPIRED_AT_ONCE], log.segments[EXPIRED_AT_ONCE:]
+    appended_ms = next((each.appended_ms for each in newer if each.appended_ms >= CLOCK_SET_MS), now_ms)
+    for segment in reversed(oldest):
         # A segment written before the clock was set counts as written at the same time as the next newer one.
         if segment.appended_ms >= CLOCK_SET_MS:
             appended_ms = segment.appended_ms
@@ -74,7 +78,14 @@ def expired_segments(log: PartitionLog, now_ms: int, high_watermark: int) -> int
             newest_ms = appended_ms
         ages.append(SegmentAge(segment.base_offset, segment.end_offset, segment.size_bytes, newest_ms))
     ages.reverse()
-    return expired(ages, log.config, now_ms=now_ms, start_offset=log.start_offset, high_watermark=high_watermark)
+    return expired(
+        ages,
+        log.config,
+        now_ms=now_ms,
+        size_bytes=log.size_bytes,
+        start_offset=log.start_offset,
+        high_watermark=high_watermark,
+    )
 
 
 async def remove_oldest(log: PartitionLog, how_many: Callable[[], int]) -> int:

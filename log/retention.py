@@ -23,12 +23,18 @@ class SegmentAge(NamedTuple):
 
 
 def expired(
-    segments: Sequence[SegmentAge], config: LogConfig, *, now_ms: int, start_offset: int, high_watermark: int
+    segments: Sequence[SegmentAge],
+    config: LogConfig,
+    *,
+    now_ms: int,
+    size_bytes: int,
+    start_offset: int,
+    high_watermark: int,
 ) -> int:
-    """How many of the oldest segments may be removed."""
+    """How many of these segments, the oldest of a log of `size_bytes`, may be removed."""
     count = below_start(segments, start_offset)
     if config.deletes:
-        count = max(count, too_old(segments, config, now_ms), too_large(segments, config))
+        count = max(count, too_old(segments, config, now_ms), too_large(segments, config, size_bytes))
     while count and not _may_go(segments, count - 1, high_watermark):
         count -= 1
     return count
@@ -54,11 +60,11 @@ def too_old(segments: Sequence[SegmentAge], config: LogConfig, now_ms: int) -> i
     return count
 
 
-def too_large(segments: Sequence[SegmentAge], config: LogConfig) -> int:
+def too_large(segments: Sequence[SegmentAge], config: LogConfig, size_bytes: int) -> int:
     """How many of the oldest segments can go so that the rest still has at least `retention.bytes`."""
     if config.retention_bytes < 0:
         return 0
-    excess = sum(segment.size_bytes for segment in segments) - config.retention_bytes
+    excess = size_bytes - config.retention_bytes
     count = 0
     while count < len(segments) and excess >= segments[count].size_bytes:
         excess -= segments[count].size_bytes

@@ -66,7 +66,8 @@ def _segment_with(log: PartitionLog, timestamp: int, from_offset: int) -> Segmen
 
 async def max_timestamp(log: PartitionLog, limit_offset: int, unpack: Unpack) -> TimestampOffset | None:
     """The first record with the largest timestamp of all records below the limit. If no record has a timestamp: the
-    first of all.
+    first of all. None if the batch with the largest timestamp was emptied: compaction has kept only its header, for its
+    producer. So Kafka answers, too.
     """
     while True:
         segments = [

@@ -136,8 +136,13 @@ class Housekeeper:
 
     async def _remove_expired(self, partition: Partition) -> None:
         log = partition.log
-        if self._expired_segments(partition):
-            freed_bytes = await remove_oldest(log, lambda: self._expired_segments(partition))
+        freed_bytes, segments = 0, len(log.segments)
+        while self._expired_segments(partition):
+            freed_bytes += await remove_oldest(log, lambda: self._expired_segments(partition))
+            if len(log.segments) >= segments:
+                break  # they may not go yet
+            segments = len(log.segments)
+        if freed_bytes:
             logger.info(
                 "%s: removed what has expired, %d bytes; it starts at offset %d",
                 *(partition.topic_partition, freed_bytes, log.start_offset),

@@ -25,7 +25,8 @@ from log.ids import TopicId
 from log.partition_log import PartitionLog
 from log.removal import expired_segments, remove_oldest
 from log.swap import CLEANED, PLAN, SwapPlan, remove_old, take_names
-from tests.log.building import append, stamped
+from log.time_search import max_timestamp
+from tests.log.building import append, stamped, unpack
 from tests.log.compacting import NOW_MS, RETENTION_MS, Bench, Facts, committed_records, table
 from tests.log.memory_disk import MemoryDisk
 from tests.log.plain_cleaning import PlainCleaner, once, twice, twice_alike
@@ -73,6 +74,18 @@ def test_what_stays_of_a_batch_keeps_its_codec_times_and_leader(codec: int) -> N
     assert (header.codec, header.base_offset, header.last_offset, header.record_count) == (codec, 0, 1, 1)
     assert read_header(batch).max_timestamp == 1
     assert records(bench) == [(1, b"b", b"stays"), (2, b"a", b"new")]
+
+
+def test_the_latest_record_is_not_found_if_it_was_in_a_batch_that_is_empty_now() -> None:
+    """Kafka 4.3 answers so, too: it looks for the record in the batch with the largest time, and in no other."""
+    bench = Bench(MemoryDisk())
+    late = build_batch([(b"a", b"late", (), 9_000)], leader_epoch=0, producer_id=1, producer_epoch=0, base_sequence=0)
+    append(bench.log, late)
+    bench.put((b"a", b"replaces it"), (b"b", b"stays"))
+    assert asyncio.run(max_timestamp(bench.log, 3, unpack)) == (0, 9_000, 0)
+    cleaned(bench)
+    assert next(bench.log.scan(0))[0].record_count == 0, "it is kept for what it says of its producer"
+    assert asyncio.run(max_timestamp(bench.log, 3, unpack)) is None
 
 
 def test_records_without_a_key_have_no_place_in_a_table() -> None:

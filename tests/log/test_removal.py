@@ -9,6 +9,7 @@ import pytest
 from log.batch import Buffer
 from log.config import LogConfig
 from log.removal import REMOVED_AT_ONCE, expired_segments, raise_start_offset, remove_oldest
+from log.retention import SegmentAge
 from log.time_search import offset_for_timestamp
 from tests.log.building import append, base_offsets, fill, open_log, stamped, unpack
 from tests.log.memory_disk import MemoryDisk
@@ -106,6 +107,23 @@ def test_however_many_segments_expire_only_some_are_removed_in_one_turn() -> Non
         assert max(before - after for before, after in pairwise(left)) == REMOVED_AT_ONCE
 
     asyncio.run(main())
+
+
+def test_of_very_many_segments_only_some_are_looked_at_in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("log.removal.EXPIRED_AT_ONCE", 10)
+    looked: list[SegmentAge] = []
+
+    def look(*facts: int) -> SegmentAge:
+        looked.append(SegmentAge(*facts))
+        return looked[-1]
+
+    monkeypatch.setattr("log.removal.SegmentAge", look)
+    by_age, _ = open_log(MemoryDisk(), config=LogConfig(segment_bytes=1000, retention_ms=1000))
+    by_size, _ = open_log(MemoryDisk(), config=LogConfig(segment_bytes=1000, retention_ms=-1, retention_bytes=1))
+    for each in (by_age, by_size):
+        fill(each, 200)
+        assert expired_segments(each, 10_000_000, 200) == 10
+    assert len(looked) == 20
 
 
 @pytest.mark.parametrize("turns", range(12))

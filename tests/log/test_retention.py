@@ -25,7 +25,15 @@ def count(
     retention_bytes: int = -1,
 ) -> int:
     config = LogConfig(cleanup_policy=policy, retention_ms=retention_ms, retention_bytes=retention_bytes)
-    return expired(segments, config, now_ms=now_ms, start_offset=start_offset, high_watermark=high_watermark)
+    size_bytes = sum(segment.size_bytes for segment in segments)
+    return expired(
+        segments,
+        config,
+        now_ms=now_ms,
+        size_bytes=size_bytes,
+        start_offset=start_offset,
+        high_watermark=high_watermark,
+    )
 
 
 def test_segments_go_when_their_newest_record_is_too_old() -> None:

@@ -241,3 +241,20 @@ def test_the_points_of_very_many_partitions_are_written_down_in_turns(
         assert len(read_recovery_points(partition.folder.disk)) == 20
 
     on_stage(tmp_path, scene, {"log.durability": "os"})
+
+
+def test_a_check_removes_all_that_has_expired_though_it_looks_at_some_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("log.removal.EXPIRED_AT_ONCE", 3)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders", 1, segment_bytes="1048576", retention_ms="1000")
+        partition = await stage.served("orders")
+        for _ in range(10):
+            await write(partition, bytes(1_000_000), timestamp_ms=1)
+        assert len(partition.log.segments) == 10
+        await stage.broker.housekeeper._remove_expired(partition)
+        assert (len(partition.log.segments), partition.log.start_offset) == (1, 10)
+
+    on_stage(tmp_path, scene)
