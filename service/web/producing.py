@@ -13,6 +13,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from sys import getsizeof
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
@@ -621,22 +622,32 @@ async def _lines(request: web.Request, line_bytes_max: int) -> AsyncIterator[tup
     """How many empty lines are before them, and whole lines, as many as have come. A small body may unpack to a hundred
     million empty lines.
     """
-    rest, pace, holder = b"", Pace(), request[HOLDER]
+    rest: list[bytes] = []
+    rest_bytes = held_bytes = 0
+    pace, holder = Pace(), request[HOLDER]
     async for chunk in pieces_of(request, pace):
-        whole = rest + chunk if rest else chunk
-        text = whole.lstrip()
-        empty = whole.count(b"\n", 0, len(whole) - len(text))
-        *lines, rest = text.split(b"\n")
-        rest = rest.lstrip()  # what begins the next piece is no blank, or nothing
-        whole = text = b""
-        if len(rest) > line_bytes_max:
+        empty, lines, more = 0, [], chunk
+        if b"\n" in chunk:
+            whole = b"".join([*rest, chunk])
+            text = whole.lstrip()
+            empty = whole.count(b"\n", 0, len(whole) - len(text))
+            *lines, more = text.split(b"\n")
+            whole, text, rest = b"", b"", []
+            rest_bytes = held_bytes = 0
+        if not rest:
+            more = more.lstrip()  # what begins the next line is no blank
+        if more:
+            rest.append(more)
+            rest_bytes += len(more)
+            held_bytes += getsizeof(more)
+        if rest_bytes > line_bytes_max:
             raise Problem("record-too-large", f"a line is longer than {line_bytes_max} bytes")
         if lines or empty:
             yield empty, lines
             pace.moved()
-        await holder.take(len(rest))
+        await holder.take(held_bytes)
     if rest:
-        yield 0, [rest]
+        yield 0, [b"".join(rest)]
 
 
 async def _write_plain_lines(
