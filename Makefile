@@ -94,13 +94,13 @@ transcripts: install-dev ## rewrite tests/transcripts/*.txt; review the differen
 sim: install-dev ## the whole broker in one seeded simulation: SEED=n replays a run, N=1000 runs many
 	$(PYTHON_RUN) -m tests.sim $(if $(SEED),--seed $(SEED)) $(if $(FROM),--from $(FROM)) $(if $(N),--runs $(N)) $(ARGS)
 
-sim-cluster: install-dev ## three brokers in one seeded simulation: SEED=n, N=1000, FROM=n
+sim-cluster: install-dev ## three to five brokers in one seeded simulation: SEED=n, N=1000, FROM=n
 	$(PYTHON_RUN) -m tests.sim.cluster $(if $(SEED),--seed $(SEED)) $(if $(FROM),--from $(FROM)) $(if $(N),--runs $(N)) $(ARGS)
 
 sim-groups: install-dev ## the group coordinator and members of all kinds in a world of their own: SEED=n, N=1000, FROM=n
 	$(PYTHON_RUN) -m tests.sim.groups $(if $(SEED),--seed $(SEED)) $(if $(FROM),--from $(FROM)) $(if $(N),--runs $(N)) $(ARGS)
 
-sim-web: install-dev ## the exactly-once workload by HTTP, at three or four brokers in one seeded simulation: SEED=n, N=1000, FROM=n
+sim-web: install-dev ## the exactly-once workload by HTTP, at three to five brokers in one seeded simulation: SEED=n, N=1000, FROM=n
 	$(PYTHON_RUN) -m tests.sim.web $(if $(SEED),--seed $(SEED)) $(if $(FROM),--from $(FROM)) $(if $(N),--runs $(N)) $(ARGS)
 
 mutants: install-dev ## plant known bugs and show that the simulation catches each

@@ -1,4 +1,4 @@
-"""`python -m tests.sim.cluster`: three or four brokers in one simulated world, with the exactly-once workload.
+"""`python -m tests.sim.cluster`: three to five brokers in one simulated world, with the exactly-once workload.
 
 Each broker has a disk, clocks and a way to the metadata store of its own. They share the store's server, whose sessions
 expire. Beside the faults of a single broker there are those of many: one is cut off from some of the others or from the

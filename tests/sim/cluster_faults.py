@@ -92,7 +92,7 @@ RATES_APART = 0.05
 
 def draw_cluster_plan(chance: random.Random) -> Plan:
     plan = draw_plan(chance)
-    plan.brokers = chance.choice((3, 3, 3, 4))
+    plan.brokers = chance.choice((3, 3, 4, 5))
     plan.replication = 3
     likely = chance.choice((0.15, 0.3, 0.6))
     plan.kinds = tuple(kind for kind in KINDS if chance.random() < likely) or (chance.choice(KINDS),)

@@ -43,8 +43,10 @@ from service.broker.shard import Shard
 from service.broker.transaction_gate import TransactionGate
 from service.cluster.controller import AlterPartition
 from service.cluster.election import held_by
-from service.cluster.image import NO_DIRECTORIES, Image, PartitionState
+from service.cluster.image import CONTROLLER_EPOCH, NO_DIRECTORIES, Image, PartitionState
 from service.cluster.metadata import ClusterMetadata
+from service.stores.memory import MemoryServer
+from service.stores.port import Check, Op, Put, Result
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import FetchPartition
 from tests.sim.cluster import ClusterSimulation, run
@@ -137,6 +139,20 @@ def in_sync_without_having_caught_up() -> Planting:
 def the_in_sync_set_is_written_whatever_it_is_by_now() -> Planting:
     """No compare-and-set: a proposal overwrites what others have decided meanwhile."""
     return replaced(AlterPartition, "_refusal", lambda command, image, state: None)
+
+
+def a_controller_ignores_its_epoch() -> Planting:
+    """What a controller decides is written whatever the store holds by now. Another one may have decided since."""
+    original = MemoryServer.commit
+
+    def commit(server: MemoryServer, session: int, ops: tuple[Op, ...]) -> Result:
+        if any(isinstance(op, Check) and op.key == CONTROLLER_EPOCH for op in ops):
+            held = server.snapshot().entries
+            puts = (op for op in ops if isinstance(op, Put) and op.key in held)
+            ops = tuple(dataclasses.replace(op, version=held[op.key].version) for op in puts)
+        return original(server, session, ops)
+
+    return replaced(MemoryServer, "commit", commit)
 
 
 def what_is_not_flushed_is_said_to_be_held() -> Planting:
@@ -521,6 +537,7 @@ WHERE_MEMORY_IS_LOST = (
 WHERE_DISKS_ARE_REPLACED = (who_has_an_empty_disk_is_taken_for_who_it_was,)
 WHERE_MOVES_ARE_UNHEARD = (
     the_in_sync_set_is_written_whatever_it_is_by_now,
+    a_controller_ignores_its_epoch,
     who_was_replaced_tells_producers_to_give_up,
     nobody_is_fenced_by_a_leader_epoch,
 )

@@ -1,5 +1,5 @@
-"""Three brokers in one simulated world break no promise under faults, in runs that nobody has seen among others, and a
-run replays. More: `make sim-cluster`.
+"""Three to five brokers in one simulated world break no promise under faults, in runs that nobody has seen among
+others, and a run replays. More: `make sim-cluster`.
 """
 
 import os

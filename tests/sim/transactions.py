@@ -235,9 +235,11 @@ class Transactor(ExactlyOnce):
         former, self._former = self._former, None
         if former is None or self.chance.random() < 0.5:
             return
-        if self.plan.late_markers and not self.newest:
-            return  # while a marker is under way, its partition takes such a write for one of the same transaction
         owner, txn = former
+        # While an older client's marker is under way, its partition takes such a write for one of that transaction.
+        # Once the coordinator has added a partition to the next one, none is.
+        if not self.newest and (self.plan.late_markers or not txn.values):
+            return
         with contextlib.suppress(Refused, Unanswered):
             await self._write(owner, txn, self.chance.choice(self._outputs()), dict.fromkeys(self._outputs()))
 

@@ -1,4 +1,4 @@
-"""`python -m tests.sim.web`: the exactly-once workload by HTTP, at three or four brokers in one simulated world.
+"""`python -m tests.sim.web`: the exactly-once workload by HTTP, at three to five brokers in one simulated world.
 
 The brokers are those of tests/sim/cluster.py, with the HTTP API as it is: aiohttp serves on the simulated network, and
 so do requests that one broker forwards to another. The clients of tests/sim/web_clients.py know nothing but HTTP.
