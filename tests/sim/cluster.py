@@ -17,6 +17,7 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -26,6 +27,7 @@ from log.ids import TopicPartition
 from service.api.routes import OFFERED
 from service.broker.node import Broker
 from service.broker.partition import Partition
+from service.broker.peers import PeerAway, Peers
 from service.cluster.image import load
 from service.cluster.metadata import MetadataLost
 from service.process import listen
@@ -51,6 +53,7 @@ from tests.sim.run import (
     WorldClock,
     let_transactions_end,
     read_all,
+    replaced,
     transactional_actors,
 )
 from tests.sim.turns import short_turns
@@ -206,7 +209,7 @@ class ClusterSimulation:
             brokers.propagate = False
             logging.disable(logging.WARNING)
         try:
-            with short_turns(self.world.stream("turns")):
+            with short_turns(self.world.stream("turns")), self._answers_lost():
                 self._start()
                 self.world.run(until=LONGEST_RUN, stop=self._stop)
         except Stalled as error:
@@ -216,6 +219,21 @@ class ClusterSimulation:
             brokers.propagate = True
             brokers.removeHandler(heard)
         return self._report()
+
+    def _answers_lost(self) -> AbstractContextManager[None]:
+        """Some answers of a broker to another one get lost, so the question comes again: the network repeats it. What
+        clients send is repeated by the postman, and by their own tries.
+        """
+        chance, ask = self.world.stream("answers"), Peers.ask
+
+        async def ask_in_vain(peers: Peers, broker_id: int, request: Any, **how: Any) -> Any:
+            answer = await ask(peers, broker_id, request, **how)
+            if not self.fate.finished and chance.random() < self.plan.answers_lost:
+                self.fate.given["answer between brokers lost"] += 1
+                raise PeerAway("its answer was lost", may_come_late=True)
+            return answer
+
+        return replaced(Peers, "ask", ask_in_vain)
 
     def _start_brokers(self) -> None:
         for name in self.names:

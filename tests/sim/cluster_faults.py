@@ -128,6 +128,7 @@ def draw_cluster_plan(chance: random.Random) -> Plan:
     plan.late_markers = plan.transactional and chance.random() < 0.3
     if plan.transactional and ALONE not in plan.kinds and chance.random() < 0.4:
         plan.kinds += (WITH_A_MARKER,)
+    plan.answers_lost = chance.choice((0.0, 0.02, 0.2))
     return plan
 
 

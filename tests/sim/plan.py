@@ -76,6 +76,7 @@ class Plan:
     folders: tuple[str, ...] = ("data",)
     transactional: bool = False
     brokers: int = 1
+    answers_lost: float = 0.0  # of those that brokers give each other
     replication: int = 1
     carries: bool = False  # one compacted topic alone moves between the folders, slowly
     late_markers: bool = False  # of older clients, of which there are more then
