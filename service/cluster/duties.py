@@ -57,7 +57,8 @@ class Duties:
 
     def heard(self, delta: Delta) -> None:
         """Take note of a change of the image; it must see every change."""
-        if delta.brokers or delta.old.controller_session != delta.new.controller_session or self._gives_to_dead(delta):
+        controller_changed = delta.old.controller_session != delta.new.controller_session
+        if delta.brokers or controller_changed or self._gives_to_dead(delta) or self._now_may_lose(delta):
             self._stirred.set()
         self._lookout.heard(delta)
 
@@ -72,6 +73,11 @@ class Duties:
             return True  # perhaps; the controller looks itself
         states = map(delta.new.partition, delta.partitions)
         return any(state is not None and state.leader not in delta.new.brokers for state in states)
+
+    def _now_may_lose(self, delta: Delta) -> bool:
+        """Whether unclean elections may have been allowed, perhaps for partitions that wait for one."""
+        topics = (delta.new.topics.get(name) for name in delta.topics)
+        return bool(delta.broker_configs) or any(topic is not None and self._may_lose(topic) for topic in topics)
 
     def stir(self) -> None:
         """This broker is in session, for the first time or again, so there may be work."""

@@ -224,8 +224,6 @@ def test_an_unclean_election_takes_the_best_copy(tmp_path: Path, is_asked: bool)
             await stage.wire(2).ask(ElectLeadersRequest(UNCLEAN, None, 5000))
         else:
             await stage.configure(TOPICS, TOPIC, "unclean.leader.election.enable", "true", asked=2)
-            for node_id in 2, 3:
-                stage.broker(node_id).duties.stir()
         await stage.in_sync(2, 3)
         assert stage.state().leader == 3
         await stage.alike(2, 3)
