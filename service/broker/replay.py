@@ -55,6 +55,7 @@ class Replay(Generic[MachineT]):
         self._taking_transactions = asked if isinstance(asked, TakesTransactions) else None
         self._mishaps = mishaps
         self._taken_back = partition.committed_taken_back
+        self._times_forgotten = partition.log.times_forgotten
         self._is_broken = False
         self._unreadable = 0
         self._held: dict[bytes, Held] = {}
@@ -63,8 +64,13 @@ class Replay(Generic[MachineT]):
 
     @property
     def holds(self) -> bool:
-        """Whether the machine is what the log below `at_offset` makes. If not, it must be thrown away."""
-        return not self._is_broken and self._taken_back == self.partition.committed_taken_back
+        """Whether the machine will be what the log makes, if it goes on from `at_offset`. If not, it must be thrown
+        away. What it has taken up may have been deleted by a record further on, and compaction has removed both (R15).
+        """
+        log = self.partition.log
+        lacks_deletions = self._times_forgotten != log.times_forgotten and self.at_offset < log.forgotten_below
+        is_taken_back = self._taken_back != self.partition.committed_taken_back
+        return not (self._is_broken or lacks_deletions or is_taken_back)
 
     def up_to(self, end_offset: int, at_most_bytes: int | None = None) -> Steps[None]:
         """Replay the log to this offset, or about so many bytes of it. `CorruptBatch` if a batch is damaged. What is

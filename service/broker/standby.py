@@ -2,8 +2,8 @@
 this broker leads one, hardly anything is left to read: the log of a busy coordinator would take seconds.
 
 What always holds: a machine here knows nothing but what is committed, so no cut takes back what it knows. There is one
-exception, which a partition counts (`committed_taken_back`): the machine is thrown away then, and so is one whose
-replay has failed. What is not here is read when it is needed, as if nobody had followed.
+exception, which a partition counts (`committed_taken_back`): the machine is thrown away then. So is one that is behind
+deletions which have left the log (R15), and one whose replay has failed (`Replay.holds`).
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from service.ports import Env
 logger = logging.getLogger("oncelog.coordinator")
 
 EVERY_S = 0.5
-AT_ONCE_BYTES = 1 << 20
-"""How much is read without a rest: some thirty milliseconds, in turns. Meanwhile the log can't be cut."""
-REST_S = 0.05
+AT_ONCE_BYTES = 256 << 10
+"""How much is read without a rest: some ten milliseconds, in turns. Meanwhile the log can't be cut or flushed."""
+REST_S = 0.02
 """A broker that has started reads all its logs, beside everything else that it does then."""
 
 
@@ -85,8 +85,12 @@ class Standby(Generic[MachineT]):
         except Exception as error:
             if not isinstance(error, DiskFault | CorruptBatch):
                 logger.exception("%s can't be kept up with", partition.topic_partition)
-            if self._replays.get(index) is replay:  # it is read when this broker leads, and judged then
-                del self._replays[index]
+            if self._replays.get(index) is replay:
+                if isinstance(error, DiskFault) and error.passing:
+                    self._replays[index] = self._new_replay(partition)
+                else:  # it is read when this broker leads, and judged then
+                    del self._replays[index]
             return False
-        await asyncio.sleep(REST_S)
-        return replay.at_offset < committed
+        is_behind = replay.at_offset < committed
+        await asyncio.sleep(REST_S if is_behind else 0)
+        return is_behind

@@ -1,6 +1,8 @@
 """A follower of a coordinator's partition has its machine ready."""
 
 import asyncio
+from dataclasses import replace
+from errno import EMFILE
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 import service.broker.replay
 import service.broker.standby
 from log.batch import BatchHeader, build_plain_batch, read_header, restamp
+from log.disk import DiskFault
 from log.ids import TopicPartition
 from service.broker.coordinators import Coordinators
 from service.broker.machine import Mishaps
@@ -129,6 +132,67 @@ def test_what_was_made_of_records_that_were_taken_back_is_thrown_away(
         standby.keep(partition)
         assert standby.take(partition) is not None
         assert standby.take(partition) is None
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_who_is_behind_deletions_that_have_left_the_log_reads_it_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had taken up an id. Compaction then removed the id's record together with the tombstone further on."""
+    monkeypatch.setattr(service.broker.standby, "AT_ONCE_BYTES", 1)
+    monkeypatch.setattr(service.broker.standby, "REST_S", 3.0)
+
+    async def scene(stage: TxnStage) -> None:
+        coordinators = stage.broker.coordination.transactions
+        partition = coordinators.shard("pay").partition
+        append(partition, 0)
+        append(partition, 1)
+        partition.append_own(build_plain_batch([(write_key("pay-0"), None)], 1), now_ms=1)
+        stage.broker.replication.stop(partition)
+        coordinators.lost(partition.topic_partition.partition)
+        partition.follow(2, partition.leader_epoch + 1, fsync=False)
+        settings = replace(partition.log.config, delete_retention_ms=0, min_cleanable_dirty_ratio=0.0)
+        partition.log.set_config(settings)
+        coordinators.standby.keep(partition)
+        (before,) = coordinators.standby.replays()
+        await until(lambda: before.at_offset == 1)
+        monkeypatch.setattr(service.broker.standby, "REST_S", 0.01)
+        for number in (2, 3, 4):  # a pass dates the tombstone, a later one removes it
+            partition.log.roll(1)
+            await partition.log.flush()
+            async with stage.broker.env.apart() as apart:
+                await stage.broker.compactor._compact(partition, apart)
+            copied = batch_of(number)
+            restamp(copied, base_offset=partition.log.end_offset, leader_epoch=partition.leader_epoch)
+            partition.append_replicated(memoryview(copied), read_header(copied), now_ms=1)
+            partition.learn_high_watermark(partition.log.end_offset)
+        assert partition.log.times_forgotten
+        assert before.at_offset == 1
+        await until(lambda: coordinators.standby.replays()[0].at_offset == partition.log.end_offset)
+        (replay,) = coordinators.standby.replays()
+        assert replay.machine.describe("pay-0") is None
+        assert follows_from_its_log(replay, coordinators)
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_a_fault_that_passes_ends_no_standby(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service.broker.standby, "EVERY_S", 0.005)
+
+    async def scene(stage: TxnStage) -> None:
+        coordinators = stage.broker.coordination.transactions
+        partition = coordinators.shard("pay").partition
+        append(partition, 1)
+        up_to = Replay.up_to
+
+        def fails_once(replay: Replay[Any], end_offset: int, at_most_bytes: int | None = None) -> Steps[None]:
+            monkeypatch.setattr(Replay, "up_to", up_to)
+            raise DiskFault(EMFILE, "no descriptor is left")
+
+        monkeypatch.setattr(Replay, "up_to", fails_once)
+        coordinators.standby.keep(partition)
+        await until(lambda: [each.at_offset for each in coordinators.standby.replays()] == [1])
 
     on_txn_stage(tmp_path, scene)
 
