@@ -40,6 +40,9 @@ A_READ_WITH_RECORDS = 16
 """How much longer it takes to find records in a file than to see that there are none. (Where a reader goes on where it
 was, it takes less.)
 """
+WALKED_IN_A_READ = 1_024
+"""Over the headers of so many bytes of small batches, between two entries of an index, a read walks in the same time.
+"""
 LONGEST_WAIT_MS = 5 * 60 * 1000
 """The longest wait that librdkafka can be configured for. A reader that asks for more gets an empty answer after this
 time, and asks again.
@@ -174,9 +177,9 @@ class Reading:
             else:
                 left = budget - size if size < enough else 0
                 data = self._read(partition, key, wanted, left, least, at_least_one=size == 0)
-            if data.records is not None:
-                size += data.records.size
-                done += A_READ_WITH_RECORDS
+                if data.records is not None:
+                    size += data.records.size
+                    done += A_READ_WITH_RECORDS + partition.log.config.index_interval_bytes // WALKED_IN_A_READ
             counted += data.counts
             if (
                 data.error

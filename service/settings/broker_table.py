@@ -419,7 +419,8 @@ class BrokerSettings:
     log_index_interval_bytes = integer(
         "log.index.interval.bytes",
         4096,
-        "One index entry for so many bytes: smaller finds faster and indexes grow. Above 65536 it is 65536.",
+        "One index entry for so many bytes: smaller finds faster and indexes grow. At most it is 65536, and at"
+        " least a 262144th of the segment.",
         at_least=0,
         mode=ANYWHERE,
     )

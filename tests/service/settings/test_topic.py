@@ -61,6 +61,13 @@ def test_an_index_has_an_entry_often_enough_whatever_is_set(given: dict[str, str
     assert told[0].value == given.get("index.interval.bytes", "2147483646")
 
 
+@pytest.mark.parametrize(("segment_bytes", "least"), [(1 << 30, 4_096), (1 << 20, 4)])
+def test_an_index_has_no_more_entries_than_can_be_written_in_one_turn(segment_bytes: int, least: int) -> None:
+    given = {"index.interval.bytes": "0", "segment.bytes": str(segment_bytes)}
+    check_topic_config(given)
+    assert log_config(given, BrokerConfig({})).index_interval_bytes == least
+
+
 def test_a_brokers_dynamic_values_hold_over_its_static_ones() -> None:
     config = BrokerConfig({"message.max.bytes": "1"})
     config.set_dynamic({"message.max.bytes": "2", "log.retention.ms": "7"}, {"message.max.bytes": "3"})
