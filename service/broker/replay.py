@@ -36,12 +36,12 @@ NAMED_AT_MOST = 10
 """The most unreadable records that a replay logs one by one. Of further ones only the number is logged."""
 
 
-class Held(NamedTuple):
+class HeldRecord(NamedTuple):
     """A record that may be the last one with its key."""
 
     offset: int
     value: bytes | None
-    before: "Held | None"
+    before: "HeldRecord | None"
     """The one that it replaces. That one counts if this one can't be read."""
 
 
@@ -58,7 +58,7 @@ class Replay(Generic[MachineT]):
         self._times_forgotten = partition.log.times_forgotten
         self._is_broken = False
         self._unreadable = 0
-        self._held: dict[bytes, Held] = {}
+        self._held: dict[bytes, HeldRecord] = {}
         self._held_bytes = 0
         self._turn = Turn(WORK_A_TURN)
 
@@ -112,7 +112,7 @@ class Replay(Generic[MachineT]):
                     yield from self._in_its_turn(value)
                     self._apply(record.offset, key, value, header.producer_id, header.producer_epoch)
                     continue
-                held[key] = Held(record.offset, value, held.pop(key, None))  # the order is that of the last ones
+                held[key] = HeldRecord(record.offset, value, held.pop(key, None))  # the order is that of the last ones
                 self._held_bytes += RECORD_BYTES + len(key) + value_bytes
         except CorruptBatch as error:
             self._pass_over(header.base_offset, error)
