@@ -265,7 +265,7 @@ async def stream(gateway: Gateway, request: web.Request) -> web.StreamResponse:
             "unknown-topic", f"topic {name!r} has no such partitions", error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         )
     given = request.headers.get("Last-Event-ID") or request.query.get("cursor")
-    known = read_cursor(given) if given else {}
+    known = read_cursor(given, topic.id) if given else {}
     offsets = {index: offset for index, offset in known.items() if chosen is None or index in chosen}
     # A partition that the cursor does not have was added since: with `latest` its first records would be left out.
     where = "earliest" if known else request.query.get("from", "latest")
@@ -287,7 +287,7 @@ async def stream(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         if is_sse:
             await response.write(b"retry: 1000\n\n")
         following = Stream(
-            *(gateway, request[HOLDER], response, request.transport, name, chosen, Cursor(offsets), lens),
+            *(gateway, request[HOLDER], response, request.transport, name, chosen, Cursor(topic.id, offsets), lens),
             is_sse=is_sse,
             most=most,
             until=until,

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 from aiohttp import web
 
-from log.ids import TopicPartition
+from log.ids import TopicPartition, format_topic_id
 from service.client.cluster import MOVED
 from service.client.failures import ClientFailure, FailureKind
 from service.cluster.image import Delta, Topic
@@ -52,10 +52,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Cursor:
-    """The position of a reader of several partitions, as text: `0:15,2:7`."""
+    """The position of a reader of several partitions, as text: the topic's id and `0:15,2:7`, with an `@` between."""
 
-    def __init__(self, offsets: dict[int, int]) -> None:
+    def __init__(self, topic_id: bytes, offsets: dict[int, int]) -> None:
         self.offsets = offsets
+        self._of_topic = format_topic_id(topic_id) + "@"
         self._parts = {index: f"{index}:{offset}" for index, offset in sorted(offsets.items())}
 
     def moved(self, index: int, offset: int) -> None:
@@ -68,16 +69,20 @@ class Cursor:
         at = places.index(index)
         parts = list(self._parts.values())
         before, after = ",".join(parts[:at]), ",".join(parts[at + 1 :])
-        return f"{before}{before and ','}{index}:", f"{after and ','}{after}"
+        return f"{self._of_topic}{before}{before and ','}{index}:", f"{after and ','}{after}"
 
     @property
     def text(self) -> str:
-        return ",".join(self._parts.values())
+        return self._of_topic + ",".join(self._parts.values())
 
 
-def read_cursor(given: str) -> dict[int, int]:
+def read_cursor(given: str, topic_id: bytes) -> dict[int, int]:
+    """The offsets in a cursor. One that a client has made itself need not name the topic."""
+    of_topic, _, places = given.rpartition("@")
+    if of_topic not in ("", format_topic_id(topic_id)):
+        raise Problem("malformed", f"{given[:60]!r} is a cursor of another topic, or of one that had this name before")
     found = {}
-    for part in given.split(","):
+    for part in places.split(","):
         index, _, offset = part.partition(":")
         is_number = index.isascii() and offset.isascii() and index.isdigit() and offset.isdigit() and len(part) < 32
         if not (is_number and int(index) < 2**31 and int(offset) < 2**63):

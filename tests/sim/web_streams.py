@@ -215,6 +215,8 @@ class Follower(WebActor):
         super().__init__(clients, name, brokers, told)
         self._brokers = brokers
         self._places: dict[str, dict[int, int]] = {}
+        self._cursors: dict[str, str] = {}
+        """The text of each place."""
 
     async def turn(self) -> None:
         await asyncio.sleep(self.chance.random())
@@ -246,10 +248,10 @@ class Follower(WebActor):
         headers = [f"Accept: {accept}"]
         if place is None:
             path += "&from=earliest"
-        elif (text := ",".join(f"{index}:{offset}" for index, offset in place.items())) and chance.random() < 0.5:
-            headers.append(f"Last-Event-ID: {text}")
+        elif chance.random() < 0.5:
+            headers.append(f"Last-Event-ID: {self._cursors[topic]}")
         else:
-            path += f"&cursor={text}"
+            path += f"&cursor={self._cursors[topic]}"
         begun = self.clients.now
         exchange = await Exchange.begin(chance.choice(self._brokers), "GET", path, *headers)
         try:
@@ -295,6 +297,7 @@ class Follower(WebActor):
                 if told["type"] != "/problems/not-now":
                     self.wrong(f"a stream of {topic} ends with {told}")
             else:
+                self._cursors[topic] = cursor
                 yield _event(topic, cursor, told if kind == "record" else None)
 
     def _note(self, topic: str, before: dict[int, int], event: Event, begun: float) -> None:
@@ -312,7 +315,10 @@ class Follower(WebActor):
 
 
 def _event(topic: str, cursor: str, told: dict[str, Any] | None) -> Event:
-    place = {int(index): int(offset) for index, _, offset in (each.partition(":") for each in cursor.split(","))}
+    place = {
+        int(index): int(offset)
+        for index, _, offset in (each.partition(":") for each in cursor.partition("@")[2].split(","))
+    }
     if told is None:
         return Event(place)
     if "specversion" not in told:

@@ -132,7 +132,7 @@ def test_a_change_of_partitions_is_heard_between_the_turn_to_read_and_the_questi
         monkeypatch.setattr(following, "fetch", fetch)
         response: Any = None
         more: Any = {"is_sse": True, "most": following.ALL_THE_TIME, "until": None}
-        stream = Stream(gateway, Holder(Holding(1)), response, None, "t", None, Cursor({0: 7}), lens, **more)
+        stream = Stream(gateway, Holder(Holding(1)), response, None, "t", None, Cursor(bytes(16), {0: 7}), lens, **more)
         place = stream._place(1, {TopicPartition("t", 0): 7})
         assert await reading.join(place, 60) is None
         step = asyncio.ensure_future(stream._step())
