@@ -487,7 +487,7 @@ class RecordsAnswer:
         ]
         elsewhere = []
         found = await asyncio.gather(*work)
-        await self._holder.take(self._bytes + sum(len(piece.data) for pieces in found for piece in pieces))
+        await self._holder.take(self._bytes + 2 * sum(len(piece.data) for pieces in found for piece in pieces))
         for pieces in found:
             for piece in pieces:
                 if piece.error == ErrorCode.OFFSET_OUT_OF_RANGE and piece.partition not in self._ends:

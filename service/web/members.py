@@ -620,7 +620,7 @@ async def _read(
     records: list[Shown] = []
     moved: dict[TopicPartition, int] = {}
     found = await asyncio.gather(*work)
-    await holder.take(sum(len(piece.data) for pieces in found for piece in pieces))
+    await holder.take(2 * sum(len(piece.data) for pieces in found for piece in pieces))  # as stored, and as records
     for pieces in found:
         for piece in pieces:
             if piece.error in MOVED or piece.partition not in member.positions:

@@ -701,3 +701,26 @@ def test_a_member_without_partitions_waits_quietly_and_is_given_some_at_once(htt
     ((values, given),) = found
     assert values == [7]
     assert given - left < 3
+
+
+def test_a_poll_holds_nothing_of_what_its_filter_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that such polls had thrown away was counted, and everybody else was refused."""
+    _, batch = data(count=10_000)
+    held: list[int] = []
+    request = asking()
+
+    async def found(*_: Any, **__: Any) -> list[Piece]:
+        held.append(request["holder"].bytes)
+        return [Piece(WHERE, 0, data=batch if len(held) == 1 else b"")]
+
+    monkeypatch.setattr(members, "fetch", found)
+    gateway: Any = Mock(leader=lambda partition: 1, members=Mock(is_due=lambda member: False, idle=AsyncMock()))
+    member = HttpMember("group", "member", Join(["t"]), 0.0, positions={WHERE: 0}, begun={WHERE: 0}, beaten_s=math.inf)
+
+    async def poll() -> None:
+        soon = asyncio.get_running_loop().time() + 0.1
+        assert await members._poll(gateway, request, member, None, Lens(key=b"nobody"), 500, 1 << 20, soon) == []
+
+    asyncio.run(poll())
+    assert len(batch) > 32 << 10 and len(held) > 1
+    assert (set(held), request["holder"].bytes, member.positions) == ({0}, 0, {WHERE: 10_000})
