@@ -59,18 +59,21 @@ async def write_manifest(disk: Disk, states: Iterable[CleanState]) -> None:
     await disk.write_atomic(MANIFEST, head + b"\n" + body)
 
 
-async def read_and_remove_manifest(disk: Disk) -> Manifest:
-    """The facts of the last stop if it was a clean one; otherwise an empty manifest. After this the next stop counts as
-    a crash until a manifest is written again.
-    """
+def read_manifest(disk: Disk) -> Manifest:
+    """The facts of the last stop if it was a clean one; otherwise an empty manifest."""
     try:
         data = disk.read(MANIFEST)
     except FileNotFoundError:
         return Manifest()
-    disk.unlink(MANIFEST)
-    await disk.sync_dir("")
     head, _, body = data.partition(b"\n")
     return Manifest(body.splitlines(), is_there=True) if _is_right(head, body) else Manifest()
+
+
+async def remove_manifest(disk: Disk) -> None:
+    """After this the next stop counts as a crash until a manifest is written again."""
+    if disk.exists(MANIFEST):
+        disk.unlink(MANIFEST)
+        await disk.sync_dir("")
 
 
 async def write_recovery_points(disk: Disk, points: Mapping[TopicPartition, int]) -> None:

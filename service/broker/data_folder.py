@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from log.disk import TEMPORARY, Disk
-from log.manifest import read_and_remove_manifest
+from log.manifest import remove_manifest
+from service.broker.losses import LOST
 from service.broker.notes import write_notes
 from service.broker.unremoved import UNREMOVED
 
@@ -128,7 +129,7 @@ async def claim(
         # So it may not go on leading as if nothing was lost (R4, R5). It must not, either, if the process dies here and
         # the next start finds no folder missing.
         for disk in disks.values():
-            await read_and_remove_manifest(disk)
+            await remove_manifest(disk)
     is_whole = not any_away(found)
     # A folder's notes hold only if this broker was never started without it: what they name may have been used again.
     claimed = [facts for facts in found.values() if facts is not None]
@@ -136,6 +137,7 @@ async def claim(
         facts = found[name]
         if facts is not None and any(facts.directory_id not in other.directories for other in claimed):
             await write_notes(disk, UNREMOVED, ())
+            await write_notes(disk, LOST, ())
     for name, disk in disks.items():
         facts = found[name]
         if facts is None or not facts.directory_id:

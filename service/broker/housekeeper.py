@@ -47,7 +47,7 @@ class Housekeeper:
         self._folders = folders
         self._unflushed_since_ms: dict[Partition, int] = {}
         self.written_points: dict[LogFolder, dict[TopicPartition, int]] = {}
-        self._written_high_watermarks: dict[LogFolder, dict[tuple[TopicId, int], int]] = {}
+        self.written_high_watermarks: dict[LogFolder, dict[tuple[TopicId, int], int]] = {}
         self._forgetting: dict[LogFolder, dict[TopicPartition, None]] = {}
         self._distrusted: list[tuple[TopicPartition, int]] = []
         self._writing_points = asyncio.Lock()
@@ -257,11 +257,11 @@ class Housekeeper:
         async for partition in in_turns(self._partitions, PARTITIONS_A_TURN):
             if partition.folder is folder and partition.is_replicated and not partition.offline:
                 known[partition.topic_id, partition.topic_partition.partition] = partition.high_watermark
-        if folder.failed is not None or known == self._written_high_watermarks.get(folder, {}):
+        if folder.failed is not None or known == self.written_high_watermarks.get(folder, {}):
             return
         try:
             await write_high_watermarks(folder.disk, known)
         except DiskFault as fault:
             folder.fail(fault)
             return
-        self._written_high_watermarks[folder] = known
+        self.written_high_watermarks[folder] = known

@@ -143,7 +143,7 @@ class Broker:
             )
         except MetadataLost as lost:
             raise StartError(f"the cluster refused this broker: {lost}") from None
-        await self.maker.losses.told()
+        await self.maker.told()
         self.holdings.begin()
         await self.holdings.even()
         self.replication.begin()

@@ -9,7 +9,7 @@ is opened and reported, but not served.
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from idempotence.producer_room import ProducerRoom
 from idempotence.producers import ProducerStates
@@ -19,7 +19,7 @@ from log.cutting import restart_at
 from log.disk import DiskFault
 from log.identity import read_topic_id
 from log.ids import ZERO_TOPIC_ID, TopicId, TopicPartition, folder_of, partition_of
-from log.manifest import Manifest, read_and_remove_manifest, read_high_watermarks, read_recovery_points
+from log.manifest import Manifest, read_high_watermarks, read_manifest, read_recovery_points, remove_manifest
 from log.partition_log import CleanState, PartitionLog
 from log.relocation import FORMER, FUTURE, of_stem, stem_of
 from service.broker.data_folder import FolderFacts, StartError, agree, any_away, read_facts
@@ -43,11 +43,14 @@ from service.broker.unremoved import Unremoved
 from service.cluster.image import NO_DIRECTORIES, Image, Topic
 from service.ports import Env
 from service.settings.broker import BrokerConfig
+from service.turns import Turn, in_turns
 
 logger = logging.getLogger("oncelog.broker")
 
 OPENED_AT_ONCE = 256
 """How many partitions are opened before other tasks run."""
+NAMED_AT_MOST = 5
+"""How many partitions a line of the log names."""
 
 
 class OpeningProgress:
@@ -100,24 +103,23 @@ class PartitionMaker:
         for folder in self._folders:
             folder.disk.sweep()
             present[folder.name] = set(folder.disk.listdir(""))
-            manifests[folder.name] = await read_and_remove_manifest(folder.disk)
+            manifests[folder.name] = read_manifest(folder.disk)
             self._housekeeper.written_points[folder] = read_recovery_points(folder.disk)
+            self._housekeeper.written_high_watermarks[folder] = read_high_watermarks(folder.disk)
             facts = found[folder.name] = read_facts(folder.disk, folder.name)
             assert facts is not None, "the folder is claimed before it is opened"
             self._directories[folder] = facts.directory_id
             # Without a manifest a whole partition may have been lost in a power cut, with nothing left that shows it.
             self.was_clean = self.was_clean and manifests[folder.name].is_there
-        self.losses.read()
+        noted = await self.losses.note(await self._gone(image, node_id, manifests, present))
+        for folder in self._folders:
+            await remove_manifest(folder.disk)
         await self._remove_unremoved(present)
         for folder in self._folders:
             folder.unused = dict.fromkeys((each for each in sorted(present[folder.name]) if each.endswith(STRAY)), 0)
         await self._settle_moves(image, node_id, present, in_doubt=any_away(found))
         points = {folder.name: self._housekeeper.written_points[folder] for folder in self._folders}
-        watermarks = {folder: read_high_watermarks(folder.disk) for folder in self._folders}
-        known = image.directories.get(node_id, NO_DIRECTORIES).ids
-        is_away = not set(known) <= set(self._directories.values())
         anew: list[tuple[Topic, int, LogConfig]] = []
-        lost: list[tuple[TopicId, int]] = []
         progress, topics = self.progress, list(image.topics.values())
         progress.partitions = sum(node_id in state.replicas for each in topics for state in each.partitions.values())
         for topic in topics:
@@ -125,28 +127,24 @@ class PartitionMaker:
             for index, state in topic.partitions.items():
                 if node_id not in state.replicas:
                     continue
-                committed = max(
-                    (each[topic.id, index] for each in watermarks.values() if (topic.id, index) in each), default=None
-                )
-                is_gone = await self._open(topic, index, config, manifests, points, present, committed, is_away)
-                if is_gone is not None:
+                if not await self._open(topic, index, config, manifests, points, present):
                     anew.append((topic, index, config))
-                    if is_gone and node_id in (*state.isr, *state.eligible, *state.last_known):
-                        lost.append((topic.id, index))
                 progress.opened += 1
                 if progress.opened % OPENED_AT_ONCE == 0:
                     await asyncio.sleep(0)
-        await self._begin_anew(anew, lost)
+        await self._begin_anew(anew)
         await self._sort_out(image, present)
         for folder in self._folders:
             # Recovery points of topics that were deleted before a crash, or of partitions that moved to another folder
             # before it, must not be applied to new topics of the same names.
             here = {partition.topic_partition for partition in self._partitions if partition.folder is folder}
             await self._housekeeper.forget_in_a_start(folder, points[folder.name].keys() - here)
-            for (topic_id, index), high_watermark in watermarks[folder].items():
+            for (topic_id, index), high_watermark in self._housekeeper.written_high_watermarks[folder].items():
                 partition = (self._partitions.topic_by_id(topic_id) or {}).get(index)
                 if partition is not None and partition.folder is folder:
                     partition.learn_high_watermark(high_watermark)
+        known = image.directories.get(node_id, NO_DIRECTORIES).ids
+        await self._find_lost(noted, is_away=not set(known) <= set(self._directories.values()))
         await agree({folder.name: folder.disk for folder in self._folders})
 
     async def _remove_unremoved(self, present: Mapping[str, set[str]]) -> None:
@@ -369,12 +367,9 @@ class PartitionMaker:
         manifests: Mapping[str, Manifest],
         points: Mapping[str, Mapping[TopicPartition, int]],
         present: Mapping[str, set[str]],
-        committed: int | None,
-        is_away: bool,
-    ) -> bool | None:
-        """Open the partition. If it is to begin anew instead, return whether it had a folder that is gone: a list says
-        how far its log had come, or a data folder is away and no list says that it had nothing. Nobody had written to
-        a partition without a folder. `committed` is its high watermark, if one is listed.
+    ) -> bool:
+        """Open the partition. Returns False if it is to begin anew instead, because its folder is not here. Nobody had
+        written to it, or the folder is gone.
         """
         topic_partition = TopicPartition(topic.name, index)
         name = folder_of(topic_partition)
@@ -390,39 +385,90 @@ class PartitionMaker:
         for folder in homes:
             if (known := listed[folder]) is not None:
                 self.add(topic, index, folder, config, known, 0)
-                return None
+                return True
             point = points[folder.name].get(topic_partition, 0)
             await self._env.blocking(self.add, topic, index, folder, config, None, point)
             self._report_recovery(topic_partition)
-            return None
+            return True
+        if not found and len(topic.partitions[index].replicas) == 1:
+            folder, ended = self._listed_end(topic, index, manifests)
+            if ended:
+                await self._start_over(topic, index, config, folder, ended)
+                return True
+        return False
+
+    def _listed_end(self, topic: Topic, index: int, manifests: Mapping[str, Manifest]) -> tuple[LogFolder, int]:
+        """How far the partition's log had come, as a manifest or a recovery point says, and whose. A folder that it
+        moved out of may list it, too.
+        """
+        topic_partition = TopicPartition(topic.name, index)
 
         def listed_end(folder: LogFolder) -> int:
-            known = listed[folder]
+            known = manifests[folder.name].get(folder_of(topic_partition))
             if known is None:
-                return points[folder.name].get(topic_partition, 0)
+                return self._housekeeper.written_points[folder].get(topic_partition, 0)
             return known.end_offset if known.topic_id in (None, topic.id) else 0
 
-        folder = max(self._folders, key=listed_end)  # one that it moved out of may list it, too
-        ended = max(0 if found else listed_end(folder), committed or 0)
-        if ended and len(topic.partitions[index].replicas) == 1:
-            await self._start_over(topic, index, config, folder, ended)
-            return None
-        if ended:
-            logger.critical(
-                "%s/%s is gone, and with it what was in it: %s is copied anew from another replica",
-                *(folder.name, name, topic_partition),
-            )
-        return ended > 0 or (is_away and committed is None)
+        folder = max(self._folders, key=listed_end)
+        return folder, listed_end(folder)
 
-    async def _begin_anew(
-        self, anew: Sequence[tuple[Topic, int, LogConfig]], lost: Collection[tuple[TopicId, int]]
-    ) -> None:
-        """Make these partitions, whose folders are not here. Those that are `lost` are noted before."""
-        for topic_id, index in list(self.losses.lost):
-            partition = (self._partitions.topic_by_id(topic_id) or {}).get(index)
-            if partition is None or partition.log.end_offset:
-                del self.losses.lost[topic_id, index]
-        await self.losses.add(lost)
+    async def _gone(
+        self, image: Image, node_id: int, manifests: Mapping[str, Manifest], present: Mapping[str, set[str]]
+    ) -> list[tuple[TopicId, int]]:
+        """The partitions without a folder here of which a manifest or a recovery point says that they had one."""
+        gone, turn = [], Turn(OPENED_AT_ONCE)
+        here = set().union(*present.values())
+        for topic in list(image.topics.values()):
+            for index, state in topic.partitions.items():
+                if turn.is_over():
+                    await asyncio.sleep(0)
+                is_here = folder_of(TopicPartition(topic.name, index)) in here
+                if node_id in state.replicas and not is_here and self._listed_end(topic, index, manifests)[1]:
+                    gone.append((topic.id, index))
+        return gone
+
+    async def _find_lost(self, noted: Container[tuple[TopicId, int]], *, is_away: bool) -> None:
+        """Find the partitions that are empty, though that was noted, or a list says that something was committed in
+        them. If a data folder is away, also those of which no list says that they had nothing.
+        """
+        committed: dict[tuple[TopicId, int], int] = {}
+        for listed in self._housekeeper.written_high_watermarks.values():
+            for key, high_watermark in listed.items():
+                committed[key] = max(high_watermark, committed.get(key, 0))
+        lost, short = [], []
+        async for partition in in_turns(self._partitions, OPENED_AT_ONCE):
+            key = partition.topic_id, partition.topic_partition.partition
+            end_offset, ended = partition.log.end_offset, committed.get(key, int(is_away))
+            if partition.offline or not partition.is_replicated:
+                continue
+            if not end_offset and (ended or key in noted):
+                self.losses.lost[key] = None
+                lost.append(str(partition.topic_partition))
+            elif end_offset < committed.get(key, 0):
+                short.append(f"{partition.topic_partition} (from {end_offset} to {ended})")
+        if lost:
+            logger.critical(
+                "%d partitions are empty here now, and were not, as far as is known, such as %s: this broker does not"
+                " count as one that holds them, and copies them from others. Those of which it was the last replica in"
+                " sync have no leader until you let another copy lead (oncelog topic elect TOPIC --unclean)",
+                *(len(lost), ", ".join(lost[:NAMED_AT_MOST])),
+            )
+        if short:
+            logger.critical(
+                "%d partitions have lost committed records here, most likely in a power cut, such as %s: they are"
+                " copied from the other replicas, unless this broker was the last one in sync",
+                *(len(short), ", ".join(short[:NAMED_AT_MOST])),
+            )
+
+    async def told(self) -> None:
+        """The cluster knows what is lost here. From now on these partitions may get something again."""
+        self.losses.lost.clear()  # a later registration must not tell it again
+        for folder in self._folders:
+            await self._housekeeper.write_high_watermarks(folder)
+        await self.losses.forget()
+
+    async def _begin_anew(self, anew: Sequence[tuple[Topic, int, LogConfig]]) -> None:
+        """Make these partitions, whose folders are not here."""
         # A partition begins perhaps in a folder that it, or its predecessor, had moved out of.
         partitions = [TopicPartition(topic.name, index) for topic, index, _ in anew]
         for folder in self._folders:
@@ -508,6 +554,7 @@ class PartitionMaker:
             on_read=self.progress.read,
         )
         partition = Partition(topic_partition, topic.id, log, folder, producers, stable)
+        partition.is_replicated = len(topic.partitions[index].replicas) > 1
         self._partitions.add(partition)
         return partition
 

@@ -164,7 +164,7 @@ class RegisterBroker:
     """
     min_in_sync: int = 1
     lost: Container[tuple[TopicId, int]] = ()
-    """The partitions whose folders are gone, with a data folder or alone."""
+    """The partitions that are empty now, and were not: with a data folder, or alone."""
 
     def decide(self, image: Image, *, retried: bool) -> Steps[MetadataDecision[int | Refusal]]:
         present = image.brokers.get(self.broker_id)

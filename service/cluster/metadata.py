@@ -183,8 +183,8 @@ class ClusterMetadata:
         lost: Container[tuple[TopicId, int]] = (),
     ) -> int:
         """Register this broker, and return its broker epoch. `clean` says that its former life ended in order,
-        `directories` are the ids of its data folders, and `lost` are the partitions that had a folder there and have
-        none. Nobody is told of them again once they are taken out.
+        `directories` are the ids of its data folders, and `lost` are the partitions that had something there and have
+        nothing. Nobody is told of them again once they are taken out.
         Raises `MetadataLost` while another broker has its id, or while the store can't be asked. After a session that
         ends meanwhile another one is begun, however often.
         """

@@ -9,8 +9,9 @@ from log.manifest import (
     MANIFEST,
     RECOVERY_POINTS,
     Manifest,
-    read_and_remove_manifest,
+    read_manifest,
     read_recovery_points,
+    remove_manifest,
     write_manifest,
     write_recovery_points,
 )
@@ -38,7 +39,7 @@ def test_facts_survive_the_manifest_and_no_file_is_touched_to_open_them() -> Non
         disk = MemoryDisk()
         states = await stopped(disk)
         await write_manifest(disk, states)
-        manifest = await read_and_remove_manifest(disk)
+        manifest = read_manifest(disk)
         assert [manifest[folder] for folder in manifest] == states
         known = disk.files
         disk.files = {}
@@ -54,14 +55,15 @@ def test_facts_survive_the_manifest_and_no_file_is_touched_to_open_them() -> Non
     asyncio.run(run())
 
 
-def test_a_manifest_is_read_once() -> None:
+def test_a_manifest_is_removed_durably() -> None:
     async def run() -> None:
         disk = MemoryDisk()
         await write_manifest(disk, await stopped(disk))
-        assert len(await read_and_remove_manifest(disk)) == 3
+        assert len(read_manifest(disk)) == 3
+        await remove_manifest(disk)
         assert not disk.exists(MANIFEST)
         assert disk.durable_files.keys() & {MANIFEST} == set()
-        assert len(await read_and_remove_manifest(disk)) == 0
+        assert len(read_manifest(disk)) == 0
 
     asyncio.run(run())
 
@@ -72,7 +74,7 @@ def test_a_damaged_manifest_says_nothing(position: int) -> None:
         disk = MemoryDisk()
         await write_manifest(disk, await stopped(disk))
         disk.files[MANIFEST].data[position] ^= 0x04
-        return await read_and_remove_manifest(disk)
+        return read_manifest(disk)
 
     assert len(asyncio.run(run())) == 0
 

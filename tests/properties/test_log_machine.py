@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from log.batch import checksum_ok, read_header, split
 from log.config import LogConfig
 from log.cutting import durable_after_cut, restart_at, truncate_to
-from log.manifest import read_and_remove_manifest, write_manifest
+from log.manifest import read_manifest, remove_manifest, write_manifest
 from log.partition_log import PartitionLog
 from log.removal import raise_start_offset, remove_oldest
 from log.time_search import max_timestamp, offset_for_timestamp
@@ -146,7 +146,8 @@ class LogMachine(RuleBasedStateMachine):
         state = self.do(self.log.close())
         assert state is not None
         self.do(write_manifest(self.disk, [state]))
-        manifest = self.do(read_and_remove_manifest(self.disk))
+        manifest = read_manifest(self.disk)
+        self.do(remove_manifest(self.disk))
         changes = self.disk.changes
         self.log, self.view = open_log(self.disk, config=self.config, known=manifest[FOLDER])
         assert self.disk.changes == changes

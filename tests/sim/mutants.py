@@ -55,7 +55,7 @@ from log.cutting import truncate_to
 from log.disk import Disk, DiskFault, FileSlice
 from log.durability import LogDurability
 from log.ids import NO_TIMESTAMP, TopicId, TopicPartition, folder_of
-from log.manifest import MANIFEST, Manifest, read_and_remove_manifest, write_recovery_points
+from log.manifest import write_recovery_points
 from log.partition_log import PartitionLog
 from log.recovery import Recovered
 from log.relocation import FORMER, FUTURE, Relocation, stem_of
@@ -186,14 +186,10 @@ def recovery_point_before_fsync() -> contextlib.AbstractContextManager[None]:
 def keep_the_manifest_after_the_start() -> contextlib.AbstractContextManager[None]:
     """A crash is then taken for the clean stop before it (KAFKA-10471)."""
 
-    async def read(disk: Disk) -> Manifest:
-        data = disk.read(MANIFEST) if disk.exists(MANIFEST) else None
-        manifest = await read_and_remove_manifest(disk)
-        if data is not None:
-            await disk.write_atomic(MANIFEST, data)
-        return manifest
+    async def keep(disk: Disk) -> None:
+        pass
 
-    return replaced(service.broker.opening, "read_and_remove_manifest", read)
+    return replaced(service.broker.opening, "remove_manifest", keep)
 
 
 def a_full_disk_fails_the_folder() -> contextlib.AbstractContextManager[None]:

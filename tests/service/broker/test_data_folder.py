@@ -6,8 +6,11 @@ import itertools
 import pytest
 
 from log.disk import DiskFault
-from log.manifest import read_and_remove_manifest, write_manifest
+from log.manifest import read_manifest, write_manifest
 from service.broker.data_folder import LAYOUT, META_FILE, FolderFacts, StartError, agree, claim, read_all
+from service.broker.losses import LOST
+from service.broker.notes import read_notes, write_notes
+from service.broker.unremoved import UNREMOVED
 from tests.log.memory_disk import MemoryDisk
 
 _ids = map("id{}".format, itertools.count(1))
@@ -68,6 +71,19 @@ def test_an_empty_folder_where_one_is_missing_is_refused() -> None:
     start({"a": a, "b": MemoryDisk()})  # and another came
 
 
+@pytest.mark.parametrize("file", [LOST, UNREMOVED])
+def test_the_notes_of_a_folder_that_was_away_are_void(file: str) -> None:
+    """What they name may have been used again meanwhile."""
+    a, b = MemoryDisk(), MemoryDisk()
+    start({"a": a, "b": b})
+    asyncio.run(write_notes(b, file, [("one", "other")]))
+    start({"a": a, "b": b})
+    assert read_notes(b, file)
+    start({"a": a})
+    start({"a": a, "b": b})
+    assert not read_notes(b, file)
+
+
 @pytest.mark.parametrize("dies", [False, True])
 def test_a_start_without_one_of_its_folders_is_none_after_a_stop_in_order(
     dies: bool, monkeypatch: pytest.MonkeyPatch
@@ -82,10 +98,10 @@ def test_a_start_without_one_of_its_folders_is_none_after_a_stop_in_order(
             patch.setattr(MemoryDisk, "write_atomic", died)
             start({"a": a})
     start({"a": a})
-    assert not asyncio.run(read_and_remove_manifest(a)).is_there
+    assert not read_manifest(a).is_there
     asyncio.run(write_manifest(a, ()))
     start({"a": a})  # the next time nothing is missing
-    assert asyncio.run(read_and_remove_manifest(a)).is_there
+    assert read_manifest(a).is_there
 
 
 async def died(disk: MemoryDisk, path: str, data: bytes) -> None:

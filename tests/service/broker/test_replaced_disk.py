@@ -3,13 +3,16 @@
 It led at once, without a record, and the intact copies of the others were cut to that.
 """
 
+import errno
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
+import service.broker.losses
 import tests.service.broker.cluster_stage
-from log.disk import RealDisk
+from log.disk import Disk, DiskFault, RealDisk
 from log.identity import read_topic_id
 from log.ids import format_topic_id
 from log.manifest import HIGH_WATERMARKS, MANIFEST, RECOVERY_POINTS
@@ -25,10 +28,11 @@ UNCLEAN = 1
 RECORDS = tuple("abc")
 
 
-async def last_in_sync(stage: ClusterStage) -> None:
+async def last_in_sync(stage: ClusterStage, records: tuple[str, ...] = RECORDS) -> None:
     """Broker 1 stops last, in order. All three have the records."""
     await stage.create(1, 2, 3, min_insync_replicas="1")
-    await stage.write(*RECORDS)
+    if records:
+        await stage.write(*records)
     await stage.in_sync(1, 2, 3)
     await stage.alike(1, 2, 3)
     for node_id, left in (3, (1, 2)), (2, (1,)):
@@ -37,8 +41,45 @@ async def last_in_sync(stage: ClusterStage) -> None:
     await stage.stop(1)
 
 
+async def stopped_without_its_folder(stage: ClusterStage, folder: Path, known_by: str) -> None:
+    """After `last_in_sync`, the folder of the partition is removed. Only this list tells that it was there."""
+    await last_in_sync(stage)
+    await stage.start(1)
+    await stage.in_sync(1)
+    for each in stage.broker(1).folders:
+        await stage.broker(1).housekeeper.write_points(each)
+    await stage.stop(1)
+    shutil.rmtree(folder / "1" / f"{TOPIC}-0")
+    for other in {MANIFEST, RECOVERY_POINTS, HIGH_WATERMARKS} - {known_by}:
+        (folder / "1" / other).unlink()
+
+
+async def start_that_dies(stage: ClusterStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broker 1 opens its partitions, and dies before it registers."""
+
+    async def dies(broker: Broker) -> None:
+        await broker.env.tasks.cancel_all()
+        await broker.metadata.close()
+        for folder in broker.folders:
+            assert isinstance(folder.disk, RealDisk)
+            folder.disk.close()
+        raise StartError("dead")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tests.service.broker.cluster_stage, "listen", dies)
+        with pytest.raises(StartError):
+            await stage.start(1)
+
+
 def is_there(stage: ClusterStage, node_id: int) -> bool:
     return len(stored(stage.partition(node_id))) == 1
+
+
+async def nobody_leads(stage: ClusterStage) -> None:
+    """Broker 1, the last one in sync, has lost what it had. Broker 2 has it."""
+    await until(lambda: stage.holds(1))
+    assert (stage.state().isr, stage.state().leader) == ((), NO_LEADER)
+    assert is_there(stage, 2) and not is_there(stage, 1)
 
 
 def test_the_copies_of_others_stay_and_one_of_them_leads_when_asked_to(tmp_path: Path) -> None:
@@ -87,15 +128,7 @@ def test_a_partition_whose_folder_is_gone_is_lost(tmp_path: Path, known_by: str)
     """The rest of the disk is there, and one of its lists says that there was something."""
 
     async def scene(stage: ClusterStage) -> None:
-        await last_in_sync(stage)
-        await stage.start(1)
-        await stage.in_sync(1)
-        for folder in stage.broker(1).folders:
-            await stage.broker(1).housekeeper.write_points(folder)
-        await stage.stop(1)
-        shutil.rmtree(tmp_path / "1" / f"{TOPIC}-0")
-        for other in {MANIFEST, RECOVERY_POINTS, HIGH_WATERMARKS} - {known_by}:
-            (tmp_path / "1" / other).unlink()
+        await stopped_without_its_folder(stage, tmp_path, known_by)
         await stage.start(2)
         await stage.start(3)
         await stage.start(1)
@@ -130,31 +163,145 @@ def test_an_empty_partition_has_no_folder_and_is_not_lost(tmp_path: Path, clean:
     on_cluster_stage(tmp_path, scene)
 
 
-def test_a_start_that_dies_before_the_cluster_was_told_leaves_a_note(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("known_by", [MANIFEST, RECOVERY_POINTS, HIGH_WATERMARKS])
+def test_a_start_that_dies_before_the_cluster_was_told_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_by: str
 ) -> None:
-    """The next one finds a folder that the first one has made: it led with that, without a record."""
+    """It has removed the manifest and the recovery point. The next one led, without a record."""
 
-    async def dies(broker: Broker) -> None:
-        await broker.env.tasks.cancel_all()
-        await broker.metadata.close()
-        for folder in broker.folders:
-            assert isinstance(folder.disk, RealDisk)
-            folder.disk.close()
-        raise StartError("dead")
+    async def scene(stage: ClusterStage) -> None:
+        await stopped_without_its_folder(stage, tmp_path, known_by)
+        await stage.start(2)
+        await start_that_dies(stage, monkeypatch)
+        await stage.start(1)
+        await nobody_leads(stage)
+
+    on_cluster_stage(tmp_path, scene)
+
+
+def test_a_loss_is_noted_before_what_tells_of_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the manifest told of it, and the disk was full at the note."""
+
+    async def full(disk: Disk, file: str, notes: object) -> None:
+        raise DiskFault(errno.ENOSPC, "no room", file)
+
+    async def scene(stage: ClusterStage) -> None:
+        await stopped_without_its_folder(stage, tmp_path, MANIFEST)
+        await stage.start(2)
+        with monkeypatch.context() as patched, pytest.raises(DiskFault):
+            patched.setattr(service.broker.losses, "write_notes", full)
+            await stage.start(1)
+        await stage.start(1)
+        await nobody_leads(stage)
+
+    on_cluster_stage(tmp_path, scene)
+
+
+def test_who_leads_without_a_record_by_an_operators_will_goes_on_after_a_crash(tmp_path: Path) -> None:
+    """The list of high watermarks still said for seconds that there was something."""
 
     async def scene(stage: ClusterStage) -> None:
         await last_in_sync(stage)
         shutil.rmtree(tmp_path / "1" / f"{TOPIC}-0")
-        await stage.start(2)
-        with monkeypatch.context() as patched:
-            patched.setattr(tests.service.broker.cluster_stage, "listen", dies)
-            with pytest.raises(StartError):
-                await stage.start(1)
         await stage.start(1)
-        await until(lambda: stage.holds(1))
-        assert (stage.state().isr, stage.state().leader) == ((), NO_LEADER)
-        assert is_there(stage, 2)
+        await until(lambda: stage.state().leader == NO_LEADER)
+        await stage.wire(1).ask(ElectLeadersRequest(UNCLEAN, None, 5000))
+        await stage.in_sync(1)
+        await stage.kill(1)
+        await stage.start(1)
+        await stage.in_sync(1)
+
+    on_cluster_stage(tmp_path, scene)
+
+
+def test_a_partition_whose_log_is_gone_from_its_folder_is_lost(tmp_path: Path) -> None:
+    async def scene(stage: ClusterStage) -> None:
+        await last_in_sync(stage)
+        await stage.start(1)
+        await stage.in_sync(1)
+        await stage.kill(1)
+        for log in (tmp_path / "1" / f"{TOPIC}-0").glob("*.log"):
+            log.unlink()
+        await stage.start(2)
+        await stage.start(1)
+        await nobody_leads(stage)
+
+    on_cluster_stage(tmp_path, scene)
+
+
+def test_committed_records_that_are_missing_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, 3, min_insync_replicas="1")
+        for value in RECORDS:
+            await stage.write(value)
+        await stage.alike(1, 2, 3)
+        for folder in stage.broker(3).folders:
+            await until(lambda: stage.partition(3).high_watermark == len(RECORDS))
+            await stage.broker(3).housekeeper.write_high_watermarks(folder)
+        await stage.kill(3)
+        log = tmp_path / "3" / f"{TOPIC}-0" / f"{0:020}.log"
+        os.truncate(log, log.stat().st_size * 2 // 3)
+        await stage.start(3)
+        assert f"such as {TOPIC}-0 (from 2 to 3)" in caplog.text
+        await stage.in_sync(1, 2, 3)
+        await stage.alike(1, 2, 3)
+
+    on_cluster_stage(tmp_path, scene)
+
+
+def test_an_empty_partition_keeps_its_leader_when_its_folder_is_back_after_a_start_that_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"1{SECOND}").mkdir()
+
+    async def scene(stage: ClusterStage) -> None:
+        monkeypatch.setattr(PartitionMaker, "emptiest_folder", lambda maker: maker._folders[-1])
+        await last_in_sync(stage, ())
+        (tmp_path / f"1{SECOND}").rename(tmp_path / "away")
+        await start_that_dies(stage, monkeypatch)
+        (tmp_path / "away").rename(tmp_path / f"1{SECOND}")
+        for node_id in 1, 2, 3:
+            await stage.start(node_id)
+        await stage.in_sync(1, 2, 3)
+
+    on_cluster_stage(tmp_path, scene)
+
+
+def test_a_list_of_before_does_not_say_that_there_was_nothing_in_a_folder_that_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The partition was empty, in the first folder, when the broker stopped. The next life has it in the second."""
+    (tmp_path / f"1{SECOND}").mkdir()
+
+    async def scene(stage: ClusterStage) -> None:
+        monkeypatch.setattr(PartitionMaker, "emptiest_folder", lambda maker: maker._folders[0])
+        await stage.create(1, 2, 3, min_insync_replicas="1")
+        await stage.in_sync(1, 2, 3)
+        await stage.stop(1)
+        monkeypatch.setattr(PartitionMaker, "emptiest_folder", lambda maker: maker._folders[-1])
+        await stage.start(1)
+        await stage.in_sync(1, 2, 3)
+        await stage.write(*RECORDS)
+        await stage.alike(1, 2, 3)
+        for node_id, left in (3, (1, 2)), (2, (1,)):
+            await stage.stop(node_id)
+            await stage.in_sync(*left)
+        await stage.stop(1)
+        shutil.rmtree(tmp_path / f"1{SECOND}")
+        await stage.start(2)
+        await stage.start(1)
+        await nobody_leads(stage)
+
+    on_cluster_stage(tmp_path, scene)
+
+
+@pytest.mark.parametrize("text", ["x y\n", "AAAAAAAAAAAAAAAAAAAAAA one\n"])
+def test_a_line_that_is_no_note_does_not_keep_a_broker_from_starting(tmp_path: Path, text: str) -> None:
+    async def scene(stage: ClusterStage) -> None:
+        await last_in_sync(stage)
+        (tmp_path / "1" / LOST).write_text(text)
+        await stage.start(1)
+        await stage.in_sync(1)
 
     on_cluster_stage(tmp_path, scene)
 
@@ -170,6 +317,7 @@ def test_a_note_means_nothing_where_the_partition_has_something(tmp_path: Path) 
         await stage.start(1)
         await stage.in_sync(1)
         assert is_there(stage, 1)
+        assert not (tmp_path / "1" / LOST).exists(), "it would be wrong once the partition is empty"
 
     on_cluster_stage(tmp_path, scene)
 
