@@ -1,5 +1,5 @@
-"""Finds out which of the living replicas has the best copy of a partition, when none is alive that is known to hold
-everything. They are asked before one of them is let lead, uncleanly.
+"""Finds out what the living replicas have of a partition, when none is alive that is known to hold everything. They are
+asked before one of them is let lead, uncleanly.
 
 What always holds: this ends within `WITHIN_S`, also where no broker answers.
 """
@@ -21,8 +21,8 @@ DEBUGGING = -2
 LATEST = -1
 NAMED_A_TURN = 1_000
 
-Held = dict[int, tuple[int, int]]
-"""The last leader epoch and the end offset of the copies of some brokers."""
+Told = dict[int, tuple[int, int]]
+"""The last leader epoch and the end offset of the copies of those brokers that have answered."""
 
 
 class Copies:
@@ -36,25 +36,40 @@ class Copies:
         """The replicas of each partition in the order in which they should lead. Of those that are equal, or do not
         answer, the one that came first in `candidates` comes first.
         """
+        told = await self._told({each: replicas for each, replicas in candidates.items() if len(replicas) > 1})
+        return {each: best_first(replicas, told.get(each, {})) for each, replicas in candidates.items()}
+
+    async def without_any(
+        self, candidates: Mapping[TopicPartition, Sequence[int]]
+    ) -> dict[TopicPartition, Sequence[int]]:
+        """Those of which all replicas answer that they have nothing."""
+        told = await self._told(candidates)
+        return {
+            partition: replicas
+            for partition, replicas in candidates.items()
+            if (ends := told.get(partition, {})).keys() >= set(replicas) and not any(end for _, end in ends.values())
+        }
+
+    async def _told(self, candidates: Mapping[TopicPartition, Sequence[int]]) -> dict[TopicPartition, Told]:
         turn = Turn(NAMED_A_TURN)
         asked: dict[int, dict[str, list[int]]] = {}
         for (topic, index), replicas in candidates.items():
             if turn.is_over():
                 await asyncio.sleep(0)
-            for broker in replicas if len(replicas) > 1 else ():
+            for broker in replicas:
                 asked.setdefault(broker, {}).setdefault(topic, []).append(index)
-        held: dict[TopicPartition, Held] = {}
+        told: dict[TopicPartition, Told] = {}
         asking = [
-            self._tasks.spawn(f"ask broker {broker} for its copies", self._ask(broker, partitions, held))
+            self._tasks.spawn(f"ask broker {broker} for its copies", self._ask(broker, partitions, told))
             for broker, partitions in asked.items()
         ]
         if asking:
             _, late = await asyncio.wait(asking, timeout=WITHIN_S)
             for task in late:
                 task.cancel()
-        return {partition: best_first(replicas, held.get(partition, {})) for partition, replicas in candidates.items()}
+        return told
 
-    async def _ask(self, broker: int, partitions: Mapping[str, list[int]], held: dict[TopicPartition, Held]) -> None:
+    async def _ask(self, broker: int, partitions: Mapping[str, list[int]], told: dict[TopicPartition, Told]) -> None:
         topics = [
             ListOffsetsTopic(name, [ListOffsetsPartition(index, timestamp=LATEST) for index in indexes])
             for name, indexes in partitions.items()
@@ -67,4 +82,4 @@ class Copies:
             for each in topic.partitions:
                 if each.error_code == ErrorCode.NONE:
                     partition = TopicPartition(topic.name, each.partition_index)
-                    held.setdefault(partition, {})[broker] = each.leader_epoch, each.offset
+                    told.setdefault(partition, {})[broker] = each.leader_epoch, each.offset

@@ -99,6 +99,7 @@ class Broker:
             lambda broker: address_of(broker, config.inter_broker_listener_name),
             least_in_sync(config),
             self.copies.best_first,
+            self.copies.without_any,
         )
         self._directories: tuple[str, ...] = ()
         self._opened = Image()

@@ -243,8 +243,9 @@ def _after_return(
 
 def _after_loss(state: PartitionState, broker_id: int, alive: tuple[int, ...], least: int) -> PartitionState:
     """The state when the copy of a broker is lost (R17). If nobody else is in sync or eligible, but others have copies,
-    nobody leads until an operator lets one of them lead, uncleanly. They may lack some of what was committed. If all
-    copies are lost, or there was no other, the partition begins again without records.
+    nobody leads until an operator lets one of them lead, uncleanly. They may lack some of what was committed. If there
+    was no other copy, the partition begins again without records. So it does once all replicas are alive and have
+    nothing, because each has lost its copy (`Duties`).
     """
     if _but(broker_id, (*state.isr, *state.eligible)):
         new = _after_return(state, broker_id, alive, least, clean=False)

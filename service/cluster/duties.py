@@ -25,8 +25,8 @@ from service.settings.broker import BrokerConfig
 logger = logging.getLogger("oncelog.controller")
 
 Reply = TypeVar("Reply")
-BestFirst = Callable[[Mapping[TopicPartition, Sequence[int]]], Awaitable[Mapping[TopicPartition, Sequence[int]]]]
-"""Puts the replicas of partitions in the order of what they hold (`service/broker/copies.py`)."""
+AskReplicas = Callable[[Mapping[TopicPartition, Sequence[int]]], Awaitable[Mapping[TopicPartition, Sequence[int]]]]
+"""Asks the replicas of partitions what they have (`service/broker/copies.py`)."""
 
 AGAIN_S = 0.2
 """The pause before a change that failed is tried again."""
@@ -42,13 +42,15 @@ class Duties:
         metadata: ClusterMetadata,
         address_of: Callable[[RegisteredBroker], tuple[str, int]],
         least_in_sync: Mapping[str, int],
-        best_first: BestFirst,
+        best_first: AskReplicas,
+        without_any: AskReplicas,
     ) -> None:
         self._env = env
         self._config = config
         self._metadata = metadata
         self._least_in_sync = least_in_sync
         self._best_first = best_first
+        self._without_any = without_any
         self._lookout = Lookout(env, metadata, address_of, self._replace_dead)
         self._stirred = asyncio.Event()
         self._rebalance_at_s = 0.0
@@ -141,6 +143,12 @@ class Duties:
         if lost := self._without_holders():
             best = await self._best_first(lost)
             given += await self._all(RemoveDead(best, metadata.min_in_sync()))
+        if (lost := self._without_members()) and (empty := await self._without_any(lost)):
+            logger.critical(
+                "%d partitions begin again, such as %s-%d: all their replicas are here, and none has anything",
+                *(len(empty), *next(iter(empty))),
+            )
+            given += await self._all(RemoveDead(empty, metadata.min_in_sync()))
         if given:
             self.elected += given
             logger.warning("%d partitions were changed because brokers are gone", given)
@@ -170,6 +178,16 @@ class Duties:
                 if state.leader not in image.brokers and (replicas := candidates(state, image.brokers)):
                     found[TopicPartition(topic.name, index)] = replicas
         return found
+
+    def _without_members(self) -> dict[TopicPartition, tuple[int, ...]]:
+        """The partitions whose last member has lost its copy (R17), and of which all replicas are alive."""
+        image = self._metadata.image
+        return {
+            TopicPartition(topic.name, index): state.replicas
+            for topic in image.topics.values()
+            for index, state in topic.partitions.items()
+            if not state.isr and len(candidates(state, image.brokers)) == len(state.replicas)
+        }
 
     def _may_lose(self, topic: Topic) -> bool:
         own = topic.config.get("unclean.leader.election.enable")

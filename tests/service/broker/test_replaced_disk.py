@@ -3,6 +3,7 @@
 It led at once, without a record, and the intact copies of the others were cut to that.
 """
 
+import asyncio
 import errno
 import os
 import shutil
@@ -392,5 +393,64 @@ def test_an_empty_copy_does_not_lead_while_another_is_alive(tmp_path: Path) -> N
         await stage.wire(2).ask(ElectLeadersRequest(UNCLEAN, None, 5000))
         await stage.in_sync(2, 3)
         assert stage.state().leader == 3
+
+    on_cluster_stage(tmp_path, scene)
+
+
+async def all_lost_power(stage: ClusterStage) -> None:
+    """All three brokers were in sync, and die at once: the cluster counts on each of them."""
+    for life in stage.lives.values():
+        life.broker.duties.heard = lambda delta: None  # type: ignore[method-assign]
+        for folder in life.broker.folders:
+            await life.broker.housekeeper.write_high_watermarks(folder)
+        await life.broker.env.tasks.cancel_all()
+    for node_id in list(stage.lives):
+        await stage.kill(node_id)
+
+
+def test_a_partition_begins_again_when_all_copies_are_lost(tmp_path: Path) -> None:
+    """The power failed before the first record was on a disk. Nobody led, for ever."""
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, 3, min_insync_replicas="2")
+        await stage.write(*RECORDS)
+        await stage.alike(1, 2, 3)
+        for node_id in 1, 2, 3:
+            await until(lambda node_id=node_id: stage.partition(node_id).high_watermark == len(RECORDS))  # type: ignore[misc]
+        await stage.in_sync(1, 2, 3)
+        await all_lost_power(stage)
+        for node_id in 1, 2, 3:
+            shutil.rmtree(tmp_path / str(node_id) / f"{TOPIC}-0")
+        for node_id in 1, 2, 3:
+            await stage.start(node_id)
+        await stage.in_sync(1, 2, 3)
+        await stage.write("d")
+        await stage.alike(1, 2, 3)
+        assert is_there(stage, 1) and stage.partition(1).log.end_offset == 1
+
+    on_cluster_stage(tmp_path, scene)
+
+
+def test_no_partition_begins_again_while_a_replica_may_have_something(tmp_path: Path) -> None:
+    """2 and 3 are replaced, too, but where 3 is, the old disk may still be found."""
+
+    async def scene(stage: ClusterStage) -> None:
+        await last_in_sync(stage)
+        for node_id in 1, 2:
+            shutil.rmtree(tmp_path / str(node_id))
+            await stage.start(node_id)
+        await until(lambda: stage.holds(1) and stage.holds(2))
+        for node_id in 1, 2:
+            stage.broker(node_id).duties.stir()
+        await asyncio.sleep(0.5)
+        assert stage.state().leader == NO_LEADER, "3 is away"
+        await stage.start(3)
+        await until(lambda: stage.holds(3))
+        await asyncio.sleep(0.5)
+        assert stage.state().leader == NO_LEADER and is_there(stage, 3)
+        await stage.stop(3)
+        shutil.rmtree(tmp_path / "3")
+        await stage.start(3)
+        await stage.in_sync(1, 2, 3)
 
     on_cluster_stage(tmp_path, scene)
