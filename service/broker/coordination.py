@@ -79,6 +79,12 @@ class Coordination:
         if coordinators is not None:
             coordinators.followed(partition)
 
+    def resign(self, partition: Partition) -> None:
+        """This broker does not lead `partition` for now. What it knows as a follower still holds."""
+        coordinators = self.by_topic.get(partition.topic_partition.topic)
+        if coordinators is not None:
+            coordinators.end_shard(partition.topic_partition.partition)
+
     def lose(self, partition: Partition) -> None:
         coordinators = self.by_topic.get(partition.topic_partition.topic)
         if coordinators is not None:

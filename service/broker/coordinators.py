@@ -106,7 +106,7 @@ class Coordinators(Generic[MachineT]):
 
     def followed(self, partition: Partition) -> None:
         """Another broker leads the partition: get ready to lead it."""
-        self._end_shard(partition.topic_partition.partition)
+        self.end_shard(partition.topic_partition.partition)
         self.standby.keep(partition)
 
     async def _load(self, shard: Shard[MachineT]) -> None:
@@ -132,10 +132,11 @@ class Coordinators(Generic[MachineT]):
 
     def lost(self, index: int) -> None:
         """This broker neither leads nor follows the partition, as far as it knows."""
-        self._end_shard(index)
+        self.end_shard(index)
         self.standby.drop(index)
 
-    def _end_shard(self, index: int) -> None:
+    def end_shard(self, index: int) -> None:
+        """This broker leads the partition no more, or not for now."""
         shard = self._shards.pop(index, None)
         if shard is not None:
             if not shard.dropped and self._has_served(shard):

@@ -107,7 +107,8 @@ class Holdings:
         """Stop leading everything until the next session: the metadata may name other leaders by now."""
         self._in_session = False
         for partition in self._partitions:
-            self._leave(partition)
+            self._coordination.resign(partition)
+            self._replication.stop(partition)
 
     async def hand_over(self) -> None:
         """Give leadership to other brokers while requests are still answered. Clients are then told who leads, and need

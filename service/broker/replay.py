@@ -54,9 +54,8 @@ class Replay(Generic[MachineT]):
         asked: object = machine  # once, because asking takes longer than applying a record
         self._taking_transactions = asked if isinstance(asked, TakesTransactions) else None
         self._mishaps = mishaps
-        self._taken_back = partition.committed_taken_back
-        self._times_forgotten = partition.log.times_forgotten
-        self._is_broken = False
+        self._taken_back = self._times_forgotten = 0  # as they were when this began
+        self._has_begun = self._is_broken = False
         self._unreadable = 0
         self._held: dict[bytes, HeldRecord] = {}
         self._held_bytes = 0
@@ -65,20 +64,29 @@ class Replay(Generic[MachineT]):
     @property
     def holds(self) -> bool:
         """Whether the machine will be what the log makes, if it goes on from `at_offset`. If not, it must be thrown
-        away. What it has taken up may have been deleted by a record further on, and compaction has removed both (R15).
+        away.
+        """
+        return not (self._is_broken or self.is_stale)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the log has lost what the machine has taken up. Compaction may have removed that with the record that
+        deletes it, which was still to come (R15).
         """
         log = self.partition.log
         lacks_deletions = self._times_forgotten != log.times_forgotten and self.at_offset < log.forgotten_below
-        is_taken_back = self._taken_back != self.partition.committed_taken_back
-        return not (self._is_broken or lacks_deletions or is_taken_back)
+        return self._has_begun and (lacks_deletions or self._taken_back != self.partition.committed_taken_back)
 
     def up_to(self, end_offset: int, at_most_bytes: int | None = None) -> Steps[None]:
         """Replay the log to this offset, or about so many bytes of it. `CorruptBatch` if a batch is damaged. What is
         replayed must be committed, and must not be cut or compacted meanwhile.
         """
-        left_bytes = at_most_bytes
+        left_bytes, log = at_most_bytes, self.partition.log
+        if not self._has_begun:
+            self._has_begun, self.at_offset = True, log.start_offset
+            self._taken_back, self._times_forgotten = self.partition.committed_taken_back, log.times_forgotten
         self._is_broken = True  # unless it comes to an end
-        for header, batch in self.partition.log.scan(self.at_offset, end_offset):
+        for header, batch in log.scan(self.at_offset, end_offset):
             yield from self._take(header, batch)
             if left_bytes is not None and (left_bytes := left_bytes - header.size_bytes) <= 0:
                 end_offset = header.next_offset
@@ -88,6 +96,8 @@ class Replay(Generic[MachineT]):
         self._is_broken = False
 
     def tell_passed_over(self) -> None:
+        """The broker that leads counts them: the others have the same ones."""
+        self._mishaps.records += self._unreadable
         if self._unreadable > NAMED_AT_MOST:
             logger.error("%s: %d records were passed over", self.partition.topic_partition, self._unreadable)
 
@@ -163,7 +173,6 @@ class Replay(Generic[MachineT]):
 
     def _pass_over(self, offset: int, error: Exception) -> None:
         self._unreadable += 1
-        self._mishaps.records += 1
         if self._unreadable <= NAMED_AT_MOST:
             logger.error(
                 "%s: the record at offset %d can't be read, and is passed over: %r",

@@ -23,7 +23,7 @@ logger = logging.getLogger("oncelog.coordinator")
 EVERY_S = 0.5
 AT_ONCE_BYTES = 256 << 10
 """How much is read without a rest: some ten milliseconds, in turns. Meanwhile the log can't be cut or flushed."""
-REST_S = 0.02
+REST_S = 0.05
 """A broker that has started reads all its logs, beside everything else that it does then."""
 
 
@@ -33,6 +33,8 @@ class Standby(Generic[MachineT]):
         self._new_replay = new_replay
         self._env = env
         self._replays: dict[int, Replay[MachineT]] = {}
+        self._damaged: dict[int, Partition] = {}
+        """Partitions whose logs can't be read. They are read, and judged, if this broker leads them."""
         self._running = False
 
     def replays(self) -> list[Replay[MachineT]]:
@@ -41,6 +43,8 @@ class Standby(Generic[MachineT]):
     def keep(self, partition: Partition) -> None:
         """This broker follows the partition."""
         index = partition.topic_partition.partition
+        if self._damaged.get(index) is partition:
+            return
         replay = self._replays.get(index)
         if replay is None or replay.partition is not partition:
             self._replays[index] = self._new_replay(partition)
@@ -51,10 +55,12 @@ class Standby(Generic[MachineT]):
     def take(self, partition: Partition) -> Replay[MachineT] | None:
         """What is known of this partition, which is led from now on. While more is being read, its log is locked."""
         replay = self._replays.pop(partition.topic_partition.partition, None)
-        return replay if replay is not None and replay.partition is partition else None
+        is_good = replay is not None and replay.partition is partition and not replay.is_stale
+        return replay if is_good else None
 
     def drop(self, index: int) -> None:
         self._replays.pop(index, None)
+        self._damaged.pop(index, None)
 
     async def _keep_up(self) -> None:
         try:
@@ -83,13 +89,16 @@ class Standby(Generic[MachineT]):
                     for _ in replay.up_to(committed, AT_ONCE_BYTES):
                         await asyncio.sleep(0)
         except Exception as error:
-            if not isinstance(error, DiskFault | CorruptBatch):
+            if isinstance(error, DiskFault | CorruptBatch):
+                partition.folder.blame(error, partition.topic_partition)
+            else:
                 logger.exception("%s can't be kept up with", partition.topic_partition)
             if self._replays.get(index) is replay:
                 if isinstance(error, DiskFault) and error.passing:
                     self._replays[index] = self._new_replay(partition)
-                else:  # it is read when this broker leads, and judged then
+                else:
                     del self._replays[index]
+                    self._damaged[index] = partition
             return False
         is_behind = replay.at_offset < committed
         await asyncio.sleep(REST_S if is_behind else 0)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import txn.coordinator
-from log.batch import build_plain_batch
+from log.batch import CorruptBatch, build_plain_batch
 from log.control import ControlType, build_marker
 from log.ids import TopicPartition
 from service.broker.machine import Mishaps
@@ -85,7 +85,35 @@ def test_a_record_that_nobody_can_read_takes_nothing_back(tmp_path: Path) -> Non
         replay: Replay[Any] = Replay(partition, coordinators._new_machine(partition), mishaps)
         done_at_once(replay.up_to(partition.log.end_offset))
         assert replay.machine.describe("pay").txn.state is State.PREPARE_COMMIT
+        replay.tell_passed_over()
         assert mishaps.records == 2
+
+    on_txn_stage(tmp_path, scene)
+
+
+def misplace(root: Path, partition: Partition, at: int, offset: int) -> None:
+    """The batch at one offset says that it is at another one."""
+    (path,) = root.glob(f"**/{partition.log.folder}/*.log")
+    with path.open("r+b") as file:
+        file.seek(partition.log.segments[0].position_of(at))
+        file.write(offset.to_bytes(8))
+
+
+@pytest.mark.parametrize(("at", "offset"), [(0, 1 << 56), (0, 2), (2, 0), (2, 300)])
+def test_a_batch_with_the_offsets_of_another_place_is_damage(tmp_path: Path, at: int, offset: int) -> None:
+    """No checksum covers them. A coordinator that knew nothing was loaded, so nobody was fenced any more."""
+
+    async def scene(stage: TxnStage) -> None:
+        coordinators = stage.broker.coordination.transactions
+        partition = coordinators.shard("pay").partition
+        for number in range(3):
+            told = Txn(f"pay-{number}", 7, 1, State.EMPTY, 60_000, 1)
+            append(partition, (write_key(told.transactional_id), write_value(told)))
+        await partition.log.flush()
+        misplace(tmp_path, partition, at, offset)
+        replay: Replay[Any] = Replay(partition, coordinators._new_machine(partition), Mishaps())
+        with pytest.raises(CorruptBatch, match="another place"):
+            done_at_once(replay.up_to(partition.log.end_offset))
 
     on_txn_stage(tmp_path, scene)
 

@@ -11,7 +11,7 @@ import pytest
 
 import service.broker.replay
 import service.broker.standby
-from log.batch import BatchHeader, build_plain_batch, read_header, restamp
+from log.batch import BatchHeader, CorruptBatch, build_plain_batch, read_header, restamp
 from log.disk import DiskFault
 from log.ids import TopicPartition
 from service.broker.coordinators import Coordinators
@@ -177,6 +177,50 @@ def test_who_is_behind_deletions_that_have_left_the_log_reads_it_anew(
     on_txn_stage(tmp_path, scene)
 
 
+def test_the_end_of_a_session_makes_no_follower_read_anew(tmp_path: Path) -> None:
+    """One hiccup of the metadata store ends the sessions of all brokers, and then all partitions get leaders."""
+
+    async def scene(stage: ClusterStage) -> None:
+        await find_coordinator(stage.wire(1), "pay")
+
+        def leaders() -> list[int]:
+            return [at for at, life in stage.lives.items() if life.broker.coordination.transactions.at(0) is not None]
+
+        await until(lambda: len(leaders()) == 1)
+        (leads,) = leaders()
+        partition = stage.broker(leads).coordination.transactions.shard("pay").partition
+        append(partition, 1)
+        follower = stage.broker(next(at for at in stage.lives if at != leads))
+        standby = follower.coordination.transactions.standby
+        await until(lambda: all_are_at([standby], partition.log.end_offset))
+        before = standby.replays()
+        follower.holdings.step_down()
+        follower.holdings.begin()
+        assert standby.replays() == before != []
+
+    on_cluster_stage(tmp_path, scene, given=ONE_PARTITION)
+
+
+@pytest.mark.parametrize("has_read", [False, True])
+def test_a_machine_that_is_known_to_be_wrong_does_not_take_over(tmp_path: Path, has_read: bool) -> None:
+    """One that has read nothing is not wrong, whatever has become of the log meanwhile."""
+
+    async def scene(stage: TxnStage) -> None:
+        coordinators = stage.broker.coordination.transactions
+        partition = coordinators.shard("pay").partition
+        append(partition, 1)
+        standby: Standby[Any] = Standby("states", coordinators._new_replay, stage.broker.env)
+        standby.keep(partition)
+        (replay,) = standby.replays()
+        if has_read:
+            await until(lambda: replay.at_offset == 1)
+        partition.committed_taken_back += 1
+        assert replay.holds is not has_read
+        assert (standby.take(partition) is None) is has_read
+
+    on_txn_stage(tmp_path, scene)
+
+
 def test_a_fault_that_passes_ends_no_standby(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service.broker.standby, "EVERY_S", 0.005)
 
@@ -222,7 +266,7 @@ def test_a_busy_partition_keeps_nobody_from_the_others(tmp_path: Path, monkeypat
 
 
 def test_a_log_that_can_not_be_read_ends_nothing_but_its_own_standby(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scene(stage: TxnStage) -> None:
         coordinators = stage.broker.coordination.transactions
@@ -233,7 +277,7 @@ def test_a_log_that_can_not_be_read_ends_nothing_but_its_own_standby(
 
         def fails(replay: Replay[Any], header: BatchHeader, batch: memoryview) -> Steps[None]:
             if replay.partition is broken:
-                raise ValueError
+                raise CorruptBatch("its bytes are others")
             return take(replay, header, batch)
 
         monkeypatch.setattr(Replay, "_take", fails)
@@ -242,6 +286,9 @@ def test_a_log_that_can_not_be_read_ends_nothing_but_its_own_standby(
             standby.keep(partition)
         await until(lambda: [each.partition for each in standby.replays()] == [sound])
         await until(lambda: standby.replays()[0].at_offset == sound.log.end_offset)
+        standby.keep(broken)
+        assert "its bytes are others" in caplog.text
+        assert [each.partition for each in standby.replays()] == [sound], "it is not read again with each change"
         standby.drop(sound.topic_partition.partition)
         await until(lambda: not standby._running)
 
