@@ -488,8 +488,8 @@ class BrokerSettings:
         536870912,
         "What long requests (over 32 KiB) may hold of memory while they are read and wait to be written, over all"
         " connections. Beyond that others are not read; one at a time is, so that all get on. Bodies that come and"
-        " answers that wait by HTTP may hold as much again; beyond that those end that hold most for longest."
-        " -1: no limit.",
+        " answers that wait by HTTP may hold as much again; beyond that those end whose clients have not moved for"
+        " longest. -1: no limit.",
     )
     max_connections = integer(
         "max.connections",

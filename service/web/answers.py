@@ -9,7 +9,7 @@ from urllib.parse import unquote_plus, unquote_to_bytes
 
 import msgspec
 import zstandard
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from isal import igzip, isal_zlib
 
 from service.web.holding import HOLDER
@@ -101,6 +101,8 @@ class PiecedAnswer:
             self.response.headers.update({"Content-Encoding": codec, "Vary": "Accept-Encoding"})
 
     async def begin(self) -> None:
+        if self._request.version < HttpVersion11:
+            self.response.force_close()  # the end of the connection is that of the answer
         await self.response.prepare(self._request)
         self._request[STREAMING] = True
 

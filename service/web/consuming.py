@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import web
 
 from isolation.read_view import Isolation
+from log.batch import CorruptBatch
 from log.ids import TopicPartition
 from service.client.cluster import MOVED
 from service.client.failures import ClientFailure
@@ -125,7 +126,7 @@ async def page(gateway: Gateway, request: web.Request) -> web.StreamResponse:
             break
         try:
             records, is_over = await reading.next_piece(0)
-        except (Problem, ClientFailure):
+        except (Problem, ClientFailure, CorruptBatch):
             break  # the page ends here, and who goes on there is told
     await answer.end(show(Page([], reading.offset, *reading.ends))[len(PAGE_HEAD) :])
     return answer.response
@@ -198,10 +199,11 @@ class PageReading:
                 raise await refused(gateway, partition, piece, self.offset)
             await self._holder.take(len(piece.data))
             records: list[Shown] = []
-            moved = False
+            offset, moved = self.offset, False
             async for some, next_offset in opened(gateway, piece, self.offset, lens, self._most):
                 records += some
-                self.offset, moved = next_offset, True
+                offset, moved = next_offset, True
+            self.offset = offset  # not before: if the piece can't be read to its end, none of it is shown
             self.ends = piece.log_start_offset, piece.last_stable_offset, piece.high_watermark
             self._looked_at_bytes += len(piece.data)
             self._most -= len(records)

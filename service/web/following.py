@@ -275,7 +275,7 @@ class Stream:
         self._fetched_bytes = 0
         """How much was fetched that is not shown yet."""
         self._stalled: asyncio.Task[None] | None = None
-        """Sends what the client has not taken in time. Nothing is read for it meanwhile."""
+        """Sends what the client has not taken in time. Nothing is read for the client meanwhile."""
         self._turn = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._said_s = self._loop.time()
@@ -283,6 +283,16 @@ class Stream:
 
     async def run(self) -> None:
         """Send records until the client is gone or has all that it has asked for."""
+        try:
+            await self._send_all()
+            await self._until_taken()
+            await self._end("end", {"cursor": self._cursor.text})
+        finally:
+            if self._stalled is not None:
+                self._stalled.cancel()
+                self._stalled = None
+
+    async def _send_all(self) -> None:
         patience = self._loop.time() + TIMEOUT_S
         try:
             while not self._is_over:
@@ -297,12 +307,9 @@ class Stream:
                     patience = self._loop.time() + TIMEOUT_S
                 await self._keep_alive()
         finally:
-            if self._stalled is not None:
-                self._stalled.cancel()
             for task in self._reading:
                 task.cancel()
             await asyncio.gather(*self._reading, return_exceptions=True)
-        await self._end("end", {"cursor": self._cursor.text})
 
     @property
     def _is_over(self) -> bool:
@@ -486,21 +493,25 @@ class Stream:
         if len(content) <= SMALL_BYTES and not transport.get_write_buffer_size():
             await self._response.write(content)  # does not wait, so no time need be set for it
         else:
-            with self._holder.given(len(content) + self._fetched_bytes, transport):
-                self._stalled = self._loop.create_task(self._response.write(content))
-                await asyncio.wait([self._stalled], timeout=STALLED_S)
-                if self._stalled.done():
-                    sent, self._stalled = self._stalled, None
-                    sent.result()
+            sending = self._loop.create_task(self._response.write(content))
+            try:
+                with self._holder.given(len(content) + self._fetched_bytes, transport):
+                    await asyncio.wait([sending], timeout=STALLED_S)
+            finally:  # also if what is read of other leaders has ended the stream: the cursor is behind this
+                if not sending.done():
+                    self._stalled = sending
+            if sending.done():
+                sending.result()
         self._said_s = self._loop.time()
 
     async def _until_taken(self) -> None:
         """Wait until the client has taken most of what was sent."""
-        if self._stalled is None or self._transport is None:
+        stalled = self._stalled
+        if stalled is None or self._transport is None:
             return
         with self._holder.given(self._transport.get_write_buffer_size(), self._transport):
             async with asyncio.timeout(UNREAD_S):
-                await self._stalled
+                await stalled
         self._stalled = None
 
     async def _keep_alive(self) -> None:

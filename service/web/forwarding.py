@@ -70,7 +70,8 @@ async def forward(
                 found = bytearray()
                 async for some in answer.content.iter_any():
                     found += some
-                    await request[HOLDER].take(len(body) + len(found))
+                    # It waits for no room, and is not ended: what it tells of has been done.
+                    request[HOLDER].hold(len(body) + len(found))
                 return web.Response(body=bytes(found), status=answer.status, headers=head)
 
     try:

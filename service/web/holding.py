@@ -1,11 +1,11 @@
 """What requests hold of the broker's memory while bodies come and answers are taken: it is bounded.
 
-What always holds: all requests together hold `queued.max.request.bytes` at most, but one alone holds as much as it
-needs. What holds up to 32 KiB is not counted, so there is always room for it.
+What always holds: bodies wait until all requests together hold `queued.max.request.bytes` at most, but one alone holds
+as much as it needs. What holds up to 32 KiB is not counted, so there is always room for it.
 
 A body that finds no room is not read for a moment. If there is none then, requests are ended that wait for their
-clients, first those that have held much for long: a body that comes is answered with 503, and an answer that is not
-taken is cut off.
+clients, first those whose clients have not moved for longest: a body that comes is answered with 503, and an answer
+that is not taken is cut off. A request that waits for room, or for its own work, is not ended.
 """
 
 from __future__ import annotations
@@ -51,12 +51,13 @@ class Holding:
 
     def make_room(self, holder: Holder, size_bytes: int) -> None:
         """End requests until `holder` may hold so much, or none waits for its client."""
-        now_s = asyncio.get_running_loop().time()
-        while not self.has_room(holder, size_bytes):
-            waiting = [each for each in self.holders if each.end is not None]
-            if not waiting:
+        if self.has_room(holder, size_bytes):
+            return
+        waiting = [each for each in self.holders if each.end is not None]
+        for each in sorted(waiting, key=lambda each: each.moved_s):
+            each.be_ended()
+            if self.has_room(holder, size_bytes):
                 return
-            max(waiting, key=lambda each: each.bytes * (now_s - each.since_s)).be_ended()
 
 
 class Holder:
@@ -65,7 +66,10 @@ class Holder:
     def __init__(self, holding: Holding) -> None:
         self._holding = holding
         self.bytes = 0
-        self.since_s = 0.0
+        self.moved_s = 0.0
+        """When what it holds last became more or less."""
+        self._patience_s = PATIENCE_S
+        """How long it may still wait for room before others are ended."""
         self.end: Callable[[], None] | None = None
         """Ends the request. None: it does not wait for its client."""
         self._is_ended = False
@@ -74,8 +78,9 @@ class Holder:
         """Count so much from now on."""
         holding = self._holding
         size_bytes = size_bytes if size_bytes > SMALL_BYTES else 0
+        if size_bytes:
+            self.moved_s = asyncio.get_running_loop().time()
         if size_bytes and not self.bytes:
-            self.since_s = asyncio.get_running_loop().time()
             holding.holders[self] = None
         elif self.bytes and not size_bytes:
             del holding.holders[self]
@@ -87,8 +92,12 @@ class Holder:
     async def take(self, size_bytes: int) -> None:
         """Hold so much from now on, as soon as there is room. Raises a problem if there is none."""
         if size_bytes > SMALL_BYTES and not self._holding.has_room(self, size_bytes):
+            loop = asyncio.get_running_loop()
+            until_s = loop.time() + self._patience_s
             with suppress(TimeoutError):
-                await self.come(self._room(size_bytes), PATIENCE_S)
+                async with asyncio.timeout_at(until_s):
+                    await self._room(size_bytes)
+            self._patience_s = max(until_s - loop.time(), 0)
             self._holding.make_room(self, size_bytes)
             if not self._holding.has_room(self, size_bytes):
                 raise _no_room()
@@ -99,10 +108,10 @@ class Holder:
             self._holding.freed.clear()
             await self._holding.freed.wait()
 
-    async def come(self, coming: Awaitable[T], patience_s: float | None = None) -> T:
+    async def come(self, coming: Awaitable[T]) -> T:
         """What comes. Raises a problem if the request is ended meanwhile."""
         try:
-            async with asyncio.timeout(patience_s) as patience:
+            async with asyncio.timeout(None) as patience:
                 self.end = lambda: None if patience.expired() else patience.reschedule(0)
                 try:
                     found = await coming

@@ -258,7 +258,7 @@ def test_a_body_waits_for_room_and_goes_on_when_there_is_some() -> None:
     asyncio.run(scene())
 
 
-def test_the_one_that_holds_most_for_longest_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_one_whose_client_has_not_moved_for_longest_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(holding, "PATIENCE_S", 0.1)
 
     async def scene() -> None:
@@ -269,7 +269,7 @@ def test_the_one_that_holds_most_for_longest_is_ended(monkeypatch: pytest.Monkey
         await slow.take(50_000)
         slow_comes = asyncio.ensure_future(slow.come(never.wait()))
         await asyncio.sleep(0.5)
-        await fresh.take(60_000)
+        await fresh.take(60_000)  # more, and not for long
         fresh_comes = asyncio.ensure_future(fresh.come(never.wait()))
         await large.take(90_000)
         await large.take(130_000)

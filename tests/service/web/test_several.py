@@ -104,6 +104,30 @@ def test_a_stream_is_not_held_up_by_leaders_that_have_nothing(several: Several) 
         assert time.monotonic() - began < 20, "four seconds each, if every leader is waited for"
 
 
+def test_a_stream_from_several_leaders_goes_on_at_the_pace_of_its_client(several: Several) -> None:
+    """While a portion of one leader's records was on its way, what came of another leader ended the connection."""
+    make(several, "slow-reader", 6)
+    http = several.clients[0]
+    for number in range(8):
+        records = [{"partition": at, "value": f"{number}-{at}" + "x" * 50_000} for at in range(6) for _ in range(3)]
+        assert http.post("/v1/topics/slow-reader/records", {"records": records}).status == 200
+    address = urlsplit(http.url)
+    taken = bytearray()
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 << 10)
+        client.settimeout(PATIENCE_S)
+        client.connect((address.hostname, address.port))
+        client.sendall(
+            b"GET /v1/topics/slow-reader/stream?from=earliest HTTP/1.1\r\nHost: x\r\n"
+            b"Accept: application/x-ndjson\r\n\r\n"
+        )
+        while taken.count(b'"offset":') < 8 * 18:
+            some = client.recv(40_000)
+            assert some, "the connection was ended"
+            taken += some
+            time.sleep(0.02)
+
+
 def test_a_page_that_waits_holds_up_no_writer_of_the_same_leader(several: Several) -> None:
     """All that one broker asked of another went over one connection, where answers come in their order."""
     make(several, "waited-for", 6)
