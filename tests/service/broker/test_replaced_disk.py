@@ -29,6 +29,12 @@ UNCLEAN = 1
 RECORDS = tuple("abc")
 
 
+async def stop_all_but_the_first(stage: ClusterStage) -> None:
+    for node_id, left in (3, (1, 2)), (2, (1,)):
+        await stage.stop(node_id)
+        await stage.in_sync(*left)
+
+
 async def last_in_sync(stage: ClusterStage, records: tuple[str, ...] = RECORDS) -> None:
     """Broker 1 stops last, in order. All three have the records."""
     await stage.create(1, 2, 3, min_insync_replicas="1")
@@ -36,9 +42,7 @@ async def last_in_sync(stage: ClusterStage, records: tuple[str, ...] = RECORDS) 
         await stage.write(*records)
     await stage.in_sync(1, 2, 3)
     await stage.alike(1, 2, 3)
-    for node_id, left in (3, (1, 2)), (2, (1,)):
-        await stage.stop(node_id)
-        await stage.in_sync(*left)
+    await stop_all_but_the_first(stage)
     await stage.stop(1)
 
 
@@ -152,9 +156,7 @@ def test_an_empty_partition_has_no_folder_and_is_not_lost(tmp_path: Path, clean:
     async def scene(stage: ClusterStage) -> None:
         await stage.create(1, 2, 3, min_insync_replicas="1")
         await stage.in_sync(1, 2, 3)
-        for node_id, left in (3, (1, 2)), (2, (1,)):
-            await stage.stop(node_id)
-            await stage.in_sync(*left)
+        await stop_all_but_the_first(stage)
         await (stage.stop(1) if clean else stage.kill(1))
         assert not (tmp_path / "1" / f"{TOPIC}-0").exists()
         for node_id in 1, 2, 3:
@@ -284,9 +286,7 @@ def test_a_list_of_before_does_not_say_that_there_was_nothing_in_a_folder_that_i
         await stage.in_sync(1, 2, 3)
         await stage.write(*RECORDS)
         await stage.alike(1, 2, 3)
-        for node_id, left in (3, (1, 2)), (2, (1,)):
-            await stage.stop(node_id)
-            await stage.in_sync(*left)
+        await stop_all_but_the_first(stage)
         await stage.stop(1)
         shutil.rmtree(tmp_path / f"1{SECOND}")
         await stage.start(2)
@@ -330,12 +330,7 @@ def test_an_empty_partition_in_a_folder_that_is_there_keeps_its_leader_when_anot
 
     async def scene(stage: ClusterStage) -> None:
         monkeypatch.setattr(PartitionMaker, "emptiest_folder", lambda maker: maker._folders[0])
-        await stage.create(1, 2, 3, min_insync_replicas="1")
-        await stage.in_sync(1, 2, 3)
-        for node_id, left in (3, (1, 2)), (2, (1,)):
-            await stage.stop(node_id)
-            await stage.in_sync(*left)
-        await stage.stop(1)
+        await last_in_sync(stage, ())
         shutil.rmtree(tmp_path / f"1{SECOND}")
         for node_id in 1, 2, 3:
             await stage.start(node_id)
