@@ -108,14 +108,15 @@ def _shown(states: ProducerStates) -> list[tuple[tuple[int, ...], bytes]]:
 
 def epochs_unlike_batches(partition: Partition) -> str:
     """Where the leader epochs of a log differ from those in its batches; empty if they don't."""
+    unlike = ""
     try:
         for header, _ in partition.log.scan(partition.log.start_offset):
             known = partition.log.epochs.epoch_at(header.last_offset)
             if header.leader_epoch not in (NO_EPOCH, known):
-                return f"offset {header.last_offset} was written in epoch {header.leader_epoch}, not in {known}"
+                unlike = f"offset {header.last_offset} was written in epoch {header.leader_epoch}, not in {known}"
     except (DiskFault, CorruptBatch):
-        return ""  # rotten: that is said elsewhere
-    return ""
+        return ""  # rotten: that is said elsewhere. A base offset that has rotted is seen by what comes behind it
+    return unlike
 
 
 def unlike_own_log(partition: Partition) -> str:
