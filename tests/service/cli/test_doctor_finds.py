@@ -111,7 +111,9 @@ def test_the_last_replica_in_sync_came_back_without_its_disk(tmp_path: Path) -> 
 
     async def scene(stage: ClusterStage, ask: Doctor) -> None:
         await stage.create(1, 2, min_insync_replicas="1")
+        await stage.write("a")
         await stage.in_sync(1, 2)
+        await stage.alike(1, 2)
         await stage.stop(2)
         await stage.in_sync(1)
         await stage.stop(1)
