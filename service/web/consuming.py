@@ -13,7 +13,6 @@ import msgspec
 from aiohttp import web
 
 from isolation.read_view import Isolation
-from log.batch import CorruptBatch
 from log.ids import TopicPartition
 from service.client.cluster import MOVED
 from service.client.failures import ClientFailure
@@ -126,7 +125,7 @@ async def page(gateway: Gateway, request: web.Request) -> web.StreamResponse:
             break
         try:
             records, is_over = await reading.next_piece(0)
-        except (Problem, ClientFailure, CorruptBatch):
+        except (Problem, ClientFailure):
             break  # the page ends here, and who goes on there is told
     await answer.end(show(Page([], reading.offset, *reading.ends))[len(PAGE_HEAD) :])
     return answer.response

@@ -187,12 +187,12 @@ async def opened(
     aborted = AbortedBatches(piece.aborted or ())
     view = memoryview(piece.data)
     at = looked_at = 0
-    while at + HEADER_BYTES <= len(view) and most > 0:
-        if looked_at >= RECORDS_AT_ONCE:
-            looked_at = 0
-            await asyncio.sleep(0)
-        looked_at += 1
-        try:
+    try:
+        while at + HEADER_BYTES <= len(view) and most > 0:
+            if looked_at >= RECORDS_AT_ONCE:
+                looked_at = 0
+                await asyncio.sleep(0)
+            looked_at += 1
             header = read_header(view, at)
             if at + header.size_bytes > len(view):
                 return
@@ -207,31 +207,31 @@ async def opened(
                 records = await gateway.env.blocking(_unpacked, batch, header)
             else:
                 records = read_records(batch, header)
-        except CorruptBatch as failure:
-            raise Problem(
-                "server-error", f"{piece.partition} is damaged at offset {offset}: {failure}",
-                error=ErrorCode.CORRUPT_MESSAGE,
-            ) from None  # fmt: skip
-        control = None
-        if header.is_control:
-            kind = read_marker(batch).type
-            control = "unknown" if kind is None else kind.name.lower()
-        found: list[Shown] = []
-        for record in records:
-            if record.offset < offset:
-                continue
-            looked_at += 1
-            if control is not None or lens.passes(record):
-                found.append(shown_record(piece.partition, record, header, lens, control, is_aborted))
-                most -= 1
-            if most == 0 or looked_at >= RECORDS_AT_ONCE:
-                yield found, record.offset + 1
-                found = []
-                if most == 0:
-                    return
-                looked_at = 0
-                await asyncio.sleep(0)
-        yield found, header.next_offset
+            control = None
+            if header.is_control:
+                kind = read_marker(batch).type
+                control = "unknown" if kind is None else kind.name.lower()
+            found: list[Shown] = []
+            for record in records:
+                if record.offset < offset:
+                    continue
+                looked_at += 1
+                if control is not None or lens.passes(record):
+                    found.append(shown_record(piece.partition, record, header, lens, control, is_aborted))
+                    most -= 1
+                if most == 0 or looked_at >= RECORDS_AT_ONCE:
+                    yield found, record.offset + 1
+                    found = []
+                    if most == 0:
+                        return
+                    looked_at = 0
+                    await asyncio.sleep(0)
+            yield found, header.next_offset
+    except CorruptBatch as failure:
+        raise Problem(
+            "server-error", f"{piece.partition} is damaged at offset {offset}: {failure}",
+            error=ErrorCode.CORRUPT_MESSAGE,
+        ) from None  # fmt: skip
 
 
 def _unpacked(batch: memoryview, header: BatchHeader) -> list[Record]:

@@ -361,6 +361,8 @@ def test_a_page_that_meets_damage_leaves_out_nothing_before_where_it_ends(
     path = f"/v1/topics/{topic}/partitions/0/records?max_bytes=16777216"
     page = http.get(path).json
     assert [each["offset"] for each in page["records"]] == [*range(page["next_offset"])] == [0, 1]
+    damaged = http.get(f"{path}&offset=2")
+    assert (damaged.status, damaged.json["kafka_error"]) == (500, "CORRUPT_MESSAGE")
 
 
 def test_an_older_client_is_told_the_end_of_a_long_page(http: Http, topic: str) -> None:
