@@ -67,20 +67,26 @@ def test_a_partition_that_cannot_be_compacted_keeps_no_other_from_it(
     assert "evil-0 can't be compacted; the next try is in 60 s" in caplog.text
 
 
+def passes_fail(monkeypatch: pytest.MonkeyPatch, error: Exception, *, times: int) -> list[float]:
+    """The first passes of the cleaner raise this. Returns when each pass began, as they come."""
+    tries: list[float] = []
+
+    def failing(log: PartitionLog, *args: object, **how: object) -> object:
+        tries.append(asyncio.get_running_loop().time())
+        if len(tries) <= times:
+            raise error
+        return find_work(log, *args, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(compactor, "find_work", failing)
+    return tries
+
+
 def test_a_partition_that_failed_rests_twice_as_long_each_time_and_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compactor, "REST_S_MIN", 0.05)
     monkeypatch.setattr(compactor, "REST_S_MAX", 0.2)
-    tries: list[float] = []
-
-    def failing(log: PartitionLog, *args: object, **how: object) -> object:
-        tries.append(asyncio.get_running_loop().time())
-        if len(tries) <= 4:
-            raise ZeroDivisionError
-        return find_work(log, *args, **how)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(compactor, "find_work", failing)
+    tries = passes_fail(monkeypatch, ZeroDivisionError(), times=4)
 
     async def scene(stage: Stage) -> None:
         await stage.create("table", 1, **TABLE)
@@ -221,15 +227,7 @@ def test_a_pass_for_which_a_passing_fault_was_too_much_is_tried_again_soon(
 ) -> None:
     """However often it has failed."""
     monkeypatch.setattr(compactor, "PASSING_S", 0.05)
-    tries: list[str] = []
-
-    def failing(log: PartitionLog, *args: object, **how: object) -> object:
-        tries.append(log.folder)
-        if len(tries) <= 8:
-            raise DiskFault(number, "for now")
-        return find_work(log, *args, **how)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(compactor, "find_work", failing)
+    passes_fail(monkeypatch, DiskFault(number, "for now"), times=8)
 
     async def scene(stage: Stage) -> None:
         await stage.create("table", 1, **TABLE)

@@ -76,6 +76,17 @@ async def start_that_dies(stage: ClusterStage, monkeypatch: pytest.MonkeyPatch) 
             await stage.start(1)
 
 
+async def all_come_back(stage: ClusterStage) -> None:
+    for node_id in 1, 2, 3:
+        await stage.start(node_id)
+    await stage.in_sync(1, 2, 3)
+
+
+def new_ones_are_in(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
+    """Partitions that are made from now on are in that data folder of each broker."""
+    monkeypatch.setattr(PartitionMaker, "emptiest_folder", lambda maker: maker._folders[place])
+
+
 def is_there(stage: ClusterStage, node_id: int) -> bool:
     return len(stored(stage.partition(node_id))) == 1
 
@@ -114,7 +125,7 @@ def test_who_lost_one_of_two_folders_leads_what_was_in_the_other(
 
     async def scene(stage: ClusterStage) -> None:
         broker = stage.broker(1)
-        monkeypatch.setattr(PartitionMaker, "emptiest_folder", lambda maker: maker._folders[0])
+        new_ones_are_in(monkeypatch, 0)
         await last_in_sync(stage)
         assert (kept / f"{TOPIC}-0").exists()
         shutil.rmtree(lost)
@@ -159,9 +170,7 @@ def test_an_empty_partition_has_no_folder_and_is_not_lost(tmp_path: Path, clean:
         await stop_all_but_the_first(stage)
         await (stage.stop(1) if clean else stage.kill(1))
         assert not (tmp_path / "1" / f"{TOPIC}-0").exists()
-        for node_id in 1, 2, 3:
-            await stage.start(node_id)
-        await stage.in_sync(1, 2, 3)
+        await all_come_back(stage)
 
     on_cluster_stage(tmp_path, scene)
 
@@ -258,14 +267,12 @@ def test_an_empty_partition_keeps_its_leader_when_its_folder_is_back_after_a_sta
     (tmp_path / f"1{SECOND}").mkdir()
 
     async def scene(stage: ClusterStage) -> None:
-        monkeypatch.setattr(PartitionMaker, "emptiest_folder", lambda maker: maker._folders[-1])
+        new_ones_are_in(monkeypatch, -1)
         await last_in_sync(stage, ())
         (tmp_path / f"1{SECOND}").rename(tmp_path / "away")
         await start_that_dies(stage, monkeypatch)
         (tmp_path / "away").rename(tmp_path / f"1{SECOND}")
-        for node_id in 1, 2, 3:
-            await stage.start(node_id)
-        await stage.in_sync(1, 2, 3)
+        await all_come_back(stage)
 
     on_cluster_stage(tmp_path, scene)
 
@@ -277,11 +284,11 @@ def test_a_list_of_before_does_not_say_that_there_was_nothing_in_a_folder_that_i
     (tmp_path / f"1{SECOND}").mkdir()
 
     async def scene(stage: ClusterStage) -> None:
-        monkeypatch.setattr(PartitionMaker, "emptiest_folder", lambda maker: maker._folders[0])
+        new_ones_are_in(monkeypatch, 0)
         await stage.create(1, 2, 3, min_insync_replicas="1")
         await stage.in_sync(1, 2, 3)
         await stage.stop(1)
-        monkeypatch.setattr(PartitionMaker, "emptiest_folder", lambda maker: maker._folders[-1])
+        new_ones_are_in(monkeypatch, -1)
         await stage.start(1)
         await stage.in_sync(1, 2, 3)
         await stage.write(*RECORDS)
@@ -329,12 +336,10 @@ def test_an_empty_partition_in_a_folder_that_is_there_keeps_its_leader_when_anot
     (tmp_path / f"1{SECOND}").mkdir()
 
     async def scene(stage: ClusterStage) -> None:
-        monkeypatch.setattr(PartitionMaker, "emptiest_folder", lambda maker: maker._folders[0])
+        new_ones_are_in(monkeypatch, 0)
         await last_in_sync(stage, ())
         shutil.rmtree(tmp_path / f"1{SECOND}")
-        for node_id in 1, 2, 3:
-            await stage.start(node_id)
-        await stage.in_sync(1, 2, 3)
+        await all_come_back(stage)
 
     on_cluster_stage(tmp_path, scene)
 
@@ -416,9 +421,7 @@ def test_a_partition_begins_again_when_all_copies_are_lost(tmp_path: Path) -> No
         await all_lost_power(stage)
         for node_id in 1, 2, 3:
             shutil.rmtree(tmp_path / str(node_id) / f"{TOPIC}-0")
-        for node_id in 1, 2, 3:
-            await stage.start(node_id)
-        await stage.in_sync(1, 2, 3)
+        await all_come_back(stage)
         await stage.write("d")
         await stage.alike(1, 2, 3)
         assert is_there(stage, 1) and stage.partition(1).log.end_offset == 1
