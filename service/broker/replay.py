@@ -52,7 +52,7 @@ class Replay(Generic[MachineT]):
         self.at_offset = partition.log.start_offset
         """What is below was replayed."""
         asked: object = machine  # once, because asking takes longer than applying a record
-        self._taking_transactions = asked if isinstance(asked, TakesTransactions) else None
+        self.taking_transactions = asked if isinstance(asked, TakesTransactions) else None
         self._mishaps = mishaps
         self._taken_back = self._times_forgotten = 0  # as they were when this began
         self._has_begun = self._is_broken = False
@@ -131,9 +131,9 @@ class Replay(Generic[MachineT]):
 
     def _mark(self, header: BatchHeader, batch: memoryview) -> None:
         kind = read_marker(batch).type
-        if kind is not None and self._taking_transactions is not None:
+        if kind is not None and self.taking_transactions is not None:
             committed = kind is ControlType.COMMIT
-            self._taking_transactions.apply_marker(header.producer_id, header.producer_epoch, committed)
+            self.taking_transactions.apply_marker(header.producer_id, header.producer_epoch, committed)
 
     def _apply_held(self) -> Steps[None]:
         last_ones = [*reversed(self._held.items())]
@@ -164,8 +164,8 @@ class Replay(Generic[MachineT]):
             if producer_id < 0:
                 self.machine.apply(key, value)
             else:
-                assert self._taking_transactions is not None, "nobody's transaction writes here"
-                self._taking_transactions.apply(key, value, producer_id=producer_id, producer_epoch=producer_epoch)
+                assert self.taking_transactions is not None, "nobody's transaction writes here"
+                self.taking_transactions.apply(key, value, producer_id=producer_id, producer_epoch=producer_epoch)
         except Exception as error:  # noqa: BLE001 - unknown bytes can make a machine raise anything
             self._pass_over(offset, error)
             return False

@@ -21,7 +21,7 @@ from typing import Any, Generic
 from log.batch import CorruptBatch, build_plain_batch
 from log.control import ControlType
 from log.disk import DiskFault
-from service.broker.machine import Decision, MachineT, Mishaps, TakesTransactions
+from service.broker.machine import Decision, MachineT, Mishaps
 from service.broker.partition import Appended, PartitionLost
 from service.broker.replay import Replay
 from service.ports import Env
@@ -127,8 +127,7 @@ class Shard(Generic[MachineT]):
         former shard has sent in the same epoch may still be under way.
         """
         self.machine = replay.machine
-        asked: object = self.machine  # once, because asking takes longer than applying a record
-        self._taking_transactions = asked if isinstance(asked, TakesTransactions) else None
+        self._taking_transactions = replay.taking_transactions
         self.loaded = False
         self.loaded_s = math.inf
         """Since when, on the monotonic clock."""
@@ -212,13 +211,6 @@ class Shard(Generic[MachineT]):
         self._written_end_offset = self.partition.log.end_offset
         if self._taking_transactions is not None:
             self._taking_transactions.apply_marker(producer_id, producer_epoch, kind is ControlType.COMMIT)
-
-    def _apply(self, key: bytes, value: bytes | None, producer_id: int, producer_epoch: int) -> None:
-        if producer_id < 0:
-            self.machine.apply(key, value)
-        else:
-            assert self._taking_transactions is not None, "nobody's transaction writes here"
-            self._taking_transactions.apply(key, value, producer_id=producer_id, producer_epoch=producer_epoch)
 
     def drop(self) -> None:
         """Forget everything, because this broker no longer leads the partition, or can't write to it."""
@@ -309,8 +301,9 @@ class Shard(Generic[MachineT]):
                 for key, value in decision.records:
                     apply(key, value)
             else:
+                assert self._taking_transactions is not None, "nobody's transaction writes here"
                 for key, value in decision.records:
-                    self._apply(key, value, producer_id, producer_epoch)
+                    self._taking_transactions.apply(key, value, producer_id=producer_id, producer_epoch=producer_epoch)
             batch = build_plain_batch(decision.records, now_ms, producer_id=producer_id, producer_epoch=producer_epoch)
         except Exception:
             logger.exception("%s: a decision can't be applied", self.partition.topic_partition)
