@@ -369,7 +369,11 @@ class HighWatermarkKeepsItsWord:
 
 
 class LogStartIsJustified:
-    """A log begins where a client has asked it to begin, and deleted records stay deleted."""
+    """A log begins where a client has asked it to begin, and deleted records stay deleted.
+
+    A marker bears the broker's time. Where that clock was set, a marker may seem older than any retention, and goes.
+    What a client wrote bears the client's time, and stays.
+    """
 
     def check(self, history: History) -> Iterator[str]:
         asked: dict[TopicPartition, int] = {}
@@ -377,12 +381,12 @@ class LogStartIsJustified:
             if deletion.outcome is not Outcome.FAILED:
                 asked[deletion.partition] = max(asked.get(deletion.partition, 0), deletion.before_offset)
         for partition, log in history.final.items():
-            if (
-                log.start_offset > asked.get(partition, 0)
-                and not history.topics[partition.topic].retained
-                and partition not in history.rotten
-            ):
-                yield f"{partition} begins at {log.start_offset}, asked for at most {asked.get(partition, 0)}"
+            if history.topics[partition.topic].retained or partition in history.rotten:
+                continue
+            least = asked.get(partition, 0)
+            removed = range(least, log.start_offset)
+            if removed and not (history.clock_jumped and self._held_only_markers(history, partition, removed)):
+                yield f"{partition} begins at {log.start_offset}, asked for at most {least}"
         reads: dict[TopicPartition, list[Read]] = {}
         for read in history.reads:
             reads.setdefault(read.partition, []).append(read)
@@ -398,6 +402,17 @@ class LogStartIsJustified:
                         f"{read.partition}: {read.reader} read offset {read.records[0].offset}"
                         f" after everything below {deletion.before_offset} was deleted"
                     )
+
+    @staticmethod
+    def _held_only_markers(history: History, partition: TopicPartition, offsets: range) -> bool:
+        """Whether no acknowledged record of a client was at these offsets."""
+        return not any(
+            write.partition == partition
+            and write.outcome is Outcome.OK
+            and write.base_offset < offsets.stop
+            and write.base_offset + len(write.records) > offsets.start
+            for write in history.writes
+        )
 
 
 class CommittedOffsetsNeverGoBack:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from log.ids import TopicPartition
-from tests.sim.checkers import CHECKERS, LATEST, DeletedKeysStayDeleted, judge
+from tests.sim.checkers import CHECKERS, LATEST, DeletedKeysStayDeleted, LogStartIsJustified, judge
 from tests.sim.history import (
     Commit,
     CommitSeen,
@@ -381,6 +381,21 @@ def test_an_unknown_commit_may_take_effect_late() -> None:
     )
     early.outcome, seen.offset = Outcome.UNKNOWN, early.offset
     assert judge(history) == []
+
+
+def test_after_a_jump_of_the_clock_a_log_may_begin_behind_markers_but_not_behind_records() -> None:
+    partition = TopicPartition(PLAIN, 0)
+    history = History(topics={PLAIN: Topic(PLAIN, 1)})
+    history.final[partition] = FinalLog(1, 5, ())
+    checker = LogStartIsJustified()
+    assert len(list(checker.check(history))) == 1
+    history.clock_jumped = True
+    assert list(checker.check(history)) == []
+    write = Write("w", 1, partition, ((None, b"v"),), 1, Held.KILL, 1.0, 1.1, Outcome.OK, base_offset=0)
+    history.writes.append(write)
+    assert len(list(checker.check(history))) == 1
+    write.base_offset = 1
+    assert list(checker.check(history)) == []
 
 
 def test_a_reader_may_be_overtaken_by_the_cleaner_as_long_as_it_ends_up_with_what_is_true() -> None:
