@@ -328,7 +328,7 @@ async def _values(request: web.Request, most_bytes: int) -> AsyncIterator[Any]:
                 pace.moved()
             if objects.waiting > most_bytes:
                 raise Problem("record-too-large", f"a record is longer than {most_bytes} bytes")
-            await request[HOLDER].take(objects.waiting_bytes)
+            await request[HOLDER].take(objects.waiting_bytes + pace.window_bytes)
         for value in objects.feed(utf8.decode(b"", final=True)):
             yield value
     except UnicodeDecodeError:

@@ -645,7 +645,7 @@ async def _lines(request: web.Request, line_bytes_max: int) -> AsyncIterator[tup
         if lines or empty:
             yield empty, lines
             pace.moved()
-        await holder.take(held_bytes)
+        await holder.take(held_bytes + pace.window_bytes)
     if rest:
         yield 0, [b"".join(rest)]
 

@@ -31,8 +31,8 @@ PACKED_AT_ONCE = 16 << 10
 BITE_BYTES = 128
 """How much of zstd is given to the unpacking at a time: 4 bytes may become 128 KiB, and so one bite no more than 4 MiB.
 """
-FRAMES = zstandard.ZstdDecompressor(max_window_size=8 << 20)
-"""What is kept of an unpacked body as long as the next piece of it may come: 8 MiB, as RFC 9659 says."""
+WINDOW_BYTES = 8 << 20
+"""The most that is kept of an unpacked body as long as the next piece of it may come, as RFC 9659 says."""
 NOTHING_ELSE = b"No frame that is cut off ends with that."
 ONE_MORE = zstandard.compress(NOTHING_ELSE)
 ITEM_S = 300.0
@@ -50,9 +50,20 @@ class Unpacker:
         self._encoding = encoding
         self._part: zlib._Decompress | None = None
         """The part that is under way: gzip may have several, one after the other."""
-        self._frames = FRAMES.decompressobj(read_across_frames=True) if encoding == "zstd" else None
+        self._zstd = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES) if encoding == "zstd" else None
+        """Of this body alone: what is made of one keeps its state in it."""
+        self._frames = None if self._zstd is None else self._zstd.decompressobj(read_across_frames=True)
         """All parts of zstd: to begin each of them anew would take 8 us, and one needs 8 bytes only."""
+        self._idle_bytes = 0 if self._zstd is None else self._zstd.memory_size()
+        self._size_bytes = 0
         self._has_part = False
+
+    @property
+    def window_bytes(self) -> int:
+        """What is kept of what was unpacked, because the next piece may repeat it. With gzip it is 32 KiB at most,
+        which is not counted. What zstd has reserved and not yet filled takes no memory.
+        """
+        return 0 if self._zstd is None else min(self._zstd.memory_size() - self._idle_bytes, self._size_bytes)
 
     def feed(self, packed: bytes) -> Iterator[bytes]:
         """The pieces that are complete now. Some are empty: to unpack what has nothing in it takes time, too."""
@@ -72,6 +83,7 @@ class Unpacker:
             some = self._frames.decompress(packed[at : at + BITE_BYTES])
             found.append(some)
             size_bytes += len(some)
+            self._size_bytes += len(some)
             if size_bytes >= PIECE_BYTES or at + BITE_BYTES >= len(packed):
                 whole, found, size_bytes = b"".join(found), [], 0
                 for start in range(0, len(whole) or 1, PIECE_BYTES):
@@ -174,7 +186,7 @@ async def _unpacked(request: web.Request, unpacker: Unpacker, packed: bytes) -> 
         if size_bytes > most_bytes:
             raise Problem("record-too-large", f"the body unpacks to more than {most_bytes} bytes")
         if number % PIECES_AT_ONCE == PIECES_AT_ONCE - 1:
-            await holder.take(len(packed) + size_bytes)
+            await holder.take(len(packed) + unpacker.window_bytes + size_bytes)
             await _others_first(request)
     unpacker.end()
     holder.hold(size_bytes)
@@ -187,6 +199,8 @@ class Pace:
     """
 
     def __init__(self) -> None:
+        self.window_bytes = 0
+        """What its unpacker keeps."""
         self.moved()
 
     def moved(self) -> None:
@@ -205,6 +219,7 @@ async def pieces_of(request: web.Request, pace: Pace) -> AsyncIterator[bytes]:
             continue
         for piece in unpacker.feed(came):
             if piece:
+                pace.window_bytes = unpacker.window_bytes
                 yield piece
             await _others_first(request)
     if unpacker is not None:

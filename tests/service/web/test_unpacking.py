@@ -9,6 +9,7 @@ import random
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import suppress
 from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any, cast
@@ -160,6 +161,20 @@ def test_many_frames_are_a_body_only_where_one_of_them_ends() -> None:
             assert end in ends
 
 
+@EACH
+def test_bodies_that_come_at_the_same_time_are_unpacked_apart(encoding: str, pack: Callable[[bytes], bytes]) -> None:
+    """Those of zstd shared their decoder: each broke the other, or got what was the other's."""
+    contents = [random.Random(seed).randbytes(200_000) for seed in (1, 2)]
+    packed, unpackers = [pack(each) for each in contents], [Unpacker(encoding) for _ in contents]
+    found = [bytearray(), bytearray()]
+    for at in range(0, max(map(len, packed)), 10_000):
+        for number, unpacker in enumerate(unpackers):
+            found[number] += b"".join(unpacker.feed(packed[number][at : at + 10_000]))
+    for unpacker in unpackers:
+        unpacker.end()
+    assert found == contents
+
+
 def test_a_window_that_would_keep_much_memory_is_refused() -> None:
     """4.5 KB kept 128 MiB for as long as their connection was open. RFC 9659 has 8 MiB for all."""
 
@@ -171,6 +186,22 @@ def test_a_window_that_would_keep_much_memory_is_refused() -> None:
         list(Unpacker("zstd").feed(packed(24)))
     assert len(b"".join(Unpacker("zstd").feed(packed(23)))) > 8 << 20
     assert unpacked("zstd", zstandard.compress(bytes(16 << 20), 19)) == bytes(16 << 20)
+
+
+def test_what_a_window_keeps_is_counted_while_the_body_comes() -> None:
+    """A hundred slow bodies kept 800 MB in windows of 8 MiB. What is reserved for a small body takes no memory."""
+    lines = random.Random(3).randbytes(1 << 20).replace(b"\n", b".") + b"\n"
+
+    async def held_bytes(content: bytes) -> int:
+        packer = zstandard.ZstdCompressor(level=19).compressobj()
+        request = Coming(packer.compress(content) + packer.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK), "zstd")
+        with suppress(Problem):  # the body ends too early
+            async for _ in producing._lines(cast(web.Request, request), 1 << 30):
+                pass
+        return cast(int, request[HOLDER].bytes)
+
+    assert 6 << 20 <= asyncio.run(held_bytes(lines * 6)) <= 10 << 20
+    assert asyncio.run(held_bytes(b"a line\n" * 100)) == 0
 
 
 def test_lines_that_come_together_are_written_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
