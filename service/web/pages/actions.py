@@ -5,7 +5,7 @@ only pages of this broker may send the request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import Final
 from urllib.parse import quote
 
@@ -23,6 +23,7 @@ from service.client.transactions import (
 )
 from service.web.gateway import Gateway, Inside
 from service.web.origins import is_at
+from service.web.pages.asking import form_of
 from service.web.pages.render import page, shown
 from service.web.pages.views import framed
 from service.web.problems import Problem
@@ -36,7 +37,7 @@ async def abort_id(gateway: Gateway, request: web.Request) -> web.StreamResponse
     """Abort what a transactional id has open in all partitions, and fence its producer."""
     name = request.match_info["id"]
     back = f"/ui/transactions/{quote(name, safe='')}"
-    if refused := await not_meant(request, name):
+    if refused := not_meant(request, await form_of(gateway, request), name):
         return refuse(gateway, refused, back)
     return await acted(gateway, back, _abort_id(gateway, name, back))
 
@@ -59,9 +60,10 @@ async def abort_in(gateway: Gateway, request: web.Request) -> web.StreamResponse
     partition = TopicPartition(topic, number)
     back = f"/ui/topics/{quote(topic, safe='')}"
     gateway.state(partition)
-    if refused := await not_meant(request, f"{topic}-{number}"):
+    form = await form_of(gateway, request)
+    if refused := not_meant(request, form, f"{topic}-{number}"):
         return refuse(gateway, refused, back)
-    start = str((await request.post()).get("start_offset", ""))
+    start = form.get("start_offset", "")
     return await acted(gateway, back, _abort_in(gateway, partition, start, back))
 
 
@@ -92,13 +94,13 @@ async def acted(gateway: Gateway, back: str, work: Awaitable[web.StreamResponse]
         return refuse(gateway, str(failure), back)
 
 
-async def not_meant(request: web.Request, name: str) -> str | None:
+def not_meant(request: web.Request, form: Mapping[str, str], name: str) -> str | None:
     """Why the request was not made by a person at one of our pages; None if it was. A name with characters that nobody
     can see or type is typed as it is shown.
     """
     if is_foreign(request):
         return "the request came from another site."
-    confirmed = (await request.post()).get("confirm", "")
+    confirmed = form.get("confirm", "")
     return (
         None if confirmed in (name, shown(name)) else "what was typed to confirm it is not the name; nothing was done."
     )

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote
 
 from aiohttp import ClientError, ClientTimeout, web
 from yarl import URL
@@ -23,11 +23,14 @@ from service.web.pages.render import page
 from service.web.pages.views import Facts, PageView, framed
 from service.web.problems import Problem
 from service.web.routing import JSON, Route
+from service.web.unpacking import body_of
 
 WAIT_S: Final = 5.0
 """How long an answer may take. A stream never ends, so what has come by then is shown."""
 SHOWN_BYTES: Final = 64 << 10
-FIELD_CHARACTERS: Final = 1 << 20
+FORM_BYTES: Final = 3 << 20
+"""The longest form: a million characters, if each is escaped."""
+FORM_FIELDS: Final = 20
 METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
 HOW: Final = ("committed", "plain", "aborted", "open")
 OPEN_MS: Final = 60_000
@@ -122,13 +125,20 @@ def headers_of(text: str) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-async def form_of(request: web.Request) -> dict[str, str]:
+async def form_of(gateway: Gateway, request: web.Request) -> dict[str, str]:
     """What was filled in, with plain line ends. Browsers send others."""
-    given = await request.post()
-    found = {name: value.replace("\r\n", "\n") for name, value in given.items() if isinstance(value, str)}
-    if any(len(value) > FIELD_CHARACTERS for value in found.values()):
-        raise Problem("record-too-large", f"a field has at most {FIELD_CHARACTERS} characters here")
-    return found
+    body = await body_of(request)
+    if len(body) > FORM_BYTES:
+        raise Problem("record-too-large", f"a form has at most {FORM_BYTES} bytes")
+    try:
+        return await gateway.env.blocking(_filled_in, body)
+    except ValueError:
+        raise Problem("malformed", f"a form has at most {FORM_FIELDS} fields") from None
+
+
+def _filled_in(body: bytes) -> dict[str, str]:
+    given = parse_qsl(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=FORM_FIELDS)
+    return {name: value.replace("\r\n", "\n") for name, value in given}
 
 
 # --- any request -----------------------------------------------------------------------------------------------------
@@ -178,7 +188,7 @@ def _split(path: str) -> list[str]:
 
 
 async def play(gateway: Gateway, request: web.Request) -> web.StreamResponse:
-    form = await form_of(request)
+    form = await form_of(gateway, request)
     method, path = form.get("method", "GET"), form.get("path", "").strip()
     try:
         asked = TriedRequest(method, path, headers_of(form.get("headers", "")), form.get("body", ""))
@@ -232,7 +242,7 @@ def _producing(gateway: Gateway, topic: str, form: Mapping[str, str], **more: An
 
 async def produce(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     name = gateway.topic(request.match_info["topic"]).name
-    form = await form_of(request)
+    form = await form_of(gateway, request)
     commands: list[str] = []
     try:
         done = await _write(gateway, request, name, form, commands)

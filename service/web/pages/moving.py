@@ -22,6 +22,7 @@ from service.cluster.placement import place
 from service.web.gateway import Gateway, Inside
 from service.web.groups import Reset, new_offsets
 from service.web.pages.actions import ACTED_S, acted, not_meant, refuse
+from service.web.pages.asking import form_of
 from service.web.pages.views import Facts, PageView
 from service.web.problems import Problem
 from service.wire.messages import (
@@ -100,11 +101,11 @@ def _reset_of(asked: Mapping[str, str]) -> Reset:
 async def reset_group(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     """Move a group. It must have no members, because members would go on where they are."""
     name = request.match_info["group"]
-    form = await request.post()
-    asked = {key: str(form.get(key, "")).strip() for key in ("to", "topic", "partition", "value")}
+    form = await form_of(gateway, request)
+    asked = {key: form.get(key, "").strip() for key in ("to", "topic", "partition", "value")}
     here = f"/ui/groups/{quote(name, safe='')}"
     back = f"{here}/reset?{urlencode(asked)}"
-    if refused := await not_meant(request, name):
+    if refused := not_meant(request, form, name):
         return refuse(gateway, refused, back)
     return await acted(gateway, back, _reset_group(gateway, name, asked, here, back))
 
@@ -195,11 +196,11 @@ def _placed(gateway: Gateway, name: str, asked: Mapping[str, str]) -> list[Repli
 
 async def move_replicas(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     name = gateway.topic(request.match_info["topic"]).name
-    form = await request.post()
-    asked = {key: str(form.get(key, "")).strip() for key in ("partition", "brokers", "copies")}
+    form = await form_of(gateway, request)
+    asked = {key: form.get(key, "").strip() for key in ("partition", "brokers", "copies")}
     here = f"/ui/topics/{quote(name, safe='')}/replicas"
     back = f"{here}?{urlencode(asked)}"
-    if refused := await not_meant(request, name):
+    if refused := not_meant(request, form, name):
         return refuse(gateway, refused, back)
     try:
         rows = _placed(gateway, name, asked)
@@ -215,7 +216,7 @@ async def stop_moving(gateway: Gateway, request: web.Request) -> web.StreamRespo
     """Stop moving partitions. Those that are moving stay where they were."""
     name = gateway.topic(request.match_info["topic"]).name
     here = f"/ui/topics/{quote(name, safe='')}/replicas"
-    if refused := await not_meant(request, name):
+    if refused := not_meant(request, await form_of(gateway, request), name):
         return refuse(gateway, refused, here)
     states = gateway.topic(name).partitions.items()
     parts = [ReassignablePartition(index, None) for index, state in states if state.adding or state.removing]

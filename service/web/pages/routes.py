@@ -16,6 +16,7 @@ from service.web.problems import Problem
 from service.web.routing import Handler, Route
 
 STATIC: Final = Path(__file__).parent / "static"
+FORM: Final = "application/x-www-form-urlencoded"
 TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
@@ -33,7 +34,7 @@ async def home(gateway: Gateway, request: web.Request) -> web.StreamResponse:
 
 
 def _page(path: str, handle: Handler, summary: str, method: str = "GET") -> Route:
-    return Route(method, path, handle, summary, "ui", documented=False)
+    return Route(method, path, handle, summary, "ui", body_media=(FORM,) if method == "POST" else (), documented=False)
 
 
 ROUTES = (

@@ -118,11 +118,15 @@ async def told_by_now(reader: asyncio.StreamReader) -> bytes:
         (HEAD + b"Content-Length: 9000000\r\n\r\n", LONG),
         (HEAD.replace(b"application/json", b"application/x-ndjson") + b"Content-Length: 9000000\r\n\r\n", LONG),
         (
+            HEAD.replace(b"/v1/topics/held/records", b"/ui/topics/held/produce") + b"Content-Length: 9000000\r\n\r\n",
+            b"value=" + b"x" * 900_000,
+        ),
+        (
             HEAD.replace(b"/v1/topics/held", b"/v3/clusters/CLUSTER/topics/held") + b"Content-Length: 9000000\r\n\r\n",
             b'{"value":{"type":"STRING","data":"' + b"x" * 900_000,
         ),
     ],
-    ids=["as a whole", "lines", "version 3"],
+    ids=["as a whole", "lines", "a page's form", "version 3"],
 )
 def test_bodies_that_do_not_come_on_are_ended_for_others(tmp_path: Path, head: bytes, body: bytes) -> None:
     """Those that hold most for longest. Small requests are answered all the while, and long ones after a moment."""

@@ -182,6 +182,15 @@ def test_two_thousand_idle_streams_leave_room_for_others(served: Served, http: H
         assert json.loads(found[found.index(b"data: ") + 6 :].split(b"\n")[0])["offset"] == 0
 
 
+@pytest.mark.parametrize("path", ["/ui/http", "/ui/topics/forms/produce", "/ui/transactions/forms/abort"])
+def test_a_form_that_no_person_has_filled_in_is_refused(http: Http, path: str) -> None:
+    """It was taken apart on the loop, up to the length of a body: what is escaped takes twenty times its length."""
+    http.post("/v1/topics", {"name": "forms"})
+    for form, status in ("x=" + "%41" * (1 << 20), 413), ("&".join(f"f{number}=1" for number in range(21)), 400):
+        answer = http.post(path, form.encode(), headers={"Content-Type": "application/x-www-form-urlencoded"})
+        assert (answer.status, answer.json["outcome"]) == (status, "none")
+
+
 def test_who_says_nothing_or_never_ends_a_body_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process, so that the time it takes can be cut."""
     monkeypatch.setattr(app, "HEAD_S", 0.2)
@@ -230,6 +239,7 @@ SLOW_GET = b"GET /v1/topics/slow/partitions/0/records?offset=latest&wait_ms=%d H
 DRIPPED = [b"x"] * 1000
 V3 = LINES.replace(b"/v1/topics/hostile", b"/v3/clusters/CLUSTER/topics/slow").replace(b"x-ndjson", b"json")
 PACKED_LINES = LINES.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n")
+FORM = b"POST /ui/topics/slow/replicas/stop HTTP/1.1\r\nHost: x\r\n"
 NO_LINES = LINES.replace(b"topics/hostile/records", b"transactions")
 
 
@@ -342,8 +352,12 @@ def test_a_connection_that_waits_between_requests_is_kept(tmp_path: Path, monkey
         (V3, [b"1\r\n{\r\n", *[b"1\r\n \r\n"] * 1000], b"HTTP/1.1 408 "),
         (POST + b"X-A: 1\r\nContent-Length: 100\r\n\r\n{", [b" "] * 98, b"HTTP/1.1 408 "),
         (NO_LINES, (), b"HTTP/1.1 408 "),
+        (FORM + b"Content-Length: 100\r\n\r\nconfirm=", [b"x"] * 90, b"HTTP/1.1 408 "),
     ],
-    ids=["no more lines", "no end of a line", "dripping", "packed", "version 3", "as a whole", "no lines are taken"],
+    ids=[
+        *("no more lines", "no end of a line", "dripping", "packed", "version 3", "as a whole", "no lines are taken"),
+        "a page's form",
+    ],
 )
 def test_a_body_that_does_not_come_on_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bytes, then: Sequence[bytes], told: bytes
