@@ -7,7 +7,7 @@ more is divided at its median. So whatever is done to one shelf takes two millis
 """
 
 from bisect import bisect_right
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 SHELF_MOST: Final = 1 << 12
@@ -64,6 +64,12 @@ class Shelves:
         """All entries as they are now. Later changes don't show in what is returned."""
         self._lent = bytearray(b"\1" * len(self._shelves))
         return [shelf.values() for shelf in self._shelves]
+
+    def emptied(self) -> Iterator[None]:
+        """Remove all producers, step by step. What they were is not asked any more."""
+        while self._shelves:
+            self._shelves.pop()
+            yield
 
     def _own(self, index: int) -> dict[int, bytes]:
         self._shelves[index] = self._shelves[index].copy()

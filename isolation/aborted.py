@@ -4,8 +4,8 @@ What always holds: ranges are in the order of their markers, and the offset of a
 of a query grows with its answer, and by one look for each 4,096 ranges, even if one long transaction spans all others.
 
 The numbers are in flat arrays, 24 bytes for each range, in chunks of at most 4,096 ranges. A chunk that was lent, to a
-snapshot or to a reader who takes his time, is copied before it is changed. So nothing takes longer than one chunk does,
-except to restore a snapshot. For each block of 64 ranges, and for each chunk, the lowest first offset is kept. With it
+snapshot or to a reader who takes his time, is copied before it is changed. So nothing takes longer than one chunk does.
+For each block of 64 ranges, and for each chunk, the lowest first offset is kept. With it
 a query steps over blocks in which no range begins early enough.
 """
 
@@ -164,21 +164,20 @@ class AbortedRanges:
         return [(_COUNT.pack(len(self)),), *((memoryview(little_endian(column)).cast("B"),) for column in columns)]
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "AbortedRanges":
-        """ValueError when the bytes are not what `lend` gave out."""
+    def reading(cls, data: Buffer) -> Generator[None, None, "AbortedRanges"]:
+        """The ranges of which `lend` gave out these bytes, read step by step. ValueError if it did not."""
         if len(data) < _COUNT.size or len(data) != _COUNT.size + _COUNT.unpack_from(data)[0] * 24:
             raise ValueError("the aborted ranges are cut short")
         size = (len(data) - _COUNT.size) // 3
-        columns = []
-        for at in range(_COUNT.size, len(data), size or 1):
-            column = array("q")
-            column.frombytes(data[at : at + size])
-            columns.append(little_endian(column))
         ranges = cls()
-        if columns:
-            ranges._chunks = [
-                _Chunk(*(column[at : at + CHUNK] for column in columns)) for at in range(0, len(columns[0]), CHUNK)
-            ]
+        for at in range(0, size, CHUNK * 8):
+            columns = []
+            for column_at in range(_COUNT.size, len(data), size):
+                column = array("q")
+                column.frombytes(data[column_at + at : column_at + min(at + CHUNK * 8, size)])
+                columns.append(little_endian(column))
+            ranges._chunks.append(_Chunk(*columns))
+            yield
         return ranges
 
 

@@ -210,14 +210,18 @@ class StableOffsets:
         parts.append(self.markers.to_bytes())
         return [(b"".join(parts),), *self._aborted.lend()]
 
-    def restore(self, data: bytes | None) -> None:
+    def restore(self, data: Buffer | None) -> None:
         """Replace the state by that of a snapshot; None: by an empty one. ValueError if the bytes are no snapshot;
         nothing has changed then.
         """
-        opened: list[OpenTransaction] = []
-        ended: list[tuple[int, int]] = []
-        aborted, markers = AbortedRanges(), Markers()
+        for _ in self.restoring(data):
+            pass
+
+    def restoring(self, data: Buffer | None) -> Generator[None, None, None]:
+        """`restore`, step by step. Nothing changes before the last step."""
+        anew = self.anew()
         if data is not None:
+            opened: list[OpenTransaction] = []
             try:
                 version, open_count, ended_count = _HEAD.unpack_from(data)
                 if version not in (1, _SNAPSHOT_VERSION):
@@ -225,20 +229,30 @@ class StableOffsets:
                 ended_at = _HEAD.size + open_count * _OPEN.size
                 aborted_at = ended_at + ended_count * _ENDED.size
                 opened = [OpenTransaction(*fields) for fields in _OPEN.iter_unpack(data[_HEAD.size : ended_at])]
-                ended = [(marker, first) for marker, first in _ENDED.iter_unpack(data[ended_at:aborted_at])]
+                anew._ended.extend((marker, first) for marker, first in _ENDED.iter_unpack(data[ended_at:aborted_at]))
                 if version == 1:
-                    markers = Markers(NEVER)
+                    anew.markers = Markers(NEVER)
                 else:
-                    markers, aborted_at = Markers.from_bytes(data, aborted_at)
+                    anew.markers, aborted_at = Markers.from_bytes(data, aborted_at)
             except struct.error as error:
                 raise ValueError("the stable snapshot is cut short") from error
-            aborted = AbortedRanges.from_bytes(data[aborted_at:])
-        self._aborted, self.markers = aborted, markers
-        self._ended = deque(ended)
+            anew._aborted = yield from AbortedRanges.reading(memoryview(data)[aborted_at:])
+            for transaction in opened:
+                if transaction.producer_id >= 0:
+                    anew._begin(*transaction)
+        self.swap(anew)
+
+    def anew(self) -> "StableOffsets":
+        return StableOffsets()
+
+    def swap(self, other: "StableOffsets") -> None:
         # The mapping is emptied and filled, not replaced: the producers' view reads this same object.
+        opened = self._open.copy()
         self._open.clear()
-        self._timestamps.clear()
-        self._began.clear()
-        for transaction in opened:
-            if transaction.producer_id >= 0:
-                self._begin(*transaction)
+        self._open.update(other._open)
+        other._open = opened
+        self._timestamps, other._timestamps = other._timestamps, self._timestamps
+        self._began, other._began = other._began, self._began
+        self._ended, other._ended = other._ended, self._ended
+        self._aborted, other._aborted = other._aborted, self._aborted
+        self.markers, other.markers = other.markers, self.markers

@@ -1,20 +1,26 @@
 """Takes back the end of a log, or all of it: what a leader's log, or a recovery, does not have.
 
 What always holds: the newest segments are removed first, so that a crash leaves no hole. Afterwards the views know
-exactly the batches that are left. The caller keeps other operations away by `PartitionLog.alone`, and has told all
-checkpoints of what was durable before (`distrust`).
+exactly the batches that are left: what they know then is made before anything is taken back (`views_below`). The caller
+keeps other operations away by `PartitionLog.alone`, and has told all checkpoints of what was durable before
+(`distrust`).
 
 A cut may leave the log with a gap at its end: compaction has removed what stood there. The log goes on behind the gap,
 so that no offset is given twice. It does so in a new segment, whose name tells a recovery how far the log had come.
 """
 
-from typing import NamedTuple
+from collections.abc import Generator, Iterable
+from typing import Final, NamedTuple
 
 from log.checkpoints import CLEANED_OFFSET, GAPS_OFFSET, START_OFFSET, read_offset, write_offset
 from log.disk import DiskFault
 from log.partition_log import PartitionLog
 from log.segment import Segment
-from log.snapshots import restore
+from log.views import View
+
+BATCHES_A_STEP: Final = 500
+BATCH_WORTH_BYTES: Final = 16 << 10
+"""So many bytes take about as long to read as to apply a batch."""
 
 
 class _Cut(NamedTuple):
@@ -68,18 +74,43 @@ async def distrust(log: PartitionLog, durable: int, offset: int) -> None:
         log.durability.kept_start = offset
 
 
-def truncate_to(log: PartitionLog, offset: int) -> None:
-    """Take back everything from `offset` on, or from the start of the batch that holds it."""
+def views_below(log: PartitionLog, offset: int) -> Generator[None, None, list[View]]:
+    """Views that know what those of the log will know when it is cut at `offset`: for `truncate_to`. To read a snapshot
+    of a million producers takes a second, so this is done step by step; the log and its own views don't change.
+    """
+    views = [view.anew() for view in log.views]
+    first = log.segments.first_base
+    if not views or first is None or not max(first, log.start_offset) < offset < log.end_offset:
+        return views
+    _, _, kept_end, end_offset = _cut_at(log, offset)
+    if kept_end <= log.start_offset:
+        return views
+    replay_from = yield from log.snapshots.restoring(views, epochs=log.epochs, end_offset=end_offset)
+    done = 0
+    for header, batch in log.scan(replay_from, kept_end):
+        if header.base_offset >= replay_from:
+            for view in views:
+                view.apply(header, batch)
+        done += 1 + header.size_bytes // BATCH_WORTH_BYTES
+        if done >= BATCHES_A_STEP:
+            done = 0
+            yield
+    return views
+
+
+def truncate_to(log: PartitionLog, offset: int, views: list[View]) -> list[View]:
+    """Take back everything from `offset` on, or from the start of the batch that holds it. `views` are those that
+    `views_below` has made, since when nothing has changed the log below `offset`. Returns views that know what the
+    log's own knew before: to free that takes long, too, so the caller may do it step by step.
+    """
     if offset >= log.end_offset:
-        return
+        return views
     first = log.segments.first_base
     if first is None or offset <= max(first, log.start_offset):
-        restart_at(log, offset)
-        return
+        return restart_at(log, offset)
     last, position, kept_end, end_offset = _cut_at(log, offset)
     if kept_end <= log.start_offset:  # the log starts inside the batch that is cut, or in the gap: nothing is left
-        restart_at(log, max(end_offset, log.start_offset))
-        return
+        return restart_at(log, max(end_offset, log.start_offset))
     log.durability.note_cut()
     while log.segments[-1] is not last:
         _remove(log, log.segments[-1])
@@ -87,12 +118,7 @@ def truncate_to(log: PartitionLog, offset: int) -> None:
     assert log.start_offset < kept_end == last.end_offset, "a part of the log is left"
     log.segments.active = last
     _end_at(log, end_offset)
-    replay_from = log.snapshots.restore(log.views, epochs=log.epochs, end_offset=end_offset)
-    assert replay_from <= end_offset, "no view knows what was cut off"
-    for header, batch in log.scan(replay_from):
-        if header.base_offset >= replay_from:
-            for view in log.views:
-                view.apply(header, batch)
+    _swap(log.views, views)
     log.tell_start()
     if kept_end < end_offset:
         try:
@@ -103,10 +129,13 @@ def truncate_to(log: PartitionLog, offset: int) -> None:
         log.durability.note_end(kept_end)  # the name of the new segment is not durable yet
         log.durability.gaps_left = end_offset
         assert log.segments[-1].base_offset == end_offset, "the name of the last segment tells where the log goes on"
+    return views
 
 
-def restart_at(log: PartitionLog, offset: int) -> None:
-    """Forget everything; the log is empty and starts at `offset`. Nothing counts as flushed before the next flush."""
+def restart_at(log: PartitionLog, offset: int) -> list[View]:
+    """Forget everything; the log is empty and starts at `offset`. Nothing counts as flushed before the next flush.
+    Returns views that know what the log's own knew before.
+    """
     log.durability.note_cut()
     log.make_folder()
     kept = log.segments.at_base(offset)
@@ -127,11 +156,18 @@ def restart_at(log: PartitionLog, offset: int) -> None:
     log.start_offset = offset
     log.durability.kept_start = 0
     log.durability.note_restart()
-    restore(log.views, {})
+    views = [view.anew() for view in log.views]
+    _swap(log.views, views)
     log.tell_start()
     assert log.start_offset == log.end_offset == offset, "the log is empty"
     assert log.segments.active is kept and not kept.size_bytes, "the next batch enters an empty segment"
     assert not log.flushed_offset, "until the next flush a power cut may bring back any part of the log"
+    return views
+
+
+def _swap(of_log: Iterable[View], others: list[View]) -> None:
+    for view, other in zip(of_log, others, strict=True):
+        view.swap(other)
 
 
 def _remove(log: PartitionLog, segment: Segment) -> None:

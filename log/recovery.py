@@ -29,7 +29,8 @@ from log.ids import NO_EPOCH, NO_OFFSET, NO_TIMESTAMP
 from log.many import Stretch, epoch_changes, right_stretch, worth_folding
 from log.segment import LOG_SUFFIX, OFFSET_SUFFIX, SCAN_BYTES, SUFFIXES, TIME_SUFFIX, Segment, SegmentFacts
 from log.snapshots import SUFFIX as SNAPSHOT_SUFFIX
-from log.snapshots import Snapshot, restore, restore_newest, take_snapshot
+from log.snapshots import Snapshot, restore, restoring_newest, take_snapshot
+from log.steps import done_at_once
 from log.swap import BadPlan, SwapPlan, finish_swap
 from log.views import View
 
@@ -265,14 +266,19 @@ class _Recovery:
         """
         first = self.segments[0].base_offset if self.segments else scan_from
         usable = [offset for offset in snapshots if offset >= first]
-        known = restore_newest(self.disk, self.folder, views, usable, epochs=self.epochs, end_offset=scan_from)
+        known = self._restore_newest(views, usable, self.epochs, scan_from)
         if not known and first:
             trusted = self.report.trusted_offset
-            known = restore_newest(self.disk, self.folder, views, usable, epochs=LeaderEpochs(), end_offset=trusted)
+            known = self._restore_newest(views, usable, LeaderEpochs(), trusted)
         self.report.replayed_from_offset = replay_from = max(known, first)
         for _, header, batch in self._trusted_batches(replay_from):
             for view in views:
                 view.apply(header, batch)
+
+    def _restore_newest(self, views: Sequence[View], usable: list[int], epochs: LeaderEpochs, end_offset: int) -> int:
+        return done_at_once(
+            restoring_newest(self.disk, self.folder, views, usable, epochs=epochs, end_offset=end_offset)
+        )
 
     def _trusted_batches(self, from_offset: int) -> Iterator[tuple[Segment, BatchHeader, memoryview]]:
         """The batches from that offset on, in order. The checksum does not cover a batch's offset."""

@@ -13,14 +13,15 @@ old snapshot that a crash brings back after a truncation is recognised and not u
 
 import asyncio
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from log.batch import crc32c
+from log.batch import Buffer, crc32c
 from log.disk import Disk
 from log.epochs import LeaderEpochs
 from log.ids import NO_EPOCH
-from log.views import Content, View, whole
+from log.steps import done_at_once
+from log.views import Content, View, joining
 
 SUFFIX: Final = ".snapshot"
 MAGIC: Final = b"OLSN"
@@ -28,6 +29,7 @@ VERSION: Final = 1
 NEWEST_KEPT: Final = 2
 WORTH_A_STEP: Final = 1_000
 """After so many parts, or KB, other work may be done."""
+READ_AT_ONCE: Final = 1 << 20
 _HEADER: Final = struct.Struct(">4sHHIqi")
 _CHECKED_FROM: Final = 12
 
@@ -66,7 +68,7 @@ def encoding(snapshot: Snapshot, data: bytearray) -> Iterator[None]:
     done = 0
     for name, content in snapshot.views.items():
         size_bytes = 0
-        collections = [(content,)] if isinstance(content, bytes) else content
+        collections: Sequence[Collection[Buffer]] = [(content,)] if isinstance(content, Buffer) else content
         for parts in collections:
             size_bytes += sum(map(len, parts))
             done += len(parts)
@@ -88,51 +90,71 @@ def encoding(snapshot: Snapshot, data: bytearray) -> Iterator[None]:
     struct.pack_into(">I", data, 8, checksum)
 
 
-def decode_snapshot(data: bytes) -> Snapshot:
+def decode_snapshot(data: Buffer) -> Snapshot:
     """The inverse of `encode_snapshot`; `BadSnapshot` for anything else."""
+    return _decode(memoryview(data), crc32c(memoryview(data)[_CHECKED_FROM:]))
+
+
+def _decode(data: memoryview, true_checksum: int) -> Snapshot:
     if len(data) < _HEADER.size:
         raise BadSnapshot(f"only {len(data)} bytes")
     magic, version, count, checksum, offset, leader_epoch = _HEADER.unpack_from(data)
-    if magic != MAGIC or version != VERSION or crc32c(data[_CHECKED_FROM:]) != checksum:
+    if magic != MAGIC or version != VERSION or checksum != true_checksum:
         raise BadSnapshot("wrong magic, version or checksum")
     views: dict[str, Content] = {}
     at = _HEADER.size
     for _ in range(count):
         name, at = _take(data, at, ">H")
         content, at = _take(data, at, ">I")
-        views[name.decode("utf-8")] = content
+        views[str(name, "utf-8")] = content
     return Snapshot(offset, leader_epoch, views)
 
 
-def restore_newest(
+def restoring_newest(
     disk: Disk, folder: str, views: Sequence[View], offsets: Sequence[int], *, epochs: LeaderEpochs, end_offset: int
-) -> int:
-    """Restore the views from the newest snapshot that fits a log ending at `end_offset`.
+) -> Generator[None, None, int]:
+    """Restore the views, step by step, from the newest snapshot that fits a log ending at `end_offset`.
 
     Returns the offset from which batches must be applied; 0, and views that know nothing, when no snapshot fits.
     """
     for offset in sorted(offsets, reverse=True):
         if offset > end_offset or not views:
             continue
-        snapshot = _read_if_right(disk, f"{folder}/{snapshot_name(offset)}")
+        snapshot = yield from _reading_if_right(disk, f"{folder}/{snapshot_name(offset)}")
         if snapshot is not None and _fits(snapshot, views, epochs):
-            restore(views, snapshot.views)
+            yield from restoring(views, snapshot.views)
             return offset
-    for view in views:
-        view.restore(None)
+    yield from restoring(views, {})
     return 0
 
 
 def restore(views: Sequence[View], contents: Mapping[str, Content]) -> None:
+    done_at_once(restoring(views, contents))
+
+
+def restoring(views: Sequence[View], contents: Mapping[str, Content]) -> Generator[None, None, None]:
+    """`restore`, step by step. Other work may be done between two steps, but not with these views."""
     for view in views:
         content = contents.get(view.name)
-        view.restore(None if content is None else whole(content))
+        yield from view.restoring(None if content is None else (yield from joining(content)))
 
 
-def _read_if_right(disk: Disk, path: str) -> Snapshot | None:
+def _reading_if_right(disk: Disk, path: str) -> Generator[None, None, Snapshot | None]:
     try:
-        return decode_snapshot(disk.read(path))
-    except (FileNotFoundError, BadSnapshot):
+        file = disk.open(path)
+    except FileNotFoundError:
+        return None
+    data, checksum = bytearray(), 0
+    try:
+        while piece := file.pread(READ_AT_ONCE, len(data)):
+            checksum = crc32c(memoryview(piece)[0 if data else _CHECKED_FROM :], checksum)
+            data += piece
+            yield
+    finally:
+        file.close()
+    try:
+        return _decode(memoryview(data), checksum)
+    except BadSnapshot:
         return None
 
 
@@ -148,7 +170,7 @@ def superfluous(offsets: Sequence[int], first_segment_offset: int) -> list[int]:
     return [offset for offset in sorted(offsets)[:-NEWEST_KEPT] if offset < first_segment_offset]
 
 
-def _take(data: bytes, at: int, size_format: str) -> tuple[bytes, int]:
+def _take(data: memoryview, at: int, size_format: str) -> tuple[memoryview, int]:
     (size,) = struct.unpack_from(size_format, data, at)
     at += struct.calcsize(size_format)
     return data[at : at + size], at + size
@@ -175,23 +197,26 @@ class Snapshots:
         if views:
             self.pending[offset] = take_snapshot(views, offset=offset, leader_epoch=leader_epoch)
 
-    def restore(self, views: Sequence[View], *, epochs: LeaderEpochs, end_offset: int) -> int:
-        """Restore the views from the newest snapshot that fits. Returns the offset from which batches must be
-        applied.
+    def restoring(self, views: Sequence[View], *, epochs: LeaderEpochs, end_offset: int) -> Generator[None, None, int]:
+        """Restore the views, step by step, from the newest snapshot that fits a log ending at `end_offset`. Returns
+        the offset from which batches must be applied.
         """
-        pending = max(self.pending, default=-1)
-        if pending > max(self.stored, default=-1):
-            assert pending <= end_offset, "what was cut off is in no snapshot"
-            restore(views, self.pending[pending].views)
+        pending = max((offset for offset in self.pending if offset <= end_offset), default=-1)
+        stored = [offset for offset in self.stored if offset <= end_offset]
+        if pending > max(stored, default=-1):
+            yield from restoring(views, self.pending[pending].views)
             return pending
-        return restore_newest(self._disk, self._folder, views, self.stored, epochs=epochs, end_offset=end_offset)
+        return (
+            yield from restoring_newest(self._disk, self._folder, views, stored, epochs=epochs, end_offset=end_offset)
+        )
 
     def oldest(self, views: Sequence[View], *, epochs: LeaderEpochs, from_offset: int) -> Snapshot | None:
         """The oldest stored snapshot from that offset on that fits the log."""
         for offset in self.stored:
-            snapshot = _read_if_right(self._disk, self._path(offset)) if views and offset >= from_offset else None
-            if snapshot is not None and _fits(snapshot, views, epochs):
-                return snapshot
+            if views and offset >= from_offset:
+                snapshot = done_at_once(_reading_if_right(self._disk, self._path(offset)))
+                if snapshot is not None and _fits(snapshot, views, epochs):
+                    return snapshot
         return None
 
     async def store(self) -> None:

@@ -5,20 +5,31 @@ knows follows from its last `restore` and the batches it has seen since. The vie
 (`idempotence.producers`, `isolation.stable`) and know nothing of files.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Generator, Sequence
 from itertools import chain
-from typing import Protocol
+from typing import Protocol, Self
 
 from log.batch import BatchHeader, Buffer
 
-Content = bytes | Sequence[Collection[Buffer]]
+Content = Buffer | Sequence[Collection[Buffer]]
 """What a view knows, as bytes or as collections of parts of these bytes. A view hands out millions of parts at once;
 they are put together later, one collection at a time, between other work.
 """
 
 
 def whole(content: Content) -> bytes:
-    return content if isinstance(content, bytes) else b"".join(chain.from_iterable(content))
+    return bytes(content) if isinstance(content, Buffer) else b"".join(chain.from_iterable(content))
+
+
+def joining(content: Content) -> Generator[None, None, Buffer]:
+    """`whole`, step by step. Other work may be done between two steps."""
+    if isinstance(content, Buffer):
+        return content
+    data = bytearray()
+    for parts in content:
+        data += b"".join(parts)
+        yield
+    return data
 
 
 class View(Protocol):
@@ -40,8 +51,17 @@ class View(Protocol):
     def snapshot(self) -> Content:
         """All that the view knows, for `restore`. Later batches don't change what was returned."""
 
-    def restore(self, data: bytes | None) -> None:
+    def restore(self, data: Buffer | None) -> None:
         """Replace all that the view knows by what the snapshot says; None: the view knows nothing then."""
+
+    def restoring(self, data: Buffer | None) -> Generator[None, None, None]:
+        """`restore`, step by step. Other work may be done between two steps, but not with this view."""
+
+    def anew(self) -> Self:
+        """Another view of this kind, which knows nothing. It can be restored and fed beside this one."""
+
+    def swap(self, other: Self) -> None:
+        """This view knows what the other one has known, and the other way round. This takes no time."""
 
     def set_start_offset(self, offset: int) -> None:
         """Everything below `offset` has left the log."""

@@ -89,13 +89,6 @@ async def done_in_turns(steps: Steps[Thing]) -> Thing:
         await asyncio.sleep(0)
 
 
-def done_at_once(steps: Steps[Thing]) -> Thing:
-    """What comes of these steps, one after the other in this turn."""
-    while (made := _step(steps)) is None:
-        pass
-    return made[0]
-
-
 def now_or_in_turns(steps: Steps[Thing]) -> Thing | Awaitable[Thing]:
     """The result of these steps. If the first step is the last one, the result is there at once."""
     made = _step(steps)

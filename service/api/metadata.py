@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 
 from log.ids import ZERO_TOPIC_ID, TopicId
+from log.steps import done_at_once
 from service.api.admin_answers import CLUSTER_OPERATIONS, TOPIC_OPERATIONS, UNASKED, executed, leader_of, offline
 from service.broker.internal_topics import INTERNAL_TOPICS, InternalTopics
 from service.broker.session import Session
@@ -20,7 +21,7 @@ from service.cluster.metadata import ClusterMetadata
 from service.cluster.topic_commands import CreateTopics, NewTopic, check_topic_name
 from service.ports import Env
 from service.settings.broker import BrokerConfig
-from service.turns import NAMED_A_TURN, Steps, Turn, done_at_once, done_in_turns, in_turns, now_or_in_turns
+from service.turns import NAMED_A_TURN, Steps, Turn, done_in_turns, in_turns, now_or_in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from log.ids import TopicId
+from log.steps import done_at_once
 from service.api.group_answers import OFFSETS_AT_ONCE, Groups, answer_with, ask, error_code
 from service.broker.in_sync import InSyncSets
 from service.broker.partition import Partition
@@ -29,7 +30,7 @@ from service.groups.commands import (
     OffsetNamesReply,
     PartitionsAsked,
 )
-from service.turns import NAMED_A_TURN, Steps, Turn, done_at_once, done_in_turns, in_turns, slices_in_turns
+from service.turns import NAMED_A_TURN, Steps, Turn, done_in_turns, in_turns, slices_in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from log.steps import done_at_once
 from service.api.directions import Directions
 from service.api.rules import brokers
 from service.broker.acceptance import RefusedBatch, one_batch
@@ -24,7 +25,7 @@ from service.broker.session import Session
 from service.broker.writing import Write, WriteTerms, Writing, WritingParts
 from service.cluster.metadata import ClusterMetadata
 from service.net.door import CLOSE, NO_REPLY, OWN_BYTES, Held, Signal
-from service.turns import NAMED_A_TURN, Steps, Turn, done_at_once, done_in_turns, in_turns
+from service.turns import NAMED_A_TURN, Steps, Turn, done_in_turns, in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from log.config import LogConfig
 from log.ids import NO_EPOCH, TopicPartition
+from log.steps import done_at_once
 from service.broker.coordination import Coordination
 from service.broker.internal_topics import log_config_of
 from service.broker.log_folder import LogFolder
@@ -29,7 +30,7 @@ from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.groups.commands import ForgetTopic
 from service.ports import Tasks
 from service.settings.broker import BrokerConfig
-from service.turns import Steps, Turn, done_at_once, done_in_turns
+from service.turns import Steps, Turn, done_in_turns
 
 logger = logging.getLogger("oncelog.broker")
 

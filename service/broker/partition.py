@@ -56,11 +56,12 @@ from log.batch import (
 )
 from log.config import LogConfig
 from log.control import ControlType, build_marker
-from log.cutting import restart_at, truncate_to
+from log.cutting import restart_at, truncate_to, views_below
 from log.disk import DiskFault, FileSlice
 from log.ids import NO_EPOCH, TopicId, TopicPartition
 from log.partition_log import PartitionLog
 from log.replica import ReplicaSet
+from log.snapshots import restoring
 from service.broker.acceptance import (
     BROKERS_BITS,
     Inspected,
@@ -71,6 +72,7 @@ from service.broker.acceptance import (
 )
 from service.broker.log_folder import LogFolder
 from service.broker.tally import PartitionTally
+from service.turns import Steps
 from service.wire.error_codes import ErrorCode
 
 logger = logging.getLogger("oncelog.partition")
@@ -486,11 +488,16 @@ class Partition:
             self._known_high_watermark = known
             self._wake(self._watchers)
 
-    def cut(self, end_offset: int) -> None:
+    def cut(self, end_offset: int) -> Steps[bool]:
         """Remove from `end_offset` on what the leader does not have. Committed data can be among it only after an
-        unclean election, or if compaction has removed it from the leader's log.
+        unclean election, or if compaction has removed it from the leader's log. The log is cut in one step, after those
+        that make what the views will know. It is not cut, and False is returned, if the role is another one by then.
         """
-        assert isinstance(self.role, Following), "only a follower cuts"
+        role = self.role
+        assert isinstance(role, Following), "only a follower cuts"
+        views = yield from views_below(self.log, end_offset)
+        if self.role is not role:
+            return False
         if self._known_high_watermark > end_offset:
             self.committed_taken_back += 1
             logger.error(
@@ -498,17 +505,20 @@ class Partition:
                 *(self.topic_partition, end_offset, self._known_high_watermark),
             )
         try:
-            truncate_to(self.log, end_offset)
+            known = truncate_to(self.log, end_offset, views)
         finally:  # a cut into a gap that finds no room there has still been made
             self._known_high_watermark = min(self._known_high_watermark, self.log.end_offset)
         assert self.log.end_offset <= end_offset, "nothing is left of what the leader does not have"
+        yield from restoring(known, {})
+        return True
 
-    def start_over(self, offset: int) -> None:
+    def start_over(self, offset: int) -> Steps[None]:
         """Remove everything, and begin at `offset`, where the leader's log begins."""
         assert isinstance(self.role, Following), "only a follower starts over"
         self.committed_taken_back += 1
-        restart_at(self.log, offset)
+        known = restart_at(self.log, offset)
         self._known_high_watermark = offset
+        yield from restoring(known, {})
 
     # -- writing
 

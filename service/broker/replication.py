@@ -38,7 +38,7 @@ from service.cluster.image import Delta, PartitionState, RegisteredBroker
 from service.cluster.metadata import ClusterMetadata
 from service.ports import Env
 from service.settings.broker import BrokerConfig
-from service.turns import Turn
+from service.turns import Turn, done_in_turns
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     FetchPartition,
@@ -575,9 +575,10 @@ class Fetcher:
         ):
             # Retention or the cleaner may have changed the segments meanwhile, so that a cut may restart the log now.
             # Then it is not what was prepared for: the next round asks again.
+            is_cut = False
             if followed.holds and durable_after_cut(log, offset) >= durable:
-                partition.cut(offset)
-            else:
+                is_cut = await done_in_turns(partition.cut(offset))
+            if not is_cut:
                 await keep_start(log)
 
     async def _forget(self, followed: FollowedPartition, forgotten_below: int) -> None:
@@ -603,7 +604,7 @@ class Fetcher:
             )
         async with self._parts.housekeeper.distrusting(partition, 0), log.alone(), _distrusting(log, 0, offset):
             if followed.holds:
-                partition.start_over(offset)
+                await done_in_turns(partition.start_over(offset))
             else:
                 await keep_start(log)
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from idempotence.producers import Guard
 from log.ids import NO_EPOCH, TopicPartition
+from log.steps import done_at_once
 from service.broker.acceptance import RefusedBatch
 from service.broker.coordinators import Coordinators
 from service.broker.partition import Partition
@@ -30,7 +31,7 @@ from service.broker.peers import PeerAway, Peers
 from service.broker.shard import CoordinatorLoading, DecisionFailed, NotCoordinator
 from service.groups.partitioning import partition_for
 from service.ports import Env
-from service.turns import Steps, Turn, done_at_once, done_in_turns, slices_in_turns
+from service.turns import Steps, Turn, done_in_turns, slices_in_turns
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic, AddPartitionsToTxnTransaction
 from txn.commands import AddPartitions, VerifyPartitions

@@ -35,9 +35,10 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from log.ids import TopicId, TopicPartition, format_topic_id, parse_topic_id
+from log.steps import done_at_once
 from service.settings.broker import Endpoint
 from service.stores.port import Change, Entry, StoreSnapshot
-from service.turns import Steps, Turn, done_at_once
+from service.turns import Steps, Turn
 
 NO_LEADER = -1
 NO_BROKER = -1

@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
+from log.steps import done_at_once
 from service.cluster.image import RegisteredBroker
-from service.turns import Steps, done_at_once
+from service.turns import Steps
 
 PLACED_A_TURN: Final = 500
 

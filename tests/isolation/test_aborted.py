@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from isolation import aborted as room
 from isolation.aborted import BLOCK, CHUNK, AbortedRange, AbortedRanges
+from log.steps import done_at_once
 from log.views import whole
-from service.turns import done_at_once
 from tests.rules import rule
 
 
@@ -54,7 +54,7 @@ def test_a_query_finds_what_a_full_search_finds(spans: list[tuple[int, int]], at
     ranges = ranges_of(spans)
     built = build(ranges)
     assert built.overlapping(at, at + size) == searched(ranges, at, at + size)
-    again = AbortedRanges.from_bytes(whole(built.lend()))
+    again = done_at_once(AbortedRanges.reading(whole(built.lend())))
     assert again.overlapping(at, at + size) == searched(ranges, at, at + size)
     assert built.reach_into(at, at + size) == bool(searched(ranges, at, at + size))
     built.drop_before(start)
@@ -71,7 +71,7 @@ def test_ranges_can_be_added_after_a_restore_and_after_dropping(
     before: list[tuple[int, int]], after: list[tuple[int, int]], at: int
 ) -> None:
     ranges = ranges_of(before + after)
-    built = AbortedRanges.from_bytes(whole(build(ranges[: len(before)]).lend()))
+    built = done_at_once(AbortedRanges.reading(whole(build(ranges[: len(before)]).lend())))
     built.drop_before(at // 2)
     for aborted in ranges[len(before) :]:
         built.add(aborted)
@@ -187,7 +187,7 @@ def test_a_long_transaction_over_many_short_ones_costs_no_walk_over_them() -> No
 @pytest.mark.parametrize("damaged", [b"", b"\0\0\0", b"\0\0\0\1" + bytes(23), b"\0\0\0\1" + bytes(25)])
 def test_damaged_bytes_are_refused(damaged: bytes) -> None:
     with pytest.raises(ValueError, match="cut short"):
-        AbortedRanges.from_bytes(damaged)
+        done_at_once(AbortedRanges.reading(damaged))
 
 
 def test_a_cleaner_is_told_one_by_one_how_it_was_when_it_asked() -> None:

@@ -3,8 +3,8 @@ import pytest
 from isolation import aborted
 from isolation.stable import OpenTransaction, StableOffsets
 from log.batch import build_batch, read_header
+from log.steps import done_at_once
 from log.views import whole
-from service.turns import done_at_once
 from tests import batches
 from tests.rules import rule
 

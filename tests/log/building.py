@@ -1,13 +1,15 @@
 """What the tests of `log` build their logs from."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 from log.batch import BatchHeader, Buffer, build_batch, plain_payload, read_header, restamp
 from log.config import LogConfig
+from log.cutting import truncate_to, views_below
 from log.disk import Disk
 from log.ids import TopicId
 from log.partition_log import CleanState, PartitionLog
+from log.steps import done_at_once
 
 FOLDER = "events-0"
 
@@ -30,8 +32,18 @@ class SeenBatches:
     def snapshot(self) -> bytes:
         return json.dumps(self.seen).encode()
 
-    def restore(self, data: bytes | None) -> None:
-        self.seen = [(base, crc) for base, crc in json.loads(data)] if data is not None else []
+    def restore(self, data: Buffer | None) -> None:
+        self.seen = [(base, crc) for base, crc in json.loads(bytes(data))] if data is not None else []
+
+    def restoring(self, data: Buffer | None) -> Generator[None, None, None]:
+        yield
+        self.restore(data)
+
+    def anew(self) -> "SeenBatches":
+        return SeenBatches()
+
+    def swap(self, other: "SeenBatches") -> None:
+        self.seen, other.seen = other.seen, self.seen
 
     def set_start_offset(self, offset: int) -> None:
         self.start_offset = offset
@@ -54,6 +66,11 @@ def stamped(
 
 def append(log: PartitionLog, batch: bytes | bytearray, now_ms: int = 0) -> None:
     log.append(batch, read_header(batch), now_ms=now_ms)
+
+
+def cut_log(log: PartitionLog, offset: int) -> None:
+    """Take back everything from `offset` on, in one go."""
+    truncate_to(log, offset, done_at_once(views_below(log, offset)))
 
 
 def fill(log: PartitionLog, count: int, *, size: int = 100, leader_epoch: int = 0, records: int = 1) -> None:

@@ -1,7 +1,7 @@
 """What the tests of compaction share: the facts a cleaner asks for, and a reader of committed records."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 from idempotence.producers import KnownBy
 from isolation.aborted import AbortedRange
@@ -36,9 +36,19 @@ class LastOfProducers:
     def snapshot(self) -> bytes:
         return b",".join(b"%d=%d" % item for item in sorted(self.last.items()))
 
-    def restore(self, data: bytes | None) -> None:
-        pairs = [pair.split(b"=") for pair in (data or b"").split(b",") if pair]
+    def restore(self, data: Buffer | None) -> None:
+        pairs = [pair.split(b"=") for pair in bytes(data or b"").split(b",") if pair]
         self.last = {int(producer): int(offset) for producer, offset in pairs}
+
+    def restoring(self, data: Buffer | None) -> Generator[None, None, None]:
+        yield
+        self.restore(data)
+
+    def anew(self) -> "LastOfProducers":
+        return LastOfProducers()
+
+    def swap(self, other: "LastOfProducers") -> None:
+        self.last, other.last = other.last, self.last
 
     def set_start_offset(self, offset: int) -> None:
         pass

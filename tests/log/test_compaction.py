@@ -18,7 +18,7 @@ from log.clock import CLOCK_SET_MS
 from log.compaction import REMOVED_A_TURN, find_work
 from log.config import LogConfig
 from log.control import ControlType
-from log.cutting import distrust, durable_after_cut, restart_at, truncate_to
+from log.cutting import distrust, durable_after_cut, restart_at
 from log.disk import Disk, DiskFault
 from log.identity import read_topic_id, was_never_flushed
 from log.ids import TopicId
@@ -26,7 +26,7 @@ from log.partition_log import PartitionLog
 from log.removal import expired_segments, remove_oldest
 from log.swap import CLEANED, PLAN, SwapPlan, remove_old, take_names
 from log.time_search import max_timestamp
-from tests.log.building import append, stamped, unpack
+from tests.log.building import append, cut_log, stamped, unpack
 from tests.log.compacting import NOW_MS, RETENTION_MS, Bench, Facts, committed_records, table
 from tests.log.memory_disk import MemoryDisk
 from tests.log.plain_cleaning import PlainCleaner, once, twice, twice_alike
@@ -224,7 +224,7 @@ def test_a_cut_does_not_bring_back_an_aborted_transaction_whose_marker_leaves(mo
             await distrust(log, durable_after_cut(log, offset), offset)
             for _ in range(5):
                 await asyncio.sleep(0)
-            truncate_to(log, offset)
+            cut_log(log, offset)
 
     async def main() -> None:
         await log.flush()
@@ -474,7 +474,7 @@ def test_a_log_that_changes_under_the_cleaner_stays_as_it_is(what: str, late: bo
             if what == "remove":
                 await remove_oldest(bench.log, lambda: 2)
             elif what == "truncate":
-                truncate_to(bench.log, 500)
+                cut_log(bench.log, 500)
             else:
                 restart_at(bench.log, 2000)
             return cleaned or await once(function, disk, job)

@@ -11,11 +11,11 @@ from log.batch import read_header, split
 from log.checkpoints import START_OFFSET
 from log.compaction import find_work
 from log.config import LogConfig
-from log.cutting import distrust, durable_after_cut, restart_at, truncate_to
+from log.cutting import distrust, durable_after_cut, restart_at
 from log.partition_log import PartitionLog
 from log.removal import keep_start, raise_start_offset
 from log.time_search import max_timestamp
-from tests.log.building import base_offsets, contents, fill, open_log, stamped, unpack
+from tests.log.building import base_offsets, contents, cut_log, fill, open_log, stamped, unpack
 from tests.log.compacting import NOW_MS, Bench
 from tests.log.memory_disk import MemoryDisk
 from tests.log.plain_cleaning import once
@@ -29,7 +29,7 @@ def test_truncating_takes_back_the_end_everywhere(offset: int) -> None:
     log, view = open_log(disk, config=SMALL)
     fill(log, 10, leader_epoch=1)
     fill(log, 10, leader_epoch=2)
-    truncate_to(log, offset)
+    cut_log(log, offset)
     assert log.end_offset == offset
     assert base_offsets(log) == list(range(offset))
     assert view.seen == contents(log)
@@ -44,7 +44,7 @@ def test_truncating_takes_back_the_end_everywhere(offset: int) -> None:
 def test_truncating_into_a_batch_takes_all_of_it() -> None:
     log, _ = open_log(MemoryDisk())
     fill(log, 3, records=4)
-    truncate_to(log, 6)
+    cut_log(log, 6)
     assert log.end_offset == 4
     assert asyncio.run(max_timestamp(log, 4, unpack)) == (3, 1003, 0)
 
@@ -89,7 +89,7 @@ def test_what_a_cut_leaves_durable_is_no_damage_after_a_power_cut(offset: int, s
     asyncio.run(raise_start_offset(log, 7))
     asyncio.run(log.flush())
     point = min(log.flushed_offset, durable_after_cut(log, offset))
-    truncate_to(log, offset)
+    cut_log(log, offset)
     disk.cut_power(random.Random(seed))
     assert not open_log(disk, config=SMALL, recovery_point=point)[0].damage
 
@@ -100,7 +100,7 @@ def test_reads_after_a_cut_see_what_was_written_since() -> None:
     fill(log, 10)
     for limit in (6, 8):
         assert log.read(2, max_bytes=10**6, limit_offset=limit, at_least_one=True) is not None
-        truncate_to(log, 4)
+        cut_log(log, 4)
         fill(log, 6, size=333 * limit, leader_epoch=1)
         found = log.read(2, max_bytes=10**6, limit_offset=limit, at_least_one=True)
         assert found is not None
@@ -119,7 +119,7 @@ def test_what_is_cut_during_a_flush_is_not_counted(seed: int) -> None:
         fill(log, 9)
         flushing = asyncio.ensure_future(log.flush())
         await asyncio.sleep(0)
-        truncate_to(log, 4)
+        cut_log(log, 4)
         fill(log, 6, leader_epoch=1)
         for _ in range(20):  # look at it at every chance
             await asyncio.sleep(0)
@@ -143,7 +143,7 @@ def test_what_is_cut_though_it_was_durable_with_gaps_is_not_taken_for_damage() -
         log.append_after_gap(batch, read_header(batch), now_ms=0)
         await log.flush()
         await distrust(log, 2, 2)
-        truncate_to(log, 2)
+        cut_log(log, 2)
         fill(log, 1, leader_epoch=1)
         await log.flush()
 
@@ -240,7 +240,7 @@ def test_a_cut_before_the_plan_of_a_swap_is_gone_is_not_taken_for_damage(
             if starts_over:
                 restart_at(bench.log, 22)
             else:
-                truncate_to(bench.log, 22)
+                cut_log(bench.log, 22)
         for number in range(5):
             bench.put((b"n%d" % number, b"new"))
         await bench.log.flush()

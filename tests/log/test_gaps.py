@@ -14,11 +14,12 @@ import pytest
 from log import durability, recovery
 from log.batch import build_batch, read_header, restamp
 from log.config import LogConfig
-from log.cutting import distrust, durable_after_cut, restart_at, truncate_to
+from log.cutting import distrust, durable_after_cut, restart_at
 from log.disk import DiskFault
 from log.epochs import CHECKPOINT
 from log.partition_log import PartitionLog
 from log.segment import Segment
+from tests.log.building import cut_log
 from tests.log.memory_disk import MemoryDisk
 
 
@@ -42,7 +43,7 @@ def test_what_is_flushed_after_a_cut_survives() -> None:
         await log.flush()
         trusted = durable_after_cut(log, 7)
         await distrust(log, trusted, 7)
-        truncate_to(log, 7)
+        cut_log(log, 7)
         put(log, 7, 8, epoch=1)
         await log.flush()
         return trusted
@@ -84,7 +85,7 @@ async def copied_and_cut(disk: MemoryDisk, *, at: int, rolls: bool) -> Partition
     trusted = durable_after_cut(log, at)
     await distrust(log, trusted, at)
     assert not opened(copy.deepcopy(disk), trusted).damage
-    truncate_to(log, at)
+    cut_log(log, at)
     return log
 
 
@@ -143,7 +144,7 @@ def test_a_cut_whose_new_segment_finds_no_room_ends_the_log_before_the_gap(monke
         with monkeypatch.context() as planted:
             planted.setattr(Segment, "create", full)
             with pytest.raises(DiskFault):
-                truncate_to(log, 20)
+                cut_log(log, 20)
         assert log.end_offset == 3
         put(log, 3, 20, epoch=1)
         await log.flush()
@@ -235,7 +236,7 @@ def test_a_gap_that_is_too_wide_for_a_segment_is_none_for_the_log(far: int, seed
         again = opened(after, point)
         assert not again.damage
         assert offsets(again) == offsets(log) == [0, 1, 2, *range(far, far + 500)]
-    truncate_to(log, far - 7)
+    cut_log(log, far - 7)
     assert (log.end_offset, offsets(log)) == (far - 7, [0, 1, 2])
 
 
@@ -256,7 +257,7 @@ def test_a_gap_that_is_too_wide_for_a_segment_is_none_where_the_segment_is_empty
             log.roll(1)
         elif kind == "cut":
             await distrust(log, durable_after_cut(log, 12), 12)
-            truncate_to(log, 12)
+            cut_log(log, 12)
         assert log.segments[-1].size_bytes == 0
         put(log, far, far + 1)
         log.roll(1)
@@ -278,7 +279,7 @@ def test_a_gap_that_is_too_wide_for_a_segment_is_none_where_the_segment_is_empty
     again = PartitionLog.open(disk, "t-0", LogConfig(), (), known=known, now_ms=0)
     assert offsets(again) == expected
     put(again, far + 10)
-    truncate_to(again, far)
+    cut_log(again, far)
     assert offsets(again) == expected[:-3]
     assert again.end_offset == far
 

@@ -10,13 +10,13 @@ import pytest
 from log.batch import read_header, split
 from log.compaction import renew_snapshots
 from log.config import LogConfig
-from log.cutting import restart_at, truncate_to
+from log.cutting import restart_at
 from log.disk import DiskFault, RealDisk
 from log.partition_log import PartitionLog
 from log.removal import raise_start_offset, remove_oldest
 from log.segments import OffsetOutOfRange
 from log.time_search import max_timestamp
-from tests.log.building import FOLDER, append, base_offsets, contents, fill, open_log, stamped, unpack
+from tests.log.building import FOLDER, append, base_offsets, contents, cut_log, fill, open_log, stamped, unpack
 from tests.log.memory_disk import MemoryDisk
 
 SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=200)
@@ -160,7 +160,7 @@ def test_a_log_that_is_cut_while_its_snapshots_are_renewed_has_a_new_one_and_non
         await log.flush()
         renewing = asyncio.ensure_future(renew_snapshots(log, 5, forget=nothing))
         await asyncio.sleep(0)
-        truncate_to(log, 15)
+        cut_log(log, 15)
         seen = list(view.seen)
         await renewing
         assert [name for name in disk.listdir(FOLDER) if name.endswith(".snapshot")] == [f"{15:020}.snapshot"]

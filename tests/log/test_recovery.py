@@ -6,13 +6,12 @@ import random
 import pytest
 
 from log.config import LogConfig
-from log.cutting import truncate_to
 from log.partition_log import PartitionLog
 from log.removal import raise_start_offset
 from log.segment import OFFSET_SUFFIX, TIME_SUFFIX
 from log.swap import CLEANED, PLAN
 from log.time_search import max_timestamp, offset_for_timestamp
-from tests.log.building import FOLDER, base_offsets, contents, fill, open_log, stamped, unpack
+from tests.log.building import FOLDER, base_offsets, contents, cut_log, fill, open_log, stamped, unpack
 from tests.log.memory_disk import MemoryDisk
 
 SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=200)
@@ -109,7 +108,7 @@ def test_batches_of_an_older_leader_are_not_taken_for_new_ones() -> None:
     """Bytes of a tail that was cut once can come back behind newer ones; their checksums are right."""
     disk, log = written(4, LogConfig())
     stale = disk.files[log.segments[0].path()].data[:]
-    truncate_to(log, 2)
+    cut_log(log, 2)
     fill(log, 1, leader_epoch=7)
     position = log.segments[0].size_bytes
     disk.files[log.segments[0].path()].data[position:] = stale[position:]
@@ -337,7 +336,7 @@ def test_after_a_power_cut_the_views_know_a_whole_history_or_none(seed: int) -> 
     asyncio.run(log.flush())
     asyncio.run(raise_start_offset(log, 20))
     fill(log, 2)
-    truncate_to(log, 20)
+    cut_log(log, 20)
     fill(log, 1, leader_epoch=1)
     for _ in range(2):
         disk.cut_power(random.Random(seed))

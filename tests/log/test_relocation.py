@@ -7,11 +7,12 @@ import pytest
 
 from log.compaction import find_work
 from log.control import ControlType
-from log.cutting import restart_at, truncate_to
+from log.cutting import restart_at
 from log.disk import DiskFault
 from log.ids import TopicId
 from log.relocation import FORMER, Relocation, of_stem, stem_of
 from log.removal import remove_oldest
+from tests.log.building import cut_log
 from tests.log.compacting import NOW_MS, RETENTION_MS, Bench, breathe, committed_records, table
 from tests.log.memory_disk import MemoryDisk
 from tests.log.plain_cleaning import once
@@ -254,7 +255,7 @@ def test_what_the_views_knew_of_removed_batches_is_known_after_a_cut_of_the_move
         known, end_offset = dict(bench.producers.last), bench.log.end_offset
         bench.put((b"b", b"2"), producer=8)
         assert await bench.finish(bench.begin())
-        truncate_to(bench.log, end_offset)
+        cut_log(bench.log, end_offset)
         assert bench.producers.last == known
         assert set(known) == {7}
 

@@ -9,11 +9,11 @@ import pytest
 from log import time_search
 from log.batch import build_batch, set_max_timestamp
 from log.config import LogConfig
-from log.cutting import restart_at, truncate_to
+from log.cutting import restart_at
 from log.partition_log import PartitionLog
 from log.removal import raise_start_offset, remove_oldest
 from log.time_search import HEADERS_AT_ONCE, RECORDS_AT_ONCE, TimestampOffset, max_timestamp, offset_for_timestamp
-from tests.log.building import append, open_log, stamped, unpack
+from tests.log.building import append, cut_log, open_log, stamped, unpack
 from tests.log.memory_disk import MemoryDisk, MemoryFile
 from tests.turns import with_turns
 
@@ -120,7 +120,7 @@ def test_the_latest_time_is_found_without_opening_all_segments() -> None:
 
 
 def cut_and_written_anew(log: PartitionLog) -> None:
-    truncate_to(log, 4)
+    cut_log(log, 4)
     for offset in range(4, 20):
         append(log, stamped([b"another size"], base_offset=offset, timestamp=1500 if offset == 17 else 1000))
 

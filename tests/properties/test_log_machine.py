@@ -15,12 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from log.batch import checksum_ok, read_header, split
 from log.config import LogConfig
-from log.cutting import durable_after_cut, restart_at, truncate_to
+from log.cutting import durable_after_cut, restart_at
 from log.manifest import read_manifest, remove_manifest, write_manifest
 from log.partition_log import PartitionLog
 from log.removal import raise_start_offset, remove_oldest
 from log.time_search import max_timestamp, offset_for_timestamp
-from tests.log.building import FOLDER, SeenBatches, append, open_log, stamped, unpack
+from tests.log.building import FOLDER, SeenBatches, append, cut_log, open_log, stamped, unpack
 from tests.log.memory_disk import MemoryDisk
 
 T = TypeVar("T")
@@ -99,7 +99,7 @@ class LogMachine(RuleBasedStateMachine):
         """As a follower does: what comes after is written by a later leader."""
         offset = self.start + int((self.end - self.start) * share)
         self.checkpoint = min(self.checkpoint, durable_after_cut(self.log, offset))
-        truncate_to(self.log, offset)
+        cut_log(self.log, offset)
         self.forget_from(offset)
         self.checkpoint = min(self.checkpoint, self.end)
         self.epoch += 1

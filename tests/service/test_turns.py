@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from service.turns import COUNTED_A_TURN, FREED_A_TURN, Steps, Thing, counted, done_at_once, freed
+from log.steps import done_at_once
+from service.turns import COUNTED_A_TURN, FREED_A_TURN, Steps, Thing, counted, freed
 from service.wire.messages import (
     CreatableTopicConfigs,
     CreatableTopicResult,

@@ -27,7 +27,6 @@ import tests.sim.cluster_faults
 from isolation.stable import StableOffsets
 from log.batch import BatchHeader, Buffer
 from log.control import ControlType
-from log.cutting import truncate_to
 from log.epochs import LeaderEpochs
 from log.partition_log import PartitionLog
 from log.replica import ReplicaSet
@@ -49,6 +48,7 @@ from service.stores.memory import MemoryServer
 from service.stores.port import Check, Op, Put, Result
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import FetchPartition
+from tests.log.building import cut_log
 from tests.sim.cluster import ClusterSimulation, run
 from tests.sim.cluster_faults import ALONE, MOVED_UNHEARD, REPLACED, STAYS_AWAY, WITH_A_MARKER
 from tests.sim.mutants import Caught, complete_after_the_first_marker, markers_of_deposed_coordinators_taken
@@ -80,7 +80,7 @@ def cut_to_the_high_watermark_and_not_by_epochs() -> Iterator[None]:
         role = partition.role
         new = original(partition, leader, leader_epoch, fsync=fsync)
         if new is not role:
-            truncate_to(partition.log, partition.high_watermark)
+            cut_log(partition.log, partition.high_watermark)
         return new
 
     def without_epoch(fetcher: Fetcher, place: FollowedPartition) -> FetchPartition:

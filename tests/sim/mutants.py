@@ -51,7 +51,6 @@ from isolation.stable import StableOffsets
 from log.batch import BatchHeader, Buffer
 from log.checkpoints import START_OFFSET, read_offset
 from log.config import LogConfig
-from log.cutting import truncate_to
 from log.disk import Disk, DiskFault, FileSlice
 from log.durability import LogDurability
 from log.ids import NO_TIMESTAMP, TopicId, TopicPartition, folder_of
@@ -61,6 +60,7 @@ from log.recovery import Recovered
 from log.relocation import FORMER, FUTURE, Relocation, stem_of
 from log.retention import SegmentAge
 from log.segment import Segment
+from log.steps import done_at_once
 from log.swap import CLEANED, PLAN, SwapPlan
 from service.broker.coordinators import Coordinators
 from service.broker.fetch_sessions import FetchSession, SessionKey, WantedPartition, WatchedPartition
@@ -80,8 +80,8 @@ from service.groups.commands import CommitTransactionalOffsets
 from service.groups.consumer_group import ConsumerGroup
 from service.groups.coordinator import GroupCoordinator
 from service.groups.kinds import OffsetCheck, any_offset
-from service.turns import done_at_once
 from service.wire.error_codes import ErrorCode
+from tests.log.building import cut_log
 from tests.sim.disk import Mount, SimFile
 from tests.sim.plan import MOVED, MOVED_ON, Plan
 from tests.sim.run import Simulation, processes, replaced, run
@@ -236,7 +236,7 @@ def cut_a_batch_too_many_in_recovery() -> contextlib.AbstractContextManager[None
     def take_over(partition_log: PartitionLog, found: Recovered) -> None:
         original(partition_log, found)
         if partition_log.end_offset > partition_log.start_offset:
-            truncate_to(partition_log, partition_log.end_offset - 1)
+            cut_log(partition_log, partition_log.end_offset - 1)
 
     return replaced(PartitionLog, "_take_over", take_over)
 

@@ -10,10 +10,10 @@ import pytest
 
 from log.batch import build_batch, read_header
 from log.control import ControlType
-from log.cutting import truncate_to
 from log.removal import raise_start_offset
 from log.segment import LOG_SUFFIX, segment_name
 from service.broker.partition import Appended, Partition
+from tests.log.building import cut_log
 from tests.service.broker.cluster_stage import TOPIC, TOPICS, ClusterStage, on_cluster_stage, until
 from tests.sim.replicas import last_values
 
@@ -117,7 +117,7 @@ def test_a_replica_that_is_counted_on_to_lead_next_keeps_what_it_holds(tmp_path:
         follower = stage.partition(2)
         await until(lambda: follower.log.end_offset == stage.partition(1).log.end_offset)
         stage.broker(2).replication.stop(follower)
-        truncate_to(follower.log, 1)
+        cut_log(follower.log, 1)
         stage.broker(2).replication.follow(follower, stage.state(), fsync=False)
         await until(lambda: follower.log.end_offset == stage.partition(1).log.end_offset)
         assert follower.log.start_offset == 0

@@ -11,6 +11,7 @@ from log.control import ControlType
 from log.disk import DiskFault
 from log.ids import TopicPartition
 from log.segment import Segment
+from log.steps import done_at_once
 from service.broker.acceptance import RefusedBatch
 from service.broker.partition import Appended, Partition
 from service.ports import RealClock
@@ -263,7 +264,7 @@ def test_a_cut_that_finds_no_room_behind_a_gap_leaves_nothing_committed_that_is_
         partition.learn_high_watermark(21)
         with monkeypatch.context() as planted, pytest.raises(DiskFault):
             planted.setattr(Segment, "create", no_room)
-            partition.cut(20)
+            done_at_once(partition.cut(20))
         assert partition.log.end_offset == partition.high_watermark == 2
         partition.lead(6, 1, (1, 2), (1, 2), fsync=False)
         assert partition.committed(appended(partition)) is not None

@@ -10,6 +10,7 @@ import txn.coordinator
 from log.batch import CorruptBatch, build_plain_batch
 from log.control import ControlType, build_marker
 from log.ids import TopicPartition
+from log.steps import done_at_once
 from service.broker.machine import Mishaps
 from service.broker.partition import Partition
 from service.broker.replay import HELD_BYTES, Replay
@@ -21,7 +22,6 @@ from service.groups.records import (
     offset_tombstone,
     offset_value,
 )
-from service.turns import done_at_once
 from tests.service.api.txn_stage import TxnStage, on_txn_stage
 from tests.sim.replicas import applied_one_by_one
 from txn.records import read_value, write_key, write_value

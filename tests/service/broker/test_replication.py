@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import log.cutting
 from log.batch import build_batch, read_header, restamp
 from log.checkpoints import START_OFFSET, read_offset
 from log.cutting import distrust, restart_at
@@ -15,6 +16,7 @@ from log.ids import TopicPartition
 from log.partition_log import PartitionLog
 from log.removal import raise_start_offset
 from log.segment import segment_name
+from log.steps import done_at_once
 from log.views import whole
 from service.broker import fetch_sessions, replication
 from service.broker.partition import Appended, Partition, PartitionLost
@@ -23,6 +25,7 @@ from service.broker.replication import BATCHES_A_TURN, Fetcher, FollowedPartitio
 from service.client.cluster import Cluster
 from service.client.connection import Client
 from service.client.pool import Address
+from service.turns import Steps
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     AlterPartitionReassignmentsRequest,
@@ -40,8 +43,10 @@ from service.wire.messages import (
     ReassignablePartition,
     ReassignableTopic,
 )
+from tests import batches
 from tests.service.broker.cluster_stage import ALL, BROKERS, TOPIC, ClusterStage, on_cluster_stage, stored, until
 from tests.service.broker.test_deletions import compacted, put
+from tests.turns import with_turns
 
 OS = {"log.durability": "os"}
 
@@ -264,9 +269,9 @@ def test_a_cut_that_is_another_one_when_the_log_is_free_is_prepared_for_again(
     async def distrust(log: PartitionLog, durable: int, offset: int) -> None:
         prepared.append(durable)
 
-    def cut(partition: Partition, end_offset: int) -> None:
+    def cut(partition: Partition, end_offset: int) -> Steps[bool]:
         cuts.append(prepared[-1])
-        carry_out(partition, end_offset)
+        return carry_out(partition, end_offset)
 
     carry_out = Partition.cut
     monkeypatch.setattr(replication, "durable_after_cut", lambda log, offset: next(left_durable, 0))
@@ -274,6 +279,64 @@ def test_a_cut_that_is_another_one_when_the_log_is_free_is_prepared_for_again(
     monkeypatch.setattr(Partition, "cut", cut)
     on_cluster_stage(tmp_path, lose_a_tail, 3, 1, 2, given=OS | PATIENT)
     assert (prepared[0], cuts) == (4, [0])
+
+
+@pytest.mark.parametrize("how", ["cut", "start over"])
+def test_others_have_turns_while_a_follower_of_very_many_producers_takes_back(tmp_path: Path, how: str) -> None:
+    """What its views knew is read again, from a snapshot, or is freed."""
+    many = 20_000
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2)
+        await stage.write("a")
+        await stage.alike(1, 2)
+        follower = stage.partition(2)
+        for producer_id in range(1000, 1000 + many):
+            follower.producers.apply(*batches.data(producer_id))
+        follower.log.roll(0)
+        await follower.log.flush()
+        known = whole(follower.producers.snapshot())
+        await stage.write("b", "c", "d")
+        await stage.alike(1, 2)
+        (fetcher,) = stage.broker(2).replication._fetchers.values()
+        (followed,) = (followed for followed in fetcher.followed() if followed.partition is follower)
+        if how == "cut":
+            _, turns = await with_turns(fetcher._cut(followed, follower.leader_epoch, 1))
+            assert turns > many // 1000
+            assert whole(follower.producers.snapshot()) == known
+            await stage.alike(1, 2)
+        else:
+            _, turns = await with_turns(fetcher._start_over(followed, 4))
+            assert turns > many // 4096
+            assert len(follower.producers) == 0
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
+
+
+def test_a_cut_under_which_this_broker_begins_to_lead_is_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the views will know after a cut is made in steps. In between they are whole: this broker leads by them."""
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, min_insync_replicas="2")
+        for number in range(7):
+            await stage.write(f"{number}", producer_id=5, producer_epoch=0, base_sequence=number)
+        await stage.alike(1, 2)
+        follower = stage.partition(2)
+        known = whole(follower.producers.snapshot())
+        steps = follower.cut(2)
+        next(steps)
+        assert (follower.log.end_offset, whole(follower.producers.snapshot())) == (7, known)
+        await stage.kill(1)
+        await until(lambda: stage.leader() is follower)
+        assert done_at_once(steps) is False
+        assert (follower.log.end_offset, whole(follower.producers.snapshot())) == (7, known)
+        again = await stage.write("6", acks=1, producer_id=5, producer_epoch=0, base_sequence=6)
+        assert (again.duplicate, again.base_offset) == (True, 6)
+
+    monkeypatch.setattr(log.cutting, "BATCHES_A_STEP", 1)
+    on_cluster_stage(tmp_path, scene, 3, 1, 2, given=OS)
 
 
 @pytest.mark.parametrize("befalls", ["a full disk", "a stop"])

@@ -14,6 +14,7 @@ import service.broker.standby
 from log.batch import BatchHeader, CorruptBatch, build_plain_batch, read_header, restamp
 from log.disk import DiskFault
 from log.ids import TopicPartition
+from log.steps import done_at_once
 from service.broker.coordinators import Coordinators
 from service.broker.machine import Mishaps
 from service.broker.partition import Partition
@@ -117,13 +118,13 @@ def test_what_was_made_of_records_that_were_taken_back_is_thrown_away(
         partition.append_replicated(memoryview(copied), read_header(copied), now_ms=1)
         await asyncio.sleep(0.05)
         assert before.at_offset == committed
-        partition.cut(committed)
+        done_at_once(partition.cut(committed))
         assert standby.replays() == [before]
         assert follows_from_its_log(before, coordinators)
         if taken_back == "cut":
-            partition.cut(committed - 15)
+            done_at_once(partition.cut(committed - 15))
         else:
-            partition.start_over(committed - 15)
+            done_at_once(partition.start_over(committed - 15))
         partition.learn_high_watermark(committed)
         await until(lambda: standby.replays()[0] is not before)
         await until(lambda: standby.replays()[0].at_offset == committed - 15)

@@ -8,6 +8,7 @@ import pytest
 
 from log.batch import build_batch, read_records
 from log.control import ControlType
+from log.steps import done_at_once
 from service.broker.acceptance import RefusedBatch
 from service.broker.internal_topics import GROUPS
 from service.broker.partition import Appended, Partition
@@ -259,7 +260,7 @@ def test_a_batch_is_not_confirmed_by_what_a_later_leadership_has_at_its_offset(t
         writing.append()
         epoch = partition.leader_epoch
         partition.follow(2, epoch + 1, fsync=False)
-        partition.cut(0)
+        done_at_once(partition.cut(0))
         partition.lead(epoch + 2, 1, (1, 2, 3), (1, 2), fsync=False)
         another = Write({0: partition}, 0, batch())
         Writing(stage.broker.writing, terms(), [another]).append()

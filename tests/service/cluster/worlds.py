@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from log.ids import TopicId
+from log.steps import done_at_once
 from service.cluster.controller import Command, MetadataDecision, RegisterBroker
 from service.cluster.image import Image
 from service.cluster.topic_commands import CreateTopics, NewTopic
@@ -12,7 +13,6 @@ from service.settings.broker import Endpoint
 from service.stores.memory import MemoryServer
 from service.stores.port import Change, Op, Result
 from service.stores.watching import ChangeWatcher
-from service.turns import done_at_once
 
 ENDPOINTS = (Endpoint("PLAINTEXT", "localhost", 9092, "PLAINTEXT"),)
 
