@@ -200,7 +200,11 @@ class _Recovery:
         self.batches_end = bases[0] if bases else 0
         for index in range(count):
             segment = Segment(self.disk, self.folder, self._facts(bases[index], bases[index + 1]), sealed=True)
-            segment.learn_times()
+            try:
+                segment.learn_times()
+            except CorruptBatch as error:  # the indexes are missing, too, and can't be built
+                end_offset, size_bytes = segment.end_offset, segment.size_bytes
+                self.report.damage.append(Damage(bases[index], 0, size_bytes, bases[index], end_offset, str(error)))
             self._look_at_end(segment)
             segment.close()
             self.segments.append(segment)

@@ -214,6 +214,18 @@ def test_a_missing_last_segment_below_the_recovery_point_is_damage() -> None:
     assert again.damage[-1].first_offset == gone.base_offset
 
 
+def test_a_segment_without_indexes_whose_headers_have_rotted_is_damage() -> None:
+    """The indexes can't be built from it: a broker with such a log could not start."""
+    disk, log = written()
+    second = log.segments[1]
+    for suffix in (OFFSET_SUFFIX, TIME_SUFFIX):
+        del disk.files[second.path(suffix)]
+    disk.files[second.path()].data[16] ^= 0x80
+    again, _ = open_log(disk, config=SMALL, recovery_point=20)
+    assert again.damage[0][:1] == (second.base_offset,)
+    assert "magic" in again.damage[0].reason
+
+
 def test_segments_below_the_recovery_point_are_not_read() -> None:
     disk, log = written()
     again, view = open_log(disk, config=SMALL, recovery_point=20)
