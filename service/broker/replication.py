@@ -318,6 +318,8 @@ class Fetcher:
         now_s = self._now_s()
         if self._throttle.is_on or now_s - self._looked_s >= LOOK_AROUND_MS / 1000:
             self._look_around()
+        for followed in [followed for followed in self._stirred.values() if not followed.holds]:
+            self.forget(followed.partition)  # it turned out to be damaged
         due: dict[TopicIdPartition, FollowedPartition] = {}
         rests_s = float("inf")
         for key, followed in self._stirred.items():

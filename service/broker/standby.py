@@ -33,8 +33,8 @@ class Standby(Generic[MachineT]):
         self._new_replay = new_replay
         self._env = env
         self._replays: dict[int, Replay[MachineT]] = {}
-        self._damaged: dict[int, Partition] = {}
-        """Partitions whose logs can't be read. They are read, and judged, if this broker leads them."""
+        self._given_up: dict[int, Partition] = {}
+        """Partitions that can't be kept up with, for an error of our own. Their logs are read if this broker leads."""
         self._running = False
 
     def replays(self) -> list[Replay[MachineT]]:
@@ -43,7 +43,7 @@ class Standby(Generic[MachineT]):
     def keep(self, partition: Partition) -> None:
         """This broker follows the partition."""
         index = partition.topic_partition.partition
-        if self._damaged.get(index) is partition:
+        if self._given_up.get(index) is partition:
             return
         replay = self._replays.get(index)
         if replay is None or replay.partition is not partition:
@@ -60,7 +60,7 @@ class Standby(Generic[MachineT]):
 
     def drop(self, index: int) -> None:
         self._replays.pop(index, None)
-        self._damaged.pop(index, None)
+        self._given_up.pop(index, None)
 
     async def _keep_up(self) -> None:
         try:
@@ -72,6 +72,18 @@ class Standby(Generic[MachineT]):
                     await asyncio.sleep(EVERY_S)
         finally:
             self._running = False
+
+    @staticmethod
+    def _leave_to_others(partition: Partition) -> None:
+        """This copy is damaged: it could not be replayed if this broker led. So it leaves the in-sync set, as it would
+        if its disk had failed, unless nobody else is in it (`InSyncSets.give_up`).
+        """
+        logger.critical(
+            "%s is damaged and not served: others lead it. `oncelog log verify` shows where. Stop the broker and remove"
+            " %s/%s, and it is copied anew",
+            *(partition.topic_partition, partition.folder.name, partition.log.folder),
+        )
+        partition.fail()
 
     async def _go_on(self, index: int) -> bool:
         """Read some more of one log. Returns whether that was not all of it."""
@@ -88,17 +100,20 @@ class Standby(Generic[MachineT]):
                 if replay.holds and self._replays.get(index) is replay:
                     for _ in replay.up_to(committed, AT_ONCE_BYTES):
                         await asyncio.sleep(0)
-        except Exception as error:
-            if isinstance(error, DiskFault | CorruptBatch):
-                partition.folder.blame(error, partition.topic_partition)
-            else:
-                logger.exception("%s can't be kept up with", partition.topic_partition)
+        except (DiskFault, CorruptBatch) as error:
+            partition.folder.blame(error, partition.topic_partition)
             if self._replays.get(index) is replay:
                 if isinstance(error, DiskFault) and error.passing:
                     self._replays[index] = self._new_replay(partition)
                 else:
                     del self._replays[index]
-                    self._damaged[index] = partition
+                    self._leave_to_others(partition)
+            return False
+        except Exception:
+            logger.exception("%s can't be kept up with", partition.topic_partition)
+            if self._replays.get(index) is replay:
+                del self._replays[index]
+                self._given_up[index] = partition
             return False
         is_behind = replay.at_offset < committed
         await asyncio.sleep(REST_S if is_behind else 0)

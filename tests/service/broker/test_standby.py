@@ -20,6 +20,7 @@ from service.broker.machine import Mishaps
 from service.broker.partition import Partition
 from service.broker.replay import Replay
 from service.broker.standby import Standby
+from service.cluster.image import PartitionState
 from service.turns import Steps
 from tests.service.api.txn_stage import TxnStage, find_coordinator, on_txn_stage, until
 from tests.service.broker.cluster_stage import ClusterStage, on_cluster_stage
@@ -33,6 +34,7 @@ ONE_PARTITION = {
     "transaction.state.log.min.isr": "1",
 }
 RECORDS = 500
+STATES = TopicPartition("__transaction_state", 0)
 
 
 def batch_of(number: int) -> bytearray:
@@ -202,6 +204,44 @@ def test_the_end_of_a_session_makes_no_follower_read_anew(tmp_path: Path) -> Non
     on_cluster_stage(tmp_path, scene, given=ONE_PARTITION)
 
 
+def test_a_follower_whose_copy_is_damaged_is_not_elected(tmp_path: Path) -> None:
+    """It leaves the in-sync set, and stays away from it. If it led, nobody would be the coordinator."""
+
+    async def scene(stage: ClusterStage) -> None:
+        await find_coordinator(stage.wire(1), "pay")
+        partitions = {at: stage.broker(at).partitions.get(STATES) for at in (1, 2, 3)}
+
+        def state() -> PartitionState:
+            found = stage.broker(1).metadata.image.partition(STATES)
+            assert found is not None
+            return found
+
+        await until(lambda: sorted(state().isr) == [1, 2, 3])
+        leads, damaged, sound = state().replicas
+        assert leads == state().leader
+        leader, follower = partitions[leads], partitions[damaged]
+        assert leader is not None and follower is not None
+        append(leader, 1)
+        await until(lambda: follower.log.end_offset == 1)
+        segment = follower.log.segments[0]
+        path = Path(follower.folder.name) / segment.path()
+        rotten = bytearray(path.read_bytes())
+        rotten[-1] ^= 1
+        path.write_bytes(rotten)
+        standby = stage.broker(damaged).coordination.transactions.standby
+        standby.drop(0)
+        standby.keep(follower)
+        await until(lambda: sorted(state().isr) == sorted([leads, sound]))
+        append(leader, 2)
+        await asyncio.sleep(2)
+        assert sorted(state().isr) == sorted([leads, sound])
+        await stage.kill(leads)
+        image = stage.broker(sound).metadata
+        await until(lambda: (found := image.image.partition(STATES)) is not None and found.leader == sound)
+
+    on_cluster_stage(tmp_path, scene, given=ONE_PARTITION)
+
+
 @pytest.mark.parametrize("has_read", [False, True])
 def test_a_machine_that_is_known_to_be_wrong_does_not_take_over(tmp_path: Path, has_read: bool) -> None:
     """One that has read nothing is not wrong, whatever has become of the log meanwhile."""
@@ -266,9 +306,12 @@ def test_a_busy_partition_keeps_nobody_from_the_others(tmp_path: Path, monkeypat
     on_txn_stage(tmp_path, scene)
 
 
+@pytest.mark.parametrize("error", [CorruptBatch("its bytes are others"), ValueError("its bytes are others")])
 def test_a_log_that_can_not_be_read_ends_nothing_but_its_own_standby(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
+    """A damaged one is not served any more. After an error of our own it is read when this broker leads."""
+
     async def scene(stage: TxnStage) -> None:
         coordinators = stage.broker.coordination.transactions
         broken, sound = (shard.partition for shard in coordinators.shards())
@@ -278,7 +321,7 @@ def test_a_log_that_can_not_be_read_ends_nothing_but_its_own_standby(
 
         def fails(replay: Replay[Any], header: BatchHeader, batch: memoryview) -> Steps[None]:
             if replay.partition is broken:
-                raise CorruptBatch("its bytes are others")
+                raise error
             return take(replay, header, batch)
 
         monkeypatch.setattr(Replay, "_take", fails)
@@ -287,9 +330,11 @@ def test_a_log_that_can_not_be_read_ends_nothing_but_its_own_standby(
             standby.keep(partition)
         await until(lambda: [each.partition for each in standby.replays()] == [sound])
         await until(lambda: standby.replays()[0].at_offset == sound.log.end_offset)
-        standby.keep(broken)
         assert "its bytes are others" in caplog.text
-        assert [each.partition for each in standby.replays()] == [sound], "it is not read again with each change"
+        assert broken.offline is isinstance(error, CorruptBatch)
+        if not broken.offline:
+            standby.keep(broken)
+            assert [each.partition for each in standby.replays()] == [sound], "it is not read again with each change"
         standby.drop(sound.topic_partition.partition)
         await until(lambda: not standby._running)
 
