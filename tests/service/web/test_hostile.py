@@ -368,7 +368,8 @@ def test_a_body_that_does_not_come_on_is_refused(
         await stage.create("slow")
         async with impatient(stage, monkeypatch) as where:
             request = first.replace(b"CLUSTER", stage.broker.metadata.image.cluster_id.encode())
-            _, took_s = await told_to(where, request, then, told)
+            found, took_s = await told_to(where, request, then, told)
+            assert told in found
             assert took_s > SLOW_S / 2
 
     on_stage(tmp_path, scene)
