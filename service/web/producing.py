@@ -35,7 +35,7 @@ from service.web.problems import Outcome, Problem, of_error
 from service.web.producers import Producer
 from service.web.quick import read_lines
 from service.web.records import Partitioner, RecordIn, milliseconds, new_record
-from service.web.routing import IDEMPOTENCY_KEY, NDJSON, STREAMING, Parameter, Route, header, integer, text
+from service.web.routing import IDEMPOTENCY_KEY, NDJSON, OCTETS, STREAMING, Parameter, Route, header, integer, text
 from service.web.sending import OutgoingBatch, send
 from service.web.unpacking import Pace, body_of, pieces_of
 from service.wire.error_codes import ErrorCode
@@ -62,7 +62,6 @@ ZSTD = 4
 COMPRESSED_FROM_BYTES = 1000
 COMPRESSED_AT_ONCE_BYTES = 256 << 10
 """Longer records of keys are compressed beside the loop."""
-OCTETS = "application/octet-stream"
 
 
 class OffsetIn(msgspec.Struct, forbid_unknown_fields=True):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Handler = Callable[["Gateway", web.Request], Awaitable[web.StreamResponse]]
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
+OCTETS = "application/octet-stream"
 SSE = "text/event-stream"
 IDEMPOTENCY_KEY = "Idempotency-Key"
 STREAMING = web.RequestKey("streaming", bool)

@@ -8,6 +8,7 @@ import json
 import random
 import re
 import time
+import tracemalloc
 import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import suppress
@@ -87,6 +88,7 @@ class Coming(dict[Any, Any]):
     """A request whose body has come as a whole."""
 
     body_exists, client_max_size = True, 1 << 30
+    content_type = "application/json"
     transport: object = "the client is there"
 
     def __init__(self, body: bytes, encoding: str = "identity") -> None:
@@ -203,6 +205,28 @@ def test_what_a_window_keeps_is_counted_while_the_body_comes() -> None:
 
     assert 6 << 20 <= asyncio.run(held_bytes(lines * 6)) <= 10 << 20
     assert asyncio.run(held_bytes(b"a line\n" * 100)) == 0
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard.compress], ids=["plain", "gzip", "zstd"])
+def test_what_is_made_of_a_body_is_counted(pack: Callable[[bytes], bytes]) -> None:
+    """80 bodies of 100,000 records, 9 MB each, held 3.8 GB."""
+    encoding = {bytes: "identity", gzip.compress: "gzip", zstandard.compress: "zstd"}[pack]
+
+    def held_bytes(body: bytes, media: str = "application/json") -> int:
+        request = Coming(pack(body), encoding)
+        request.content_type = media
+        assert asyncio.run(body_of(cast(web.Request, request))) == body
+        return cast(int, request[HOLDER].bytes)
+
+    body = b'{"records":[' + b",".join([b'{"value":1}'] * 100_000) + b"]}"
+    tracemalloc.start()
+    _, records = asyncio.run(producing.read_batch(body))
+    decoded_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(records) == 100_000
+    assert decoded_bytes < held_bytes(body) < 5 * decoded_bytes
+    assert held_bytes(body, "application/octet-stream") < len(body) + 100
+    assert held_bytes(body[: 30 << 10]) == 0, "a small body always finds room"
 
 
 def test_lines_that_come_together_are_written_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
