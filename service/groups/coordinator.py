@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from types import NoneType
 from typing import Any
+from weakref import proxy
 
 from service.groups.commands import (
     Command,
@@ -80,26 +81,18 @@ class GroupCoordinator:
         self._put_ahead = 0  # how many of the next records were applied with it
         self._asleep: dict[str, None] = {}  # groups as the log left them: the first command about a group wakes it
         self._offset_decisions = OffsetDecisions(settings, self._offsets)
+        # Nothing here refers back to this object, so that a machine that is thrown away is freed at once. It may have
+        # a hundred thousand offsets, and the next pass of the collector over all objects may be far.
+        groups, weakly = self._groups, proxy(self)
         self._forgetting = Forgetting(
             settings,
             self._offsets,
             topics,
             self._deadlines,
-            find=self._find,
-            bury=self._bury,
-            group_ids=lambda: list(self._groups),
+            find=lambda group_id, draft: weakly._find(group_id, draft),
+            bury=lambda group: weakly._bury(group),
+            group_ids=lambda: list(groups),
         )
-        self._own: dict[type, Callable[[Any, Token, Draft], None]] = {
-            CommitOffsets: self._commit,
-            CommitTransactionalOffsets: self._commit_in_transaction,
-            NameOffsets: self._name_offsets,
-            FetchOffsets: self._fetch_offsets,
-            DeleteOffsets: self._delete_offsets,
-            ForgetTopic: self._forget_topic,
-            NameGroups: self._name_groups,
-            ListGroups: self._list_groups,
-            DeleteGroup: self._delete_group,
-        }
         known = make_kinds(settings, topics, self._deadlines)
         self._hold_offsets = known.holding_offsets
         self._kinds: dict[type, Kind[Any]] = {kind.group_type: kind for kind in known.kinds}
@@ -115,9 +108,9 @@ class GroupCoordinator:
     def decide(self, command: Command, token: Token, now_ms: int) -> GroupDecision:
         draft = Draft(now_ms, self._wall_ms())
         self._become_live(draft)
-        own = self._own.get(type(command))
+        own = OWN_COMMANDS.get(type(command))
         if own is not None:
-            own(command, token, draft)
+            own(self, command, token, draft)
         else:
             about: Any = command  # all other commands are about one group
             group = self._find(about.group_id, draft)
@@ -326,6 +319,19 @@ class GroupCoordinator:
             self._offsets.put(group_id, offsets)
         else:
             self._offsets.put_pending(group_id, offsets, producer_id=producer_id)
+
+
+OWN_COMMANDS: dict[type, Callable[[GroupCoordinator, Any, Token, Draft], None]] = {
+    CommitOffsets: GroupCoordinator._commit,
+    CommitTransactionalOffsets: GroupCoordinator._commit_in_transaction,
+    NameOffsets: GroupCoordinator._name_offsets,
+    FetchOffsets: GroupCoordinator._fetch_offsets,
+    DeleteOffsets: GroupCoordinator._delete_offsets,
+    ForgetTopic: GroupCoordinator._forget_topic,
+    NameGroups: GroupCoordinator._name_groups,
+    ListGroups: GroupCoordinator._list_groups,
+    DeleteGroup: GroupCoordinator._delete_group,
+}
 
 
 def _deciders(known: Kinds) -> dict[tuple[type, type], Decide]:
