@@ -15,6 +15,7 @@ from service.broker.marker_courier import EPOCH_NAMES_TRANSACTION
 from service.broker.node import Broker
 from service.broker.partition import Partition
 from service.broker.peers import PeerAway
+from service.wire.base import Struct
 from service.wire.messages import WritableTxnMarker, WriteTxnMarkersRequest
 from tests.sim.world import come_true
 
@@ -60,9 +61,10 @@ class LateMarkers:
     def _kept(self, name: str, ask: Callable[..., Any]) -> Callable[..., Any]:
         """Those of newer clients end no other transaction, and are not worth a wait."""
 
-        async def ask_in_vain(broker_id: int, request: WriteTxnMarkersRequest, **how: Any) -> Any:
-            older = any(marker.transaction_version < EPOCH_NAMES_TRANSACTION for marker in request.markers)
-            if self._request is not None or not older:
+        async def ask_in_vain(broker_id: int, request: Struct, **how: Any) -> Any:
+            if self._request is not None or not isinstance(request, WriteTxnMarkersRequest):  # it asks of epochs, too
+                return await ask(broker_id, request, **how)
+            if all(marker.transaction_version >= EPOCH_NAMES_TRANSACTION for marker in request.markers):
                 return await ask(broker_id, request, **how)
             self._sender, self._request = name, request
             self._ended = self._open_now()
