@@ -208,6 +208,8 @@ class FolderMoves:
                 # have the partition's name. So no recovery point may be left that a new topic of that name is judged
                 # by.
                 async with self._housekeeper.distrusting(partition, 0):
+                    if not high_watermark:  # or the old folder's list says of what comes then that it never was
+                        await self._housekeeper.write_high_watermarks(partition.folder)
                     return await relocation.take_over(
                         folder_of(partition.topic_partition),
                         now_ms=self._env.clock.wall_ms(),

@@ -251,12 +251,15 @@ class Housekeeper:
 
     async def write_high_watermarks(self, folder: LogFolder) -> None:
         """Write down the high watermarks of partitions with several replicas. The next leader begins with the high
-        watermark that it knew.
+        watermark that it knew. Of an empty partition that is about to move elsewhere nothing is said: if that folder is
+        lost, a 0 here would say that nothing was in it (R17).
         """
         known = {}
         async for partition in in_turns(self._partitions, PARTITIONS_A_TURN):
             if partition.folder is folder and partition.is_replicated and not partition.offline:
-                known[partition.topic_id, partition.topic_partition.partition] = partition.high_watermark
+                high_watermark = partition.high_watermark
+                if high_watermark or (partition.topic_partition, 0) not in self._distrusted:
+                    known[partition.topic_id, partition.topic_partition.partition] = high_watermark
         if folder.failed is not None or known == self.written_high_watermarks.get(folder, {}):
             return
         try:

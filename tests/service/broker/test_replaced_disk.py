@@ -22,7 +22,12 @@ from service.broker.losses import LOST
 from service.broker.node import Broker
 from service.broker.opening import PartitionMaker
 from service.cluster.image import NO_LEADER
-from service.wire.messages import ElectLeadersRequest
+from service.wire.messages import (
+    AlterReplicaLogDir,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirTopic,
+    ElectLeadersRequest,
+)
 from tests.service.broker.cluster_stage import SECOND, TOPIC, TOPICS, ClusterStage, on_cluster_stage, stored, until
 
 UNCLEAN = 1
@@ -301,6 +306,33 @@ def test_a_list_of_before_does_not_say_that_there_was_nothing_in_a_folder_that_i
         await nobody_leads(stage)
 
     on_cluster_stage(tmp_path, scene)
+
+
+def test_a_list_does_not_say_that_there_was_nothing_in_what_has_moved_to_a_folder_that_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The partition was empty when it moved, and the broker died before it wrote its lists again."""
+    (tmp_path / f"1{SECOND}").mkdir()
+
+    async def scene(stage: ClusterStage) -> None:
+        new_ones_are_in(monkeypatch, 0)
+        await stage.create(1, 2, 3, min_insync_replicas="1")
+        await stage.in_sync(1, 2, 3)
+        first, second = stage.broker(1).folders
+        await stage.broker(1).housekeeper.write_high_watermarks(first)
+        move = AlterReplicaLogDirTopic(TOPIC, [0])
+        await stage.wire(1).ask(AlterReplicaLogDirsRequest([AlterReplicaLogDir(second.name, [move])]))
+        await until(lambda: stage.partition(1).folder is second)
+        await stage.write(*RECORDS)
+        await stage.alike(1, 2, 3)
+        await stop_all_but_the_first(stage)
+        await stage.kill(1)
+        shutil.rmtree(tmp_path / f"1{SECOND}")
+        await stage.start(2)
+        await stage.start(1)
+        await nobody_leads(stage)
+
+    on_cluster_stage(tmp_path, scene, given={"replica.high.watermark.checkpoint.interval.ms": "3600000"})
 
 
 @pytest.mark.parametrize("text", ["x y\n", "AAAAAAAAAAAAAAAAAAAAAA one\n"])
