@@ -34,6 +34,7 @@ from tests.sim.group_world import ANSWER_WITHIN_MS, BEAT_MS, REBALANCE_MS, SESSI
 GROUP = "g"
 TOPICS = (("orders",), ("orders", "events"))
 NO_TIME_MS = (0, -1)
+LEFT_BEHIND_MS = 8_000  # the longest that a commit is on its way
 REJOIN = (Fault.UNKNOWN_MEMBER_ID, Fault.ILLEGAL_GENERATION, Fault.FENCED_MEMBER_EPOCH, Fault.GROUP_ID_NOT_FOUND)
 
 
@@ -210,6 +211,28 @@ class Member:
         else:
             leave()
 
+    def leave_a_transaction_behind(self) -> None:
+        """With an offset of this member, if possible of a partition that has none yet. It goes on when the member is
+        gone, for its producer is another client.
+        """
+        known = [partition for partition, is_known in self.owned.items() if is_known and self.name_of(partition)]
+        if not known or self.epoch < 0 or not self.world.plan.commits_in_transactions:
+            return
+        partition = self.chance.choice([each for each in known if each not in self.board.acknowledged] or known)
+        name, value = self.name_of(partition), self.board.fresh()
+        assert name is not None
+        producer = self.world.open_transaction({partition: value})
+        offset = OffsetToCommit(name, partition[0], partition[1], value, 0, "")
+
+        def done(reply: Any) -> None:
+            if reply is not None and reply.fault is None and reply.faults == (None,):
+                wait_ms = self.chance.choice((500, 3_000))
+                self.world.after(wait_ms, lambda: self.world.end_transaction(producer, committed=True))
+
+        member = (GROUP, self.member_id, self.instance, self.epoch, (offset,))
+        self.world.ask(CommitTransactionalOffsets(*member, producer, 0), done)
+        self.world.after(5_000, lambda: self.world.end_transaction(producer, committed=False))  # its time is up
+
     @property
     def is_old_client(self) -> bool:
         """Of before static members and topic ids."""
@@ -279,9 +302,9 @@ class Member:
         """What the member shares with the processes before and after it."""
         return self.name.partition("#")[0].rstrip("'")
 
-    def reborn(self) -> Member:
-        name = f"{self.lineage}#{self.board.fresh()}"
-        born = self.class_of_successor()(self.world, name, instance=self.instance, topics=self.topics_of_successor())
+    def reborn(self, speaking: type[Member] | None = None) -> Member:
+        name, speaking = f"{self.lineage}#{self.board.fresh()}", speaking or self.class_of_successor()
+        born = speaking(self.world, name, instance=self.instance, topics=self.topics_of_successor())
         self.world.members.append(born)
         self.world.members.remove(self)
         return born
@@ -385,7 +408,9 @@ class ClassicMember(Member):
         self.ask(command, self.joined, patience_ms=2 * REBALANCE_MS if self.member_id or self.instance else 1_500)
 
     def leave_a_commit_behind(self) -> None:
-        """One that is on its way for so long that it comes when the member is of a later generation."""
+        """One that is on its way for so long that it comes when the member is of a later generation, and when somebody
+        has committed more there.
+        """
         if self.world.plan.converts or any("consumer" in kind for kind in self.world.plan.kinds):
             return  # there a commit counts by since when its partition is held
         known = [partition for partition, is_known in self.owned.items() if is_known and self.name_of(partition)]
@@ -397,10 +422,14 @@ class ClassicMember(Member):
             command = CommitOffsets(GROUP, self.member_id, self.instance, self.epoch, (offset,))
 
             def come() -> None:
-                if self.epoch > command.generation:
+                is_behind = self.board.acknowledged.get(partition, -1) > offset.offset
+                if self.epoch > command.generation and is_behind:
                     self.world.ask(command, lambda reply: None)
+                elif self.is_alive and self.world.now_ms < latest_ms:
+                    self.world.after(100, come)
 
-            self.world.after(self.chance.choice((300, 1_500)), come)
+            latest_ms = self.world.now_ms + LEFT_BEHIND_MS
+            self.world.after(300, come)
 
     def joined(self, reply: Any) -> None:
         self.is_joining = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import service.groups.classic_kind
@@ -244,6 +244,16 @@ def offsets_of_subscribed_topics_deleted() -> Planting:
     return replaced(OffsetDecisions, "delete", delete)
 
 
+def offsets_of_open_transactions_outlive_their_group() -> Planting:
+    """A partition that has only an offset of a transaction gets no tombstone when its group is deleted."""
+
+    def names(forgetting: Forgetting, group_id: str, topics: Any) -> Iterator[tuple[str, int]]:
+        known = forgetting._offsets.of_group(group_id)
+        return ((topic, partition) for topic in known for partition in list(known[topic]))
+
+    return replaced(Forgetting, "_names", names)
+
+
 MUTANTS: dict[str, Callable[[], Planting]] = {
     plant.__name__: plant
     for plant in (
@@ -275,6 +285,7 @@ MUTANTS: dict[str, Callable[[], Planting]] = {
         rebalance_timeout_that_was_not_said_kept,
         assignor_named_twice_counted_twice,
         offsets_of_subscribed_topics_deleted,
+        offsets_of_open_transactions_outlive_their_group,
     )
 }
 

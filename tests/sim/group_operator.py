@@ -10,6 +10,7 @@ from service.groups.verdicts import Fault
 from tests.sim.group_members import GROUP
 from tests.sim.group_world import Broken, GroupWorld
 
+ARRIVED_AFTER_MS = 10
 BACK_AFTER_MS = (1, 500, 8_000)
 TOLD = (Fault.NON_EMPTY_GROUP, Fault.GROUP_ID_NOT_FOUND, Fault.GROUP_SUBSCRIBED_TO_TOPIC)
 
@@ -26,12 +27,21 @@ def delete_group(world: GroupWorld) -> None:
 
 
 def all_go(world: GroupWorld) -> None:
-    """All members leave, and come back later. Meanwhile the group, or offsets of it, may be deleted."""
+    """All members leave, and come back later. Meanwhile the group, or offsets of it, may be deleted, and transactions
+    go on.
+    """
+    for member in world.members:
+        member.leave_a_transaction_behind()
+    world.after(ARRIVED_AFTER_MS, lambda: _all_leave(world))
+
+
+def _all_leave(world: GroupWorld) -> None:
+    back_after_ms = BACK_AFTER_MS if world.chance.random() < 0.5 else BACK_AFTER_MS[-1:]
     for member in list(world.members):
         member.say_goodbye()
         if member.instance is not None:
             world.ask(LeaveGroup(GROUP, (LeavingMember("", member.instance),)), lambda reply: None)
-        member.restart(BACK_AFTER_MS)
+        member.restart(back_after_ms)
     delete = world.chance.choice((delete_offsets, delete_group))
     world.after(world.chance.choice((100, 2_000)), lambda: delete(world))
 

@@ -7,9 +7,9 @@ made again, the wall clock is set, operators delete, the coordinator dies at any
 thousands can be had.
 
 Checked throughout: no partition has two owners, no committed offset goes back, nothing is read that no transaction has
-committed, no offset expires before its time, of an instance's processes all but the last to join are fenced, nothing
-raises. And after each decision and
-each marker the machine that lives equals one that has only read the log.
+committed, no offset expires before its time, none comes back that an operator has deleted, of an instance's processes
+all but the last to join are fenced, nothing raises. And after each decision and each marker the machine that lives
+equals one that has only read the log.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -292,7 +292,7 @@ class GroupWorld:
         if isinstance(command, CommitOffsets) and decision.records:
             self._check_commit(command.group_id, command.offsets[0])
         if isinstance(command, DeleteOffsets | DeleteGroup):
-            self._note_deleted(self._tokens, decision)
+            self._note_deleted(command, self._tokens, dict(decision.answers)[self._tokens])
         joined: tuple[str | None, Any] | None = None
         if isinstance(command, OF_PROCESSES) and sender is not None:
             reply: Any = dict(decision.answers).get(self._tokens)
@@ -498,22 +498,27 @@ class GroupWorld:
                 raise Broken(f"OnlyOldOffsetsExpire: {known.offset} of {partition} was committed {age_ms} ms ago")
 
     def _removed_by(self, decision: GroupDecision) -> list[tuple[Partition, CommittedOffset]]:
+        names = [read_offset_key(key) for key, value in decision.records if value is None and key[:2] == OFFSETS]
+        return self._known_of(names)
+
+    def _known_of(self, names: Iterable[tuple[str, str, int]]) -> list[tuple[Partition, CommittedOffset]]:
         """The offsets of topics that there are, those of open transactions, too."""
         assert self.machine is not None
-        names = [read_offset_key(key) for key, value in decision.records if value is None and key[:2] == OFFSETS]
-        removed: list[tuple[Partition, CommittedOffset]] = []
+        known_of: list[tuple[Partition, CommittedOffset]] = []
         for group_id, topic, partition in names:
             for known in self.machine._offsets.all_of(group_id, topic, partition):
                 # Old clients name no id: then only the name counts.
                 by_name = self.topics.by_name(topic) if known.topic_id == bytes(16) else None
                 facts = by_name or self.topics.by_id(known.topic_id)
                 if facts is not None:
-                    removed.append(((facts.topic_id, partition), known))
-        return removed
+                    known_of.append(((facts.topic_id, partition), known))
+        return known_of
 
-    def _note_deleted(self, token: int, decision: GroupDecision) -> None:
-        """What an operator deletes: nobody may be reading there, and it never comes back once the operator was told."""
-        removed = self._removed_by(decision)
+    def _note_deleted(self, ask: DeleteOffsets | DeleteGroup, token: int, reply: Any) -> None:
+        """What an operator deletes: nobody may be reading there, and it never comes back once the operator was told.
+        The answer says what that is, and not the records that were written for it.
+        """
+        removed = self._known_of(self._deleted_names(ask, reply))
         for partition, known in removed:
             reader = self.board.owners.get(partition)
             # A restarted instance is given what its predecessor had, until the group rebalances.
@@ -524,15 +529,25 @@ class GroupWorld:
         answered = self._asked[token]
 
         def told(reply: Any) -> None:
-            if reply is not None and reply.fault is None:
+            if reply is not None:
                 self.board.deleted.update(((partition, known.offset), None) for partition, known in removed)
             answered(reply)
 
         self._asked[token] = told
 
+    def _deleted_names(self, ask: DeleteOffsets | DeleteGroup, reply: Any) -> list[tuple[str, str, int]]:
+        assert self.machine is not None
+        offsets, group_id = self.machine._offsets, ask.group_id
+        if reply.fault is not None:
+            return []
+        if isinstance(ask, DeleteOffsets):
+            return [(group_id, name, each) for name, parts in reply.topics for each, fault in parts if fault is None]
+        topics = offsets.topics_of(group_id)
+        return [(group_id, name, each) for name in topics for each in offsets.partitions(group_id, name)]
+
     def knows(self, member_id: str, epoch: int) -> bool:
-        """Whether the group has this member, and is not ahead of it."""
-        group = None if self.machine is None else self.machine._groups.get("g")
+        """Whether the group has this member, and is not ahead of it. Without a coordinator the log says it."""
+        group = (self.machine or self.replayed(self.log))._groups.get("g")
         if group is None or member_id not in group.members:
             return False
         return not isinstance(group, ClassicGroup) or group.generation == epoch

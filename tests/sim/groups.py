@@ -22,6 +22,7 @@ from tests.sim.group_operator import MISHAPS
 from tests.sim.group_world import CHAOS_MS, SETTLE_MS, Broken, GroupWorld
 from tests.sim.run import fresh_seed, replaced
 
+UPGRADES = ("bidirectional", "upgrade")
 REPLACED_WITHIN_MS = 15_000  # a session, and what two rebalances take of members that are all there
 
 CLASSES: dict[str, type[Member]] = {
@@ -74,7 +75,7 @@ def _live(world: GroupWorld) -> None:
     world.is_hasty = False
     grow(world)  # when nothing else makes anybody look
     topics = settle(world)
-    for befalls in (one_is_replaced, one_comes_late, some_go):
+    for befalls in (one_is_replaced, one_converts, one_comes_late, some_go):
         # A process that was replaced wakes late. If the group has refused its successor, it joins once more, and goes.
         world.run_until(max([world.now_ms, *(member.goes_ms for member in world.members if member.is_superseded)]))
         if members := members_in(world):
@@ -92,6 +93,18 @@ def one_is_replaced(world: GroupWorld, members: list[Member]) -> None:
     static = [member for member in members if member.instance is not None]
     if static:
         world.chance.choice(static).supersede().start()
+
+
+def one_converts(world: GroupWorld, members: list[Member]) -> None:
+    """A static member comes back with the other protocol, just after a topic has grown. So the group is turned before
+    anybody could assign the new partition.
+    """
+    static = [member for member in members if isinstance(member, ClassicMember) and member.instance is not None]
+    if static and world.plan.policy in UPGRADES and all(isinstance(member, ClassicMember) for member in world.members):
+        converting = world.chance.choice(static)
+        converting.die()
+        grow(world)
+        converting.reborn(ConsumerMember).start()
 
 
 def one_comes_late(world: GroupWorld, members: list[Member]) -> None:
