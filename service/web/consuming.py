@@ -18,7 +18,7 @@ from service.client.cluster import MOVED
 from service.client.failures import ClientFailure
 from service.web.answers import PiecedAnswer, path_int, query_bytes, query_choice, query_int
 from service.web.event_format import BATCHED, STRUCTURED, EventOut
-from service.web.fetching import EARLIEST, LATEST, Lens, Shown, fetch, left_ms, opened, refused
+from service.web.fetching import EARLIEST, LATEST, Held, Lens, Shown, fetch, left_ms, opened, refused
 from service.web.following import ALL_THE_TIME, Cursor, Stream, read_cursor
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.holding import HOLDER, Holder
@@ -99,12 +99,17 @@ async def page(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     max_bytes = query_int(request, "max_bytes", PAGE_BYTES, least=1, most=PAGE_BYTES_MAX)
     wait_ms = query_int(request, "wait_ms", 0, most=WAIT_MS_MAX)
     offset = await start_of(gateway, partition, request.query.get("offset", "earliest"), lens.isolation)
-    # The head of a batch of events says where the next page begins, so it is read as a whole.
-    piece_bytes = max_bytes if lens.as_events else PAGE_BYTES
-    reading = PageReading(gateway, request[HOLDER], partition, lens, offset, most, max_bytes, piece_bytes)
+    reading = PageReading(gateway, request[HOLDER], partition, lens, offset, most, max_bytes)
     with gateway.waiting():
         records, is_over = await reading.next_piece(wait_ms)
     if lens.as_events:
+        # The head of a batch of events says where the next page begins, so all pieces are there before it leaves.
+        while not (is_over or reading.held.is_full):
+            try:
+                some, is_over = await reading.next_piece(0)
+            except (Problem, ClientFailure):
+                break
+            records += some
         return batch_of(records, lens, {"Next-Offset": str(reading.offset)})
     show = with_text_numbers if lens.text_numbers else _encode
     if is_over:
@@ -119,6 +124,7 @@ async def page(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         if records:
             content = before + _inside(records, show)
             records.clear()  # not held beside their text
+            reading.held.records_bytes = 0
             await answer.write(content)
             before = b","
         if is_over:
@@ -140,7 +146,7 @@ def _inside(records: list[Shown], show: Callable[[Page], bytes]) -> bytes:
 async def one_event(gateway: Gateway, request: web.Request) -> EventOut:
     """The record that the path names, as an event."""
     partition, offset = partition_of(gateway, request), path_int(request, "offset", most=2**63 - 1)
-    lens, limits = Lens(as_events=True), (1, PAGE_BYTES, PAGE_BYTES)
+    lens, limits = Lens(as_events=True), (1, PAGE_BYTES)
     with gateway.waiting():
         records, _ = await PageReading(gateway, request[HOLDER], partition, lens, offset, *limits).next_piece(0)
     if not records or records[0].offset != offset:
@@ -162,17 +168,15 @@ class PageReading:
         offset: int,
         most: int,
         max_bytes: int,
-        piece_bytes: int,
     ) -> None:
         self._gateway = gateway
-        self._holder = holder
+        self.held = Held(holder)
         self._partition = partition
         self._lens = lens
         self.offset = offset
         """Where to go on."""
         self._most = most
         self._max_bytes = max_bytes
-        self._piece_bytes = piece_bytes
         self._looked_at_bytes = 0
         self._has_found = False
         self.ends = -1, -1, -1
@@ -188,7 +192,7 @@ class PageReading:
             left_bytes = self._max_bytes - self._looked_at_bytes
             (piece,) = await fetch(
                 *(gateway, gateway.leader(partition), {partition: self.offset}, lens.isolation),
-                max_bytes=min(self._piece_bytes, left_bytes if left_bytes > 0 else self._max_bytes),
+                max_bytes=min(PAGE_BYTES, left_bytes if left_bytes > 0 else self._max_bytes),
                 wait_ms=left_ms(deadline),
             )
             if piece.error in MOVED and loop.time() < patience:
@@ -196,12 +200,15 @@ class PageReading:
                 continue
             if piece.error:
                 raise await refused(gateway, partition, piece, self.offset)
-            await self._holder.take(len(piece.data))
             records: list[Shown] = []
             offset, moved = self.offset, False
-            async for some, next_offset in opened(gateway, piece, self.offset, lens, self._most):
-                records += some
-                offset, moved = next_offset, True
+            await self.held.take(stored=len(piece.data))
+            try:
+                async for some, next_offset in opened(gateway, piece, self.offset, lens, self._most, self.held):
+                    records += some
+                    offset, moved = next_offset, True
+            finally:
+                self.held.stored_bytes = 0
             self.offset = offset  # not before: if the piece can't be read to its end, none of it is shown
             self.ends = piece.log_start_offset, piece.last_stable_offset, piece.high_watermark
             self._looked_at_bytes += len(piece.data)
@@ -210,14 +217,14 @@ class PageReading:
             is_over = self._is_over(moved=moved, may_wait=left_ms(deadline) > 0)
             if records or is_over:
                 return records, is_over
-            self._holder.hold(0)
+            self.held.holder.hold(0)
 
     def _is_over(self, *, moved: bool, may_wait: bool) -> bool:
         if not self._has_found:
             return self._looked_at_bytes >= PAGE_BYTES_MAX or (not moved and not may_wait)
         _, stable, high = self.ends
         is_at_end = self.offset >= (stable if self._lens.isolation is Isolation.READ_COMMITTED else high)
-        is_full = self._most <= 0 or self._looked_at_bytes >= self._max_bytes or self._max_bytes <= self._piece_bytes
+        is_full = self._most <= 0 or self._looked_at_bytes >= self._max_bytes or self._max_bytes <= PAGE_BYTES
         return is_full or is_at_end or not moved
 
 

@@ -8,12 +8,14 @@ records that were handed out or that must not be shown, and no further.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from isolation.read_filter import AbortedBatches
 from isolation.read_view import Isolation
-from log.batch import HEADER_BYTES, BatchHeader, CorruptBatch, Record, read_header, read_records
+from log.batch import HEADER_BYTES, BatchHeader, CorruptBatch, Record, plain_payload, read_header, read_records
+from log.compress import MAX_PLAIN_BYTES, UnpacksTooLarge, told_plain_bytes
 from log.control import read_marker
 from log.disk import DiskFault
 from log.ids import TopicPartition
@@ -23,6 +25,7 @@ from service.broker.session import Session
 from service.client.cluster import by_topic
 from service.web.event_format import EventOut, shown_event
 from service.web.gateway import CLIENT_ID, PAUSE_S, Gateway, not_yet
+from service.web.holding import SMALL_BYTES, Holder
 from service.web.problems import Problem, of_error
 from service.web.records import RecordOut, shown, shown_headers, shown_key
 from service.web.topics import at_time
@@ -36,6 +39,13 @@ CROWDED_S = 0.5
 """The pause of a reader for which there is no room to wait at another broker: it asks again and again."""
 PACKED_AT_ONCE = 16 << 10
 """A compressed batch that is longer is unpacked beside the loop."""
+PLAIN_TIMES = 8
+"""How many times as long a packed batch is taken to be, if it does not tell; each time that it is longer, once more."""
+READ_BYTES_MAX = 16 << 20
+"""How much of records is read at once, or the first of them if that is longer."""
+PORTION_BYTES = 1 << 20
+RECORD_BYTES = 200
+"""What a record that was read holds beside its key and value, and their text as well: measured 394 together."""
 
 
 Shown = RecordOut | EventOut
@@ -52,6 +62,32 @@ class Piece:
     high_watermark: int = -1
     aborted: Sequence[tuple[int, int]] | None = None
     data: bytes = b""
+
+
+@dataclass(slots=True)
+class Held:
+    """What a reading holds. There was room for all of it."""
+
+    holder: Holder
+    stored_bytes: int = 0
+    unpacked_bytes: int = 0
+    """Of the batches that are being opened."""
+    records_bytes: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.stored_bytes + self.unpacked_bytes + 2 * self.records_bytes  # as records, and as their text
+
+    @property
+    def is_full(self) -> bool:
+        return self.records_bytes >= READ_BYTES_MAX
+
+    async def take(self, *, stored: int = 0, unpacked: int = 0, records: int = 0) -> None:
+        """Hold so much more."""
+        await self.holder.take(self.bytes + stored + unpacked + 2 * records)
+        self.stored_bytes += stored
+        self.unpacked_bytes += unpacked
+        self.records_bytes += records
 
 
 @dataclass(slots=True)
@@ -181,14 +217,16 @@ def _pieces(gateway: Gateway, reading: Reading) -> list[Piece]:
 
 
 async def opened(
-    gateway: Gateway, piece: Piece, offset: int, lens: Lens, most: int
+    gateway: Gateway, piece: Piece, offset: int, lens: Lens, most: int, held: Held
 ) -> AsyncIterator[tuple[list[Shown], int]]:
-    """The records to show from `offset` on, in portions, `most` in all. Each portion comes with the next position."""
+    """The records to show from `offset` on, in portions, `most` in all, and until so much is held that it is full. Each
+    portion comes with the next position.
+    """
     aborted = AbortedBatches(piece.aborted or ())
     view = memoryview(piece.data)
-    at = looked_at = 0
+    at = looked_at = unpacked_bytes = size_bytes = 0
     try:
-        while at + HEADER_BYTES <= len(view) and most > 0:
+        while at + HEADER_BYTES <= len(view) and most > 0 and not held.is_full:
             if looked_at >= RECORDS_AT_ONCE:
                 looked_at = 0
                 await asyncio.sleep(0)
@@ -202,40 +240,69 @@ async def opened(
             if (header.is_control and not lens.control) or (is_aborted and not lens.aborted):
                 yield [], header.next_offset
                 continue
-            records: Iterable[Record]
-            if header.codec and header.size_bytes > PACKED_AT_ONCE:
-                records = await gateway.env.blocking(_unpacked, batch, header)
-            else:
-                records = read_records(batch, header)
+            held.unpacked_bytes -= unpacked_bytes
+            unpacked_bytes, payload = 0, None
+            if header.codec:
+                payload = await _unpacked(gateway, batch, header, held)
+                unpacked_bytes = len(payload)
             control = None
             if header.is_control:
                 kind = read_marker(batch).type
                 control = "unknown" if kind is None else kind.name.lower()
             found: list[Shown] = []
-            for record in records:
-                if record.offset < offset:
-                    continue
+            for record in read_records(batch, header, payload=payload):
                 looked_at += 1
+                at_offset, _, key, value, headers = record
+                if at_offset < offset:
+                    if looked_at >= RECORDS_AT_ONCE:
+                        looked_at = 0
+                        await asyncio.sleep(0)
+                    continue
                 if control is not None or lens.passes(record):
                     found.append(shown_record(piece.partition, record, header, lens, control, is_aborted))
+                    size_bytes += RECORD_BYTES + len(key or b"") + len(value or b"")
+                    if headers:
+                        size_bytes += sum(RECORD_BYTES + len(content or b"") for _, content in headers)
                     most -= 1
-                if most == 0 or looked_at >= RECORDS_AT_ONCE:
-                    yield found, record.offset + 1
-                    found = []
-                    if most == 0:
+                if most == 0 or looked_at >= RECORDS_AT_ONCE or size_bytes >= PORTION_BYTES:
+                    await held.take(records=size_bytes)
+                    yield found, at_offset + 1
+                    found, size_bytes = [], 0
+                    if most == 0 or held.is_full:
                         return
                     looked_at = 0
                     await asyncio.sleep(0)
+            if size_bytes >= SMALL_BYTES:
+                await held.take(records=size_bytes)
+                size_bytes = 0
             yield found, header.next_offset
     except CorruptBatch as failure:
         raise Problem(
             "server-error", f"{piece.partition} is damaged at offset {offset}: {failure}",
             error=ErrorCode.CORRUPT_MESSAGE,
         ) from None  # fmt: skip
+    finally:
+        held.unpacked_bytes -= unpacked_bytes
 
 
-def _unpacked(batch: memoryview, header: BatchHeader) -> list[Record]:
-    return list(read_records(batch, header))
+async def _unpacked(gateway: Gateway, batch: memoryview, header: BatchHeader, held: Held) -> bytes:
+    """The batch's records, for which there is room. Raises a problem if there is none."""
+    told_bytes = told_plain_bytes(header.codec, batch[HEADER_BYTES:]) or PLAIN_TIMES * len(batch)
+    limit_bytes = min(told_bytes, MAX_PLAIN_BYTES)
+    while True:
+        await held.take(unpacked=limit_bytes)
+        payload = None
+        try:
+            unpack = partial(plain_payload, batch, header, limit_bytes=limit_bytes)
+            payload = await gateway.env.blocking(unpack) if len(batch) > PACKED_AT_ONCE else unpack()
+        except CorruptBatch as failure:
+            if not isinstance(failure.__cause__, UnpacksTooLarge) or limit_bytes == MAX_PLAIN_BYTES:
+                raise
+        finally:
+            held.unpacked_bytes -= limit_bytes - (0 if payload is None else len(payload))
+        if payload is not None:
+            return payload
+        limit_bytes = min(PLAIN_TIMES * limit_bytes, MAX_PLAIN_BYTES)
 
 
 def shown_record(

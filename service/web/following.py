@@ -23,7 +23,7 @@ from service.client.cluster import MOVED
 from service.client.failures import ClientFailure, FailureKind
 from service.cluster.image import Delta, Topic
 from service.web.event_format import CURSOR
-from service.web.fetching import Lens, Piece, Shown, fetch, opened, refused
+from service.web.fetching import Held, Lens, Piece, Shown, fetch, opened, refused
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.holding import Holder
 from service.web.problems import Problem
@@ -256,7 +256,8 @@ class Stream:
         until: dict[int, int] | None,
     ) -> None:
         self._gateway = gateway
-        self._holder = holder
+        self._held = Held(holder)
+        """What was fetched that is not shown yet."""
         self._response = response
         self._transport = transport
         self._topic = topic
@@ -272,8 +273,6 @@ class Stream:
         """None: the stream has an end of its own, so it reads alone."""
         self._reading: dict[asyncio.Task[None], dict[TopicPartition, int]] = {}
         """What is read of several leaders."""
-        self._fetched_bytes = 0
-        """How much was fetched that is not shown yet."""
         self._stalled: asyncio.Task[None] | None = None
         """Sends what the client has not taken in time. Nothing is read for the client meanwhile."""
         self._turn = asyncio.Lock()
@@ -385,6 +384,7 @@ class Stream:
             if is_shared and not any(piece.error for piece in pieces):
                 found = [portion for piece in pieces async for portion in self._portions(piece, positions)]
         finally:
+            self._held.holder.hold(self._held.bytes)
             reading.leave(place, found)
         if found:
             await self._take(found, node, positions)
@@ -406,9 +406,12 @@ class Stream:
     async def _portions(self, piece: Piece, positions: dict[TopicPartition, int]) -> AsyncIterator[Portion]:
         lens, index = self._lens, piece.partition.partition
         line = self._line if lens.as_events or lens.text_numbers else _encode
-        async for records, next_offset in opened(self._gateway, piece, positions[piece.partition], lens, self._left):
+        held, where = self._held, positions[piece.partition]
+        held.records_bytes = 0
+        async for records, next_offset in opened(self._gateway, piece, where, lens, self._left, held):
             lines = [(record.offset, line(record)) for record in records]
             del records
+            held.records_bytes = 0
             size_bytes = begin = 0
             for end, (offset, text) in enumerate(lines, 1):
                 size_bytes += len(text)
@@ -420,7 +423,7 @@ class Stream:
     async def _take_all(self, pieces: Sequence[Piece], positions: dict[TopicPartition, int]) -> None:
         """Send the records of all pieces, portion by portion."""
         fetched_bytes = sum(len(piece.data) for piece in pieces)
-        self._fetched_bytes += fetched_bytes
+        await self._held.take(stored=fetched_bytes)
         try:
             for piece in pieces:
                 if piece.error in MOVED:
@@ -436,7 +439,8 @@ class Stream:
                     if self._left <= 0:
                         return
         finally:
-            self._fetched_bytes -= fetched_bytes
+            self._held.stored_bytes -= fetched_bytes
+            self._held.holder.hold(self._held.bytes)
 
     async def _take(self, found: Sequence[Portion] | None, node: int, positions: dict[TopicPartition, int]) -> None:
         """Send what was read together, and what was read after it meanwhile."""
@@ -495,7 +499,7 @@ class Stream:
         else:
             sending = self._loop.create_task(self._response.write(content))
             try:
-                with self._holder.given(len(content) + self._fetched_bytes, transport):
+                with self._held.holder.given(len(content) + self._held.bytes, transport):
                     await asyncio.wait([sending], timeout=STALLED_S)
             finally:  # also if what is read of other leaders has ended the stream: the cursor is behind this
                 if not sending.done():
@@ -509,7 +513,7 @@ class Stream:
         stalled = self._stalled
         if stalled is None or self._transport is None:
             return
-        with self._holder.given(self._transport.get_write_buffer_size(), self._transport):
+        with self._held.holder.given(self._transport.get_write_buffer_size(), self._transport):
             async with asyncio.timeout(UNREAD_S):
                 await stalled
         self._stalled = None

@@ -28,7 +28,7 @@ from service.client.cluster import MOVED
 from service.client.failures import ClientFailure
 from service.cluster.image import NO_LEADER
 from service.web.consuming import PAGE_BYTES_MAX, RECORDS_MAX
-from service.web.fetching import Lens, Piece, before_the_next, fetch, left_ms, opened
+from service.web.fetching import Held, Lens, Piece, before_the_next, fetch, left_ms, opened
 from service.web.following import passes
 from service.web.forwarding import client_gone
 from service.web.gateway import PAUSE_S, Gateway
@@ -443,7 +443,7 @@ class RecordsAnswer:
 
     def __init__(self, gateway: Gateway, holder: Holder, instance: Instance, max_bytes: int) -> None:
         self.instance = instance
-        self._holder = holder
+        self._held = Held(holder)
         self.records: list[RecordV2] = []
         self._gateway = gateway
         self._left = min(max_bytes, PAGE_BYTES_MAX)
@@ -487,7 +487,8 @@ class RecordsAnswer:
         ]
         elsewhere = []
         found = await asyncio.gather(*work)
-        await self._holder.take(self._bytes + 2 * sum(len(piece.data) for pieces in found for piece in pieces))
+        stored_bytes = sum(len(piece.data) for pieces in found for piece in pieces)
+        await self._held.take(stored=stored_bytes)
         for pieces in found:
             for piece in pieces:
                 if piece.error == ErrorCode.OFFSET_OUT_OF_RANGE and piece.partition not in self._ends:
@@ -497,7 +498,8 @@ class RecordsAnswer:
                         where = f"{piece.partition.topic}-{piece.partition.partition}"
                         raise of_error(piece.error, where)
                     await self._open(piece)
-        self._holder.hold(self._bytes)
+        self._held.stored_bytes -= stored_bytes
+        self._held.holder.hold(self._held.bytes)
         return elsewhere
 
     async def _open(self, piece: Piece) -> None:
@@ -506,7 +508,7 @@ class RecordsAnswer:
             return
         offset = self._ends.get(piece.partition, begin)
         most = RECORDS_MAX - len(self.records)
-        async for some, next_offset in opened(self._gateway, piece, offset, self._lens, most):
+        async for some, next_offset in opened(self._gateway, piece, offset, self._lens, most, self._held):
             self._begins.setdefault(piece.partition, begin)
             for each in some:
                 assert isinstance(each, RecordOut), "the lens asks for no events"
@@ -519,7 +521,7 @@ class RecordsAnswer:
                 self._bytes += size
                 self._left = max(self._left - size, 0)
             self._ends[piece.partition] = next_offset
-        self._is_full = self._left == 0 or len(self.records) >= RECORDS_MAX
+        self._is_full = self._left == 0 or self._held.is_full or len(self.records) >= RECORDS_MAX
 
 
 PASSING = MOVED | {ErrorCode.OFFSET_OUT_OF_RANGE}

@@ -41,7 +41,7 @@ from service.web.consuming import (
     lens_of,
 )
 from service.web.event_format import BATCHED
-from service.web.fetching import Lens, Shown, before_the_next, fetch, left_ms, opened
+from service.web.fetching import Held, Lens, Shown, before_the_next, fetch, left_ms, opened
 from service.web.following import passes
 from service.web.forwarding import client_gone, forward
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
@@ -620,7 +620,8 @@ async def _read(
     records: list[Shown] = []
     moved: dict[TopicPartition, int] = {}
     found = await asyncio.gather(*work)
-    await holder.take(2 * sum(len(piece.data) for pieces in found for piece in pieces))  # as stored, and as records
+    held = Held(holder)
+    await held.take(stored=sum(len(piece.data) for pieces in found for piece in pieces))
     for pieces in found:
         for piece in pieces:
             if piece.error in MOVED or piece.partition not in member.positions:
@@ -633,7 +634,7 @@ async def _read(
                 raise of_error(piece.error, f"{piece.partition.topic} partition {piece.partition.partition}")
             if len(records) < most:
                 offset = asked[piece.partition]
-                async for some, next_offset in opened(gateway, piece, offset, lens, most - len(records)):
+                async for some, next_offset in opened(gateway, piece, offset, lens, most - len(records), held):
                     records += some
                     moved[piece.partition] = next_offset
     if not records:

@@ -9,11 +9,18 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from log.batch import build_batch
+from log.compress import Codec
+from log.ids import TopicPartition
 from service.settings.broker import Endpoint
-from service.web import app, following, holding, lane
+from service.web import app, consuming, following, holding, lane
+from service.web.fetching import PORTION_BYTES, READ_BYTES_MAX, Held, Lens, Piece, fetch, opened
+from service.web.gateway import Gateway
 from service.web.holding import SMALL_BYTES, Holder, Holding
 from service.web.problems import Problem
 from tests.service.api.admin_stage import Stage, on_stage
@@ -166,6 +173,67 @@ def test_a_page_that_nobody_reads_holds_one_piece(tmp_path: Path) -> None:
             assert place.connections == 10, "there was room for all"
 
     held(tmp_path, scene, most_bytes=16_000_000)
+
+
+@pytest.mark.parametrize("codec", [Codec.ZSTD, Codec.GZIP, Codec.LZ4])
+def test_what_is_read_of_well_packed_records_is_bounded(codec: Codec) -> None:
+    """A page of 16 MiB held 7 GB in one piece: only what was stored was counted. It stops, and is gone on with."""
+    batch = build_batch([(None, bytes(100_000), (), 1000)] * 1000, codec=codec)
+    piece, lens = Piece(TopicPartition("held", 0), 0, data=batch), Lens()
+
+    async def scene() -> None:
+        holding_all, env = Holding(1 << 30), SimpleNamespace(blocking=asyncio.to_thread)
+        gateway, most_bytes, offset, turns = cast(Gateway, SimpleNamespace(env=env)), 0, 0, 0
+        while offset < 1000:
+            held, before, turns = Held(Holder(holding_all)), offset, turns + 1
+            await held.take(stored=len(batch))
+            async for records, next_offset in opened(gateway, piece, before, lens, 10_000, held):
+                offset = next_offset
+                assert len(records) * 100_000 < 2 * PORTION_BYTES
+                most_bytes = max(most_bytes, holding_all.bytes)
+                assert holding_all.bytes > 100_000_000, "the batch is there, unpacked"
+            assert (offset - before) * 100_000 < READ_BYTES_MAX + PORTION_BYTES
+            assert held.unpacked_bytes == 0
+            held.holder.hold(0)
+        assert turns == 6
+        assert most_bytes < 100_000_000 + 3 * READ_BYTES_MAX
+        full = Holding(1 << 20)
+        await Holder(full).take(900_000)
+        with pytest.raises(Problem, match="all the memory"):
+            [each async for each in opened(gateway, piece, 0, lens, 10_000, Held(Holder(full)))]
+
+    asyncio.run(scene())
+
+
+def test_a_batch_of_events_is_read_as_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 MiB of it were read before it was asked for room."""
+    read_bytes = []
+
+    async def reading(*arguments: Any, **more: Any) -> list[Piece]:
+        found = await fetch(*arguments, **more)
+        read_bytes.append(sum(len(piece.data) for piece in found))
+        return found
+
+    monkeypatch.setattr(consuming, "fetch", reading)
+
+    async def scene(place: Place) -> None:
+        await filled(place)
+        others = Holder(place.holding)
+        await others.take(3_000_000)
+        asked = PAGE.replace(b"\r\n\r\n", b"\r\nAccept: application/cloudevents-batch+json\r\n\r\n")
+        from_server, to_server = await asyncio.open_connection(*place.where)
+        to_server.write(asked)
+        assert (await from_server.readline()).startswith(b"HTTP/1.1 503")
+        assert len(read_bytes) == 1
+        to_server.close()
+        others.hold(0)
+        from_server, to_server = await asyncio.open_connection(*place.where)
+        to_server.write(asked)
+        assert b"Next-Offset: 140\r" in await from_server.readuntil(b"\r\n\r\n")
+        assert max(read_bytes) < 2 << 20
+        to_server.close()
+
+    held(tmp_path, scene)
 
 
 def test_a_stream_that_nobody_reads_holds_what_was_sent_last_and_goes_on_behind_it(tmp_path: Path) -> None:

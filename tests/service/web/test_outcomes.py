@@ -27,10 +27,11 @@ from service.client.failures import ClientFailure, FailureKind
 from service.settings.broker import Endpoint
 from service.web import consumers, fetching, gateway, sending
 from service.web.app import WebServer
-from service.web.fetching import EARLIEST, Lens, Piece, fetch, opened
+from service.web.fetching import EARLIEST, Held, Lens, Piece, fetch, opened
 from service.web.following import passes
 from service.web.forwarding import forward
 from service.web.gateway import Gateway, Outgoing
+from service.web.holding import Holder, Holding
 from service.web.idempotency import KeyRecord, Keys, Memory
 from service.web.members import HttpMember, Join
 from service.web.problems import Problem, of_error
@@ -941,7 +942,8 @@ def test_many_small_batches_are_opened_in_turns_of_the_loop() -> None:
 
     async def scenario() -> int:
         task = asyncio.create_task(others())
-        positions = [each async for _, each in opened(cast(Gateway, None), Piece(WHERE, 0, data=data), 0, LENS, 10)]
+        held, piece = Held(Holder(Holding(1 << 30))), Piece(WHERE, 0, data=data)
+        positions = [each async for _, each in opened(cast(Gateway, None), piece, 0, LENS, 10, held)]
         task.cancel()
         return positions[-1]
 
