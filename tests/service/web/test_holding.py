@@ -8,17 +8,19 @@ import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from yarl import URL
 
 from log.batch import build_batch
 from log.compress import Codec
 from log.ids import TopicPartition
 from service.settings.broker import Endpoint
-from service.web import app, consuming, following, holding, lane
+from service.web import app, consuming, following, forwarding, holding, lane, transactions
 from service.web.fetching import PORTION_BYTES, READ_BYTES_MAX, Held, Lens, Piece, fetch, opened
 from service.web.gateway import Gateway
 from service.web.holding import SMALL_BYTES, Holder, Holding
@@ -29,6 +31,7 @@ from tests.service.web.kit import PATIENCE_S
 MOST_BYTES = 4_000_000
 HEAD = b"POST /v1/topics/held/records HTTP/1.1\r\nHost: x\r\nX-A: 1\r\nContent-Type: application/json\r\n"
 PAGE = b"GET /v1/topics/held/partitions/0/records?max_bytes=16777216 HTTP/1.1\r\nHost: x\r\n\r\n"
+PUT = b"PUT /v1/transactions/1-0-aGVsZA/batches/0 HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 LONG = b'{"records":[{"value":"' + b"x" * 900_000
 
 
@@ -199,6 +202,12 @@ def test_what_is_read_of_well_packed_records_is_bounded(codec: Codec) -> None:
         assert most_bytes < 100_000_000 + 3 * READ_BYTES_MAX
         full = Holding(1 << 20)
         await Holder(full).take(900_000)
+
+        async def within(unpack: partial[bytes]) -> bytes:
+            assert unpack.keywords["limit_bytes"] < 1 << 20, "there is no room for it"
+            return unpack()
+
+        env.blocking = within
         with pytest.raises(Problem, match="all the memory"):
             [each async for each in opened(gateway, piece, 0, lens, 10_000, Held(Holder(full)))]
 
@@ -294,6 +303,44 @@ def test_a_long_body_on_the_short_way_comes_by_the_general_way_when_many_do(
         await place.until(lambda: place.lanes.coming_bytes == 0)
         assert await place.told(first + body[-100:]) == b"HTTP/1.1 200 OK"
         assert place.lanes.coming_bytes == 0
+
+    held(tmp_path, scene)
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_what_another_broker_tells_comes_through_where_there_is_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_cut: bool
+) -> None:
+    """What it tells of has been done: the outcome `none` would be untrue, and the client would ask again."""
+    content = b'{"outcome":"applied","results":"%b"}' % (b"x" * 900_000)
+
+    async def elsewhere(*_: object) -> int:
+        return 2
+
+    async def scene(place: Place) -> None:
+        async def other(_: object, to_broker: asyncio.StreamWriter) -> None:
+            to_broker.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(content))
+            to_broker.write(content[: 800_000 if is_cut else None])
+            to_broker.close()
+
+        server = await asyncio.start_server(other, "127.0.0.1", 0)
+        url = URL(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
+        monkeypatch.setattr(forwarding, "url_of", lambda *_: url)
+        monkeypatch.setattr(transactions, "_elsewhere", elsewhere)
+        others = Holder(place.holding)
+        await others.take(MOST_BYTES)
+        from_server, to_server = await asyncio.open_connection(*place.where)
+        to_server.write(PUT)
+        head = await from_server.readuntil(b"\r\n\r\n")
+        length = int(re.findall(rb"(?i)content-length: (\d+)", head)[0])
+        told = await from_server.readexactly(length)
+        if is_cut:
+            assert json.loads(told)["outcome"] == "unknown"
+        else:
+            assert (head[:12], told) == (b"HTTP/1.1 200", content)
+        to_server.close()
+        server.close()
+        others.hold(0)
 
     held(tmp_path, scene)
 
