@@ -502,8 +502,11 @@ class Reader(Actor):
         offset = start
         while self.clients.now < deadline:
             read = await self.read(partition, offset, patient=True)
-            if read is None:
-                return None
+            if read is None:  # in a cluster, one of a hundred fetches goes to the wrong broker
+                await asyncio.sleep(0.2)
+                if await self.list_offset(partition, EARLIEST) != start:
+                    return None
+                continue
             records += read.records
             if read.to_offset >= read.high_watermark:
                 return FinalLog(start, read.high_watermark, tuple(records), read_at=self.clients.now)
