@@ -22,6 +22,7 @@ from log.ids import ZERO_TOPIC_ID, TopicId, TopicPartition, folder_of, partition
 from log.manifest import Manifest, read_high_watermarks, read_manifest, read_recovery_points, remove_manifest
 from log.partition_log import CleanState, PartitionLog
 from log.relocation import FORMER, FUTURE, of_stem, stem_of
+from log.segment import segment_name
 from service.broker.data_folder import FolderFacts, StartError, agree, any_away, read_facts
 from service.broker.found_folders import (
     STRAY,
@@ -384,8 +385,12 @@ class PartitionMaker:
             )
         for folder in homes:
             if (known := listed[folder]) is not None:
-                self.add(topic, index, folder, config, known, 0)
-                return True
+                # Without replicas it is served no more, and may be brought back.
+                if len(topic.partitions[index].replicas) == 1 or _is_in(folder, known):
+                    self.add(topic, index, folder, config, known, 0)
+                    return True
+                logger.critical("%s/%s is not as it was left: some of it was removed", folder.name, name)
+                self.was_clean = False
             point = points[folder.name].get(topic_partition, 0)
             await self._env.blocking(self.add, topic, index, folder, config, None, point)
             self._report_recovery(topic_partition)
@@ -586,3 +591,9 @@ class PartitionMaker:
         """The folder for one more partition."""
         there = [folder for folder in self._folders if folder.failed is None]
         return min(there or self._folders, key=lambda folder: folder.partitions)
+
+
+def _is_in(folder: LogFolder, known: CleanState) -> bool:
+    """Whether the newest records of a log that was closed in order are there. Somebody may have emptied its folder."""
+    written = [segment.base_offset for segment in known.segments if segment.size_bytes]
+    return not written or folder.disk.exists(f"{known.folder}/{segment_name(written[-1])}")

@@ -231,12 +231,15 @@ def test_who_leads_without_a_record_by_an_operators_will_goes_on_after_a_crash(t
     on_cluster_stage(tmp_path, scene)
 
 
-def test_a_partition_whose_log_is_gone_from_its_folder_is_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize("clean", [True, False], ids=["stopped", "died"])
+def test_a_partition_whose_log_is_gone_from_its_folder_is_lost(tmp_path: Path, clean: bool) -> None:
+    """After a stop in order the manifest says all about the log, and it led without a record."""
+
     async def scene(stage: ClusterStage) -> None:
         await last_in_sync(stage)
         await stage.start(1)
         await stage.in_sync(1)
-        await stage.kill(1)
+        await (stage.stop(1) if clean else stage.kill(1))
         for log in (tmp_path / "1" / f"{TOPIC}-0").glob("*.log"):
             log.unlink()
         await stage.start(2)
