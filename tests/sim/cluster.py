@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+import service.broker.standby
 from log.disk import DiskFault
 from log.ids import TopicPartition
 from service.api.routes import OFFERED
@@ -209,7 +210,12 @@ class ClusterSimulation:
             brokers.propagate = False
             logging.disable(logging.WARNING)
         try:
-            with short_turns(self.world.stream("turns")), self._answers_lost():
+            with (
+                short_turns(self.world.stream("turns")),
+                replaced(service.broker.standby, "AT_ONCE_BYTES", self.plan.standby_bytes),
+                replaced(service.broker.standby, "REST_S", self.plan.standby_rest_s),
+                self._answers_lost(),
+            ):
                 self._start()
                 self.world.run(until=LONGEST_RUN, stop=self._stop)
         except Stalled as error:

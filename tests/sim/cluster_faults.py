@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from log.ids import TopicPartition
+from log.ids import TopicPartition, partition_of
 from service.broker.partition import Partition
 from service.cluster.image import load
 from service.wire.base import Struct
@@ -23,6 +23,7 @@ from service.wire.messages import (
     ReassignablePartition,
     ReassignableTopic,
 )
+from tests.sim.disk import SimDisk
 from tests.sim.faults import CLEAN_STOP_WITHIN
 from tests.sim.plan import JUDGED_BY_TIME, Plan, draw_plan
 from tests.sim.workload import Unanswered
@@ -56,7 +57,8 @@ COSTS_MEMORY = ("power cut", "disk fails")
 ALONE = "one machine loses power"
 """And no other does, nor does a process die, until all replicas are in sync again: memory is enough for that."""
 REPLACED = "one disk is replaced"
-"""While the others are there, or after everybody has stopped. All replicas were in sync before."""
+REMOVED = "partitions are removed from one disk"
+"""Both while the others are there, or after everybody has stopped. All replicas were in sync before."""
 ENDS_NOBODY = (
     "pause",
     "long pause",
@@ -129,7 +131,24 @@ def draw_cluster_plan(chance: random.Random) -> Plan:
     if plan.transactional and ALONE not in plan.kinds and chance.random() < 0.4:
         plan.kinds += (WITH_A_MARKER,)
     plan.answers_lost = chance.choice((0.0, 0.02, 0.2))
+    if ALONE in plan.kinds and chance.random() < 0.5:
+        plan.kinds += (REMOVED,) * 6
+    plan.standby_bytes = chance.choice((1, 1_000, plan.standby_bytes))
+    plan.standby_rest_s = chance.choice((plan.standby_rest_s, 0.5))
+    plan.settings |= _draw_internal_topics(chance)
     return plan
+
+
+def _draw_internal_topics(chance: random.Random) -> dict[str, str]:
+    """In half of the runs little stays in the logs of coordinators, and a follower may read them while that goes."""
+    if chance.random() < 0.5:
+        return {}
+    return {
+        "log.roll.ms": str(chance.choice((200, 1000))),
+        "log.cleaner.backoff.ms": "300",
+        "log.cleaner.min.cleanable.ratio": "0.01",
+        "log.cleaner.delete.retention.ms": str(chance.choice((0, 1000))),
+    }
 
 
 def _keep_deletions_briefly(plan: Plan) -> None:
@@ -176,7 +195,8 @@ class ClusterFate:
             "everything dies": self._end_everything,
             "disk fails": self._fail_disk,
             ALONE: self._lose_one_machine,
-            REPLACED: self._replace_disk,
+            REPLACED: lambda host: self._lose_data(host, SimDisk.replace),
+            REMOVED: lambda host: self._lose_data(host, self._remove_some),
             "clocks go apart": self._part_clocks,
             AS_IT_ANSWERS: self._die_as_it_answers,
             WITH_A_MARKER: self._die_with_a_marker,
@@ -339,7 +359,7 @@ class ClusterFate:
         way.silent = False
         network.heal()
 
-    async def _replace_disk(self, host: Host) -> None:
+    async def _lose_data(self, host: Host, lose: Callable[[SimDisk], None]) -> None:
         """With two to be in sync, another replica has everything that was acknowledged: the last two that stop."""
         if not await come_true(self._simulation.all_are_in_sync, within=20, every=0.1):
             return
@@ -348,13 +368,24 @@ class ClusterFate:
         if self._chance.random() < 0.5:
             for name in others:
                 await self.restart(name)
-        host.kill()
+        if self._chance.random() < 0.7:  # after any other end it is no member anyway
+            await self.restart(host.name)
+        else:
+            host.kill()
         assert host.disk is not None
-        host.disk.replace()
-        for name in self._chance.sample(self._names, len(self._names)):
+        lose(host.disk)
+        is_first = self._chance.random() < 0.5
+        for name in (*[host.name] * is_first, *self._chance.sample(self._names, len(self._names))):
             if not self._world.hosts[name].alive:
                 self._world.hosts[name].boot()
             await asyncio.sleep(self._chance.random())
+
+    def _remove_some(self, disk: SimDisk) -> None:
+        """The folders of some partitions. One that is only emptied may count as damaged, which takes an operator."""
+        folders = dict.fromkeys(path.rpartition("/")[0] for path, _, _ in disk.files())
+        held = [folder for folder in folders if partition_of(folder.rpartition("/")[2]) is not None]
+        for folder in self._chance.sample(held, self._chance.randint(1, len(held))):
+            disk.remove(folder)
 
     async def _part_clocks(self, host: Host) -> None:
         """Its wall clock is set, and the other runs a little faster or slower than those of others."""

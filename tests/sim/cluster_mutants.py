@@ -39,6 +39,7 @@ from service.broker.reading import PartitionRead, Reading
 from service.broker.replay import Replay
 from service.broker.replication import Fetcher, FollowedPartition
 from service.broker.shard import Shard
+from service.broker.standby import AT_ONCE_BYTES, REST_S
 from service.broker.transaction_gate import TransactionGate
 from service.cluster.controller import AlterPartition
 from service.cluster.election import held_by
@@ -46,11 +47,12 @@ from service.cluster.image import CONTROLLER_EPOCH, NO_DIRECTORIES, Image, Parti
 from service.cluster.metadata import ClusterMetadata
 from service.stores.memory import MemoryServer
 from service.stores.port import Check, Op, Put, Result
+from service.turns import Steps
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import FetchPartition
 from tests.log.building import cut_log
 from tests.sim.cluster import ClusterSimulation, run
-from tests.sim.cluster_faults import ALONE, MOVED_UNHEARD, REPLACED, STAYS_AWAY, WITH_A_MARKER
+from tests.sim.cluster_faults import ALONE, MOVED_UNHEARD, REMOVED, REPLACED, STAYS_AWAY, WITH_A_MARKER
 from tests.sim.mutants import Caught, complete_after_the_first_marker, markers_of_deposed_coordinators_taken
 from tests.sim.plan import Plan
 from tests.sim.run import processes, replaced
@@ -452,6 +454,36 @@ def who_has_an_empty_disk_is_taken_for_who_it_was() -> Planting:
     return replaced(ClusterMetadata, "register", register)
 
 
+def who_has_lost_partitions_does_not_tell_it() -> Planting:
+    """A partition without its folder, or what was in it, is taken for one that holds what it held (R17)."""
+    original = ClusterMetadata.register
+
+    async def register(metadata: ClusterMetadata, *given: Any, **named: Any) -> int:
+        return await original(metadata, *given, **{**named, "lost": ()})
+
+    return replaced(ClusterMetadata, "register", register)
+
+
+def a_slice_of_a_log_is_taken_for_all_of_it() -> Planting:
+    """A standby has read some, and goes on from where it would be if that had been all."""
+    original = Replay.up_to
+
+    def up_to(replay: Replay[Any], end_offset: int, at_most_bytes: int | None = None) -> Steps[None]:
+        yield from original(replay, end_offset, at_most_bytes)
+        replay.at_offset = end_offset
+
+    return replaced(Replay, "up_to", up_to)
+
+
+def a_standby_goes_on_though_deletions_have_left_the_log() -> Planting:
+    """Between two slices compaction has removed a record that it knows, and what deletes that (R15)."""
+
+    def is_stale(replay: Replay[Any]) -> bool:
+        return replay._has_begun and replay._taken_back != replay.partition.committed_taken_back
+
+    return replaced(Replay, "is_stale", property(is_stale))
+
+
 def deletions_that_a_follower_missed_are_not_asked_about() -> Planting:
     """A follower that was away goes on with a log that tombstones have left meanwhile. Deleted keys come back."""
     return replaced(Reading, "_lacks_deletions", staticmethod(lambda *_: ErrorCode.NONE))
@@ -535,6 +567,9 @@ WHERE_MEMORY_IS_LOST = (
 )
 """Where what is flushed alone counts, a follower still holds what it has shown."""
 WHERE_DISKS_ARE_REPLACED = (who_has_an_empty_disk_is_taken_for_who_it_was,)
+WHERE_PARTITIONS_ARE_REMOVED = (who_has_lost_partitions_does_not_tell_it,)
+WHERE_STANDBYS_READ_SLICES = (a_slice_of_a_log_is_taken_for_all_of_it,)
+WHERE_STANDBYS_LAG_BEHIND_COMPACTION = (a_standby_goes_on_though_deletions_have_left_the_log,)
 WHERE_MOVES_ARE_UNHEARD = (
     the_in_sync_set_is_written_whatever_it_is_by_now,
     a_controller_ignores_its_epoch,
@@ -544,12 +579,22 @@ WHERE_MOVES_ARE_UNHEARD = (
 WHERE_ONE_STAYS_AWAY = (deletions_that_a_follower_missed_are_not_asked_about,)
 WHERE_ONE_DIES_WITH_A_MARKER = (a_marker_counts_before_it_is_committed,)
 WHERE_MARKERS_COME_LATE = (what_a_former_coordinator_has_sent_is_forgotten,)
+
+
+def _lets_standbys_lag(plan: Plan) -> bool:
+    keeps_deletions_ms = plan.settings.get("log.cleaner.delete.retention.ms")
+    return plan.transactional and plan.standby_rest_s > REST_S and keeps_deletions_ms is not None
+
+
 CAN_SHOW: tuple[tuple[Sequence[Callable[[], Planting]], CanShow], ...] = (
     (ANYWHERE, lambda plan: True),
     (WITH_TRANSACTIONS, lambda plan: plan.transactional),
     (WITH_MOVES, lambda plan: plan.moves),
     (WHERE_MEMORY_IS_LOST, lambda plan: ALONE in plan.kinds),
     (WHERE_DISKS_ARE_REPLACED, lambda plan: REPLACED in plan.kinds),
+    (WHERE_PARTITIONS_ARE_REMOVED, lambda plan: REMOVED in plan.kinds),
+    (WHERE_STANDBYS_READ_SLICES, lambda plan: plan.standby_bytes < AT_ONCE_BYTES),
+    (WHERE_STANDBYS_LAG_BEHIND_COMPACTION, _lets_standbys_lag),
     (WHERE_MOVES_ARE_UNHEARD, lambda plan: MOVED_UNHEARD in plan.kinds),
     (WHERE_ONE_STAYS_AWAY, lambda plan: STAYS_AWAY in plan.kinds),
     (WHERE_ONE_DIES_WITH_A_MARKER, lambda plan: WITH_A_MARKER in plan.kinds),

@@ -204,6 +204,20 @@ class SimDisk:
         self.name_changes.clear()
         self._planted.clear()
 
+    def remove(self, path: str) -> None:
+        """Somebody removes a folder, and syncs the disk. No process may use it now."""
+        assert self.life < 0, "the process is gone"
+        for change in self.name_changes:
+            change.apply(lambda folder: folder.durable)
+        self.name_changes.clear()
+        gone, (*above, name) = self.find(path), parts_of(path)
+        parent = self.find("/".join(above))
+        assert isinstance(gone, Folder)
+        assert isinstance(parent, Folder)
+        self.used_bytes -= sum(len(node.cache) for node in gone.entries.values() if isinstance(node, Inode))
+        for entries in (parent.entries, parent.durable):
+            entries.pop(name, None)
+
     def number(self) -> int:
         self._numbers += 1
         return self._numbers

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from service.broker.standby import AT_ONCE_BYTES, REST_S
 from tests.sim.disk import DiskFaults
 from tests.sim.history import Held, Topic
 
@@ -79,6 +80,8 @@ class Plan:
     answers_lost: float = 0.0  # of those that brokers give each other
     replication: int = 1
     carries: bool = False  # one compacted topic alone moves between the folders, slowly
+    standby_bytes: int = AT_ONCE_BYTES  # how much a follower reads of a coordinator's log at once
+    standby_rest_s: float = REST_S  # and how long it rests before it goes on
     late_markers: bool = False  # of older clients, of which there are more then
     moves: bool = False  # partitions are given to other brokers, and other replicas are made to lead
 

@@ -7,6 +7,7 @@ follower that begins where its leader's log begins knows less of earlier records
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
@@ -172,11 +173,16 @@ def applied_one_by_one(machine: Any, partition: Partition, end_offset: int | Non
 
 
 def unlike_its_log(coordinators: Coordinators[Any], facts: Callable[[Any], object]) -> Iterator[str | None]:
-    """For each coordinator that lives or stands by, and can read its log: how it differs from what that log makes."""
+    """For each coordinator that lives or stands by, and can read its log: how it differs from what that log makes. One
+    that stands by reads the rest first: what compaction has replaced further on it may still know.
+    """
     living = [shard for shard in coordinators.shards() if shard.loaded and not shard.dropped]
-    standing_by = [replay for replay in coordinators.standby.replays() if replay.holds]
     known = [("lives", shard.machine, shard.partition, shard.partition.log.end_offset) for shard in living]
-    known += [("stands by", replay.machine, replay.partition, replay.at_offset) for replay in standing_by]
+    standing_by = [replay for replay in coordinators.standby.replays() if replay.holds]
+    for replay in standing_by:
+        with contextlib.suppress(DiskFault, CorruptBatch):
+            deque(replay.up_to(replay.partition.high_watermark), maxlen=0)
+            known.append(("stands by", replay.machine, replay.partition, replay.at_offset))
     for does, machine, partition, end_offset in known:
         try:
             anew = applied_one_by_one(coordinators._new_machine(partition), partition, end_offset)
