@@ -179,7 +179,10 @@ class BrokerSettings:
         at_least=100,
     )
     broker_session_timeout_ms = integer(
-        "broker.session.timeout.ms", 6000, "The same where the metadata is in PostgreSQL.", at_least=100
+        "broker.session.timeout.ms",
+        6000,
+        "The same where the metadata is in PostgreSQL, or `serve --brokers` keeps it.",
+        at_least=100,
     )
     unclean_leader_election_enable = boolean(
         "unclean.leader.election.enable",

@@ -1,4 +1,4 @@
-"""How long a session may be relied on: the common part of sessions of ZooKeeper and of PostgreSQL."""
+"""How long a session may be relied on: the common part of sessions in stores that another process holds."""
 
 import asyncio
 from typing import Final

@@ -1,10 +1,12 @@
 """A metadata store that one process has open, and that other processes on the same machine use through a Unix socket.
 
 The holder (`StoreServer`) has a store open, usually the embedded one in the data folder. A connection is a session: the
-session begins and ends with it. So a process that died is out of session at once.
+session begins and ends with it. So a process that died is out of session at once. A process that hangs is out of
+session when nothing has come from it for the timeout of its session: the holder ends the connection. It counts the time
+in which it has read itself, so that its own pause ends nobody's session.
 
-Messages are lines of JSON. Requests have numbers, and are answered in any order. Events of a watch come as lines
-without a number.
+Messages are lines of JSON. The first has the timeout, and is answered with the id of the session. Requests have
+numbers, and are answered in any order. Events of a watch come as lines without a number.
 """
 
 import asyncio
@@ -17,6 +19,7 @@ from typing import Any, Final
 
 from service.ports import Env
 from service.stores import watching
+from service.stores.lease import BEATS, Leased
 from service.stores.port import (
     Change,
     Check,
@@ -138,9 +141,10 @@ class StoreServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            session = await self._store.session(0.0)
+            timeout_s = float(json.loads(await reader.readline()))
+            session = await self._store.session(timeout_s)
             try:
-                await self._answer_all(session, reader, writer)
+                await self._answer_all(session, timeout_s, reader, writer)
             finally:
                 await session.close()
         except (OSError, ValueError, StoreError) as error:
@@ -149,23 +153,37 @@ class StoreServer:
             await _closed(writer)
 
     async def _answer_all(
-        self, session: StoreSession, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, session: StoreSession, timeout_s: float, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        asked: dict[asyncio.Task[None], None] = {}
+        loop, looks = asyncio.get_running_loop(), 0
+
+        async def end_silent() -> None:
+            """Between two looks the loop has read what had arrived. So a pause of this process is one look, however
+            long it was, and what came meanwhile counts.
+            """
+            nonlocal looks
+            while looks <= BEATS:
+                await asyncio.sleep(timeout_s / BEATS)
+                looks += 1
+            logger.warning("session %d of the shared store is ended: its broker was silent for too long", session.id)
+            writer.transport.abort()  # `close` would wait until the broker has read everything
+
+        running = {loop.create_task(end_silent()): None}
         try:
             writer.write(_encode(session.id))
             follows: asyncio.Task[None] | None = None
             while line := await reader.readline():
+                looks = 0
                 request = json.loads(line)
-                task = asyncio.get_running_loop().create_task(self._answer(session, request, writer))
-                asked[task] = None
-                task.add_done_callback(asked.pop)
+                task = loop.create_task(self._answer(session, request, writer))
+                running[task] = None
+                task.add_done_callback(running.pop)
                 if request[1] == "watch":
                     if follows is not None:
                         follows.cancel()
                     follows = task
         finally:
-            for task in list(asked):
+            for task in list(running):
                 task.cancel()
 
     async def _answer(self, session: StoreSession, request: Any, writer: asyncio.StreamWriter) -> None:
@@ -179,6 +197,8 @@ class StoreServer:
                 answer = [number, {key: _entry(entry) for key, entry in entries.items()}]
             elif what == "newest":
                 answer = [number, await session.newest()]
+            elif what == "beat":  # without the database: others may have a long commit there
+                answer = [number] if session.lease_left() > 0 else [number, "expired", 0]
             else:
                 async for event in session.watch():
                     writer.write(_encode(encode_event(event)))
@@ -202,21 +222,29 @@ class StoreServer:
 # --- who uses it -----------------------------------------------------------------------------------------------------
 
 
-class SharedSession:
+class SharedSession(Leased):
     """One session of a broker in the store; it lasts as long as its connection."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, session: int, env: Env) -> None:
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        session: int,
+        timeout_s: float,
+        asked_s: float,
+        env: Env,
+    ) -> None:
+        super().__init__(timeout_s, env)
         self.id = session
+        self._heard_s = asked_s
         self._reader = reader
         self._writer = writer
         self._asked: dict[int, asyncio.Future[list[Any]]] = {}
         self._last = 0
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
-        self._over = self._missed = False
+        self._missed = False
         env.tasks.spawn(f"metadata session {session}", self._hear())
-
-    def lease_left(self) -> float:
-        return 0.0 if self._over else float("inf")
+        env.tasks.spawn(f"heartbeat of session {session}", self._beat())
 
     async def commit(self, *ops: Op) -> tuple[Result, int]:
         told = await self._ask("commit", *map(encode_op, ops))
@@ -264,9 +292,19 @@ class SharedSession:
             answered: list[Any] | None = await answer
         finally:
             self._asked.pop(number, None)
-        if answered is not None and answered[0] == "expired":
+        if answered and answered[0] == "expired":
             self._end()
         return answered
+
+    async def _beat(self) -> None:
+        try:
+            while not self._over:
+                asked_s = self._env.clock.monotonic()
+                if await self._ask("beat") == []:
+                    self._heard_s = asked_s
+                await asyncio.sleep(self._timeout_s / BEATS)
+        finally:
+            self._end()  # after an error that nobody foresaw: another session may get on
 
     async def _hear(self) -> None:
         try:
@@ -294,7 +332,7 @@ class SharedSession:
         self._events.put_nowait(event)
 
     def _end(self) -> None:
-        self._over = True
+        super()._end()
         self._events.put_nowait(None)
         for answer in self._asked.values():
             if not answer.done():
@@ -311,14 +349,16 @@ class SharedStore:
 
     async def session(self, timeout_s: float) -> SharedSession:
         try:
+            asked_s = self._env.clock.monotonic()
             reader, writer = await asyncio.open_unix_connection(self._path, limit=LONGEST_LINE)
+            writer.write(_encode(timeout_s))
             line = await reader.readline()
         except OSError as error:
             raise StoreError(f"the process that holds the metadata store is gone: {error.strerror}") from None
         if not line.endswith(b"\n"):
             await _closed(writer)
             raise StoreError("the process that holds the metadata store is stopping, or can't begin a session now")
-        self._session = SharedSession(reader, writer, json.loads(line), self._env)
+        self._session = SharedSession(reader, writer, json.loads(line), timeout_s, asked_s, self._env)
         return self._session
 
     async def close(self) -> None:

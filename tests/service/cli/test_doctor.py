@@ -279,7 +279,8 @@ def test_what_is_watched_is_seen_again_when_its_broker_is_back(tmp_path: Path) -
 def test_what_brokers_find_wrong_between_them_is_told_with_its_cure(tmp_path: Path) -> None:
     """Of two brokers one stands still: its port accepts connections, and nobody answers them."""
     several = ("--host", "127.0.0.1", "--port", "0", "--brokers", "2", "-o", "http.listeners=http://127.0.0.1:0")
-    with Serving("--data", str(tmp_path / "data"), *several) as running:
+    patient = ("-o", "broker.session.timeout.ms=300000")  # otherwise it is soon no broker of the cluster any more
+    with Serving("--data", str(tmp_path / "data"), *several, *patient) as running:
         first, second = running.facts["brokers"]
 
         def health() -> str:

@@ -30,12 +30,16 @@ PATIENCE_S = 30.0
 WITH_ZOOKEEPER = pytest.mark.skipif(zookeeper.missing() is not None, reason=zookeeper.missing() or "")
 
 
-def _several(data: Path, count: int) -> Serving:
-    return Serving("--data", str(data), "--host", "127.0.0.1", "--port", "0", "--brokers", str(count))
+def _several(data: Path, count: int, *more: str) -> Serving:
+    return Serving("--data", str(data), "--host", "127.0.0.1", "--port", "0", "--brokers", str(count), *more)
 
 
 def _leaders(admin: AdminClient, topic: str) -> dict[int, int]:
     return {index: each.leader for index, each in admin.list_topics(topic, timeout=10).topics[topic].partitions.items()}
+
+
+def _in_sync(admin: AdminClient, topic: str) -> list[int]:
+    return [len(each.isrs) for each in admin.list_topics(topic, timeout=10).topics[topic].partitions.values()]
 
 
 def _wait(condition: object, what: str) -> None:
@@ -87,6 +91,47 @@ def test_a_single_broker_becomes_the_first_of_several_and_one_that_dies_is_start
         assert delivered == [1] * 4, "its partitions are led again by the broker that was started again"
         assert serving.stop().status == 0
     assert _is_gone(second)
+
+
+@pytest.mark.timeout(300)
+def test_a_broker_that_hangs_is_replaced_and_comes_back_by_itself(tmp_path: Path) -> None:
+    """A hung process kept its connection to the store, and so led for ever what it led."""
+    with _several(tmp_path, 3, "-o", "broker.session.timeout.ms=3000") as serving:
+        admin = AdminClient({"bootstrap.servers": serving.bootstrap})
+        admin.create_topics([NewTopic("orders", 6, 3)])["orders"].result(20)
+        _wait(lambda: sorted(_leaders(admin, "orders").values()) == [1, 1, 2, 2, 3, 3], "partitions are spread")
+        hung = serving.facts["brokers"][2]["process_id"]
+        os.kill(hung, signal.SIGSTOP)
+        try:
+            _wait(lambda: 3 not in _leaders(admin, "orders").values(), "others lead what it led")
+            producer = Producer({"bootstrap.servers": serving.bootstrap, "acks": "all"})
+            for number in range(60):
+                producer.produce("orders", b"%d" % number, partition=number % 6)
+            assert producer.flush(PATIENCE_S) == 0
+        finally:
+            os.kill(hung, signal.SIGCONT)
+        _wait(lambda: _partitions(serving.bootstrap) == {1: True, 2: True, 3: True}, "it is back")
+        _wait(lambda: _in_sync(admin, "orders") == [3] * 6, "and in sync")
+        read = oncelog("consume", "orders", "--exit-at-end", "-f", "%s\\n", bootstrap=serving.bootstrap).out.split()
+        assert sorted(read) == sorted(map(str, range(60)))
+
+
+@pytest.mark.timeout(300)
+def test_a_pause_of_the_process_that_holds_the_store_takes_no_broker_for_dead(tmp_path: Path) -> None:
+    """The brokers lead nothing while they can't know of their sessions, and go on by them afterwards."""
+    with _several(tmp_path, 2, "-o", "broker.session.timeout.ms=2000") as serving:
+        admin = AdminClient({"bootstrap.servers": serving.bootstrap})
+        admin.create_topics([NewTopic("orders", 4, 2)])["orders"].result(20)
+        serving.process.send_signal(signal.SIGSTOP)
+        time.sleep(5)
+        serving.process.send_signal(signal.SIGCONT)
+        producer = Producer({"bootstrap.servers": serving.bootstrap, "acks": "all"})
+        for number in range(4):
+            producer.produce("orders", b"value", partition=number)
+        assert producer.flush(PATIENCE_S) == 0
+        said = serving.stop().err
+    assert said.count("the metadata store answers again") == 2
+    assert "is over" not in said and "silent" not in said, said
 
 
 @pytest.mark.timeout(300)

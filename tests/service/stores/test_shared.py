@@ -1,6 +1,7 @@
 """What brokers see of the store that another process holds, when that process can't read or write it for a moment."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,7 @@ def test_half_a_line_of_a_holder_that_was_killed_is_the_end_of_the_session(
     tmp_path: Path, begun: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def killed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
         if begun:
             writer.write(b"7\n")
             await reader.readline()
@@ -134,3 +136,37 @@ def test_half_a_line_of_a_holder_that_was_killed_is_the_end_of_the_session(
 
     asyncio.run(asyncio.wait_for(main(), 5))
     assert not caplog.records
+
+
+def test_the_session_of_a_broker_that_hangs_ends(tmp_path: Path) -> None:
+    async def scene(store: SharedStore) -> None:
+        events = (await store.session(60.0)).watch()
+        assert isinstance(await anext(events), StoreSnapshot)
+        reader, writer = await asyncio.open_unix_connection(f"{tmp_path}/store")
+        for line in b"0.6", b'[1,"commit",["Create","controller","one",true]]':
+            writer.write(line + b"\n")
+        began_s = time.monotonic()
+        assert [await reader.readline() for _ in range(2)][1] == b'[1,"ok",1]\n'
+        assert await reader.read() == b""
+        assert time.monotonic() - began_s >= 0.6
+        changes = await anext(events), await anext(events)
+        assert changes[1] == Change(2, (("controller", None),))
+        writer.close()
+
+    on_shared_store(tmp_path, scene)
+
+
+def test_a_pause_of_the_process_that_holds_the_store_ends_no_session(tmp_path: Path) -> None:
+    """A broker that was not heard either trusts its session again only when it is."""
+
+    async def scene(store: SharedStore) -> None:
+        session = await store.session(0.6)
+        await asyncio.sleep(0.1)
+        for _ in range(3):
+            time.sleep(1.0)  # noqa: ASYNC251 - nobody runs
+            assert session.lease_left() <= 0
+            await asyncio.sleep(0.15)
+            assert session.lease_left() > 0
+        assert (await session.commit(Create("a", b"1")))[0] is Result.OK
+
+    on_shared_store(tmp_path, scene)
