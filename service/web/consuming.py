@@ -23,7 +23,7 @@ from service.web.following import ALL_THE_TIME, Cursor, Stream, read_cursor
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.holding import HOLDER, Holder
 from service.web.problems import Problem
-from service.web.records import Int64, RecordOut, long_numbers_as_text, milliseconds, with_text_numbers
+from service.web.records import Int64, RecordOut, asked_time, long_numbers_as_text, with_text_numbers
 from service.web.routing import JSON, NDJSON, SSE, STREAMING, Parameter, Route, header, integer, text
 from service.web.topics import at_time, partition_of
 from service.wire.error_codes import ErrorCode
@@ -78,9 +78,7 @@ async def start_of(gateway: Gateway, partition: TopicPartition, where: str, isol
     if where == "latest":
         return await at_time(gateway, partition, LATEST, isolation.value)
     if where.startswith("@"):
-        given = where[1:]
-        timestamp = milliseconds(int(given) if given.isascii() and given.isdigit() and len(given) < 19 else given)
-        found = await at_time(gateway, partition, timestamp, isolation.value)
+        found = await at_time(gateway, partition, asked_time(where[1:]), isolation.value)
         return found if found >= 0 else await at_time(gateway, partition, LATEST, isolation.value)
     if where.isascii() and where.isdigit() and len(where) < 19:
         return int(where)
@@ -348,7 +346,7 @@ ROUTES = (
         ),
         answer=Page,
         more_media=(BATCHED,),
-        problems=(400, 404, 406, 416, 422, 503),
+        problems=(400, 404, 406, 416, 503),
         parameters=(
             text("offset", "`earliest`, `latest`, a number, or `@` and a time: @1700000000000, @2026-01-01T00:00:00Z."),
             integer("max_records", "At most so many records.", least=1, most=RECORDS_MAX),
@@ -362,7 +360,7 @@ ROUTES = (
         answer_media=SSE,
         answers_head=False,
         more_media=(NDJSON,),
-        problems=(400, 404, 416, 422, 429, 503),
+        problems=(400, 404, 416, 429, 503),
         parameters=(
             text("from", "Where to begin without a cursor: as `offset` of a page; `latest` by default."),
             text("partitions", "Only these, with commas between."),

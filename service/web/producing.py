@@ -34,7 +34,7 @@ from service.web.looking import BodyScan, refuse_doubles
 from service.web.problems import Outcome, Problem, of_error
 from service.web.producers import Producer
 from service.web.quick import read_lines
-from service.web.records import Partitioner, RecordIn, milliseconds, new_record
+from service.web.records import Partitioner, RecordIn, asked_time, new_record
 from service.web.routing import IDEMPOTENCY_KEY, NDJSON, OCTETS, STREAMING, Parameter, Route, header, integer, text
 from service.web.sending import OutgoingBatch, send
 from service.web.unpacking import Pace, body_of, pieces_of
@@ -546,11 +546,7 @@ async def write_octets(gateway: Gateway, request: web.Request, topic_name: str) 
     key = query_bytes(request, "key")
     number = query_int(request, "partition", -1, most=2**31 - 1)
     given_time = request.query.get("timestamp")
-    if given_time is None:
-        timestamp = gateway.env.clock.wall_ms()
-    else:
-        is_number = given_time.isascii() and given_time.isdigit() and len(given_time) < 19
-        timestamp = milliseconds(int(given_time) if is_number else given_time)
+    timestamp = gateway.env.clock.wall_ms() if given_time is None else asked_time(given_time)
     headers = tuple(
         (name[len(RECORD_HEADER) :], content.encode("utf-8", "surrogateescape"))
         for name, content in headers_of_records(request).items()

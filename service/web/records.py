@@ -146,6 +146,14 @@ def milliseconds(timestamp: int | str) -> int:
     return timestamp
 
 
+def asked_time(given: str) -> int:
+    """A time in a query, as milliseconds since 1970: such a number, or a time as RFC 3339 writes it."""
+    try:
+        return milliseconds(int(given) if given.isascii() and given.isdigit() and len(given) < 19 else given)
+    except Problem as problem:
+        raise Problem("malformed", problem.detail) from None
+
+
 class Partitioner:
     """Chooses the partitions for the records of one request. A record goes where it says, or else where its key
     belongs, as with Kafka's clients. The other records go to one partition together; the next request uses another one.

@@ -157,6 +157,17 @@ def test_names_and_numbers_beyond_their_types_are_problems(http: Http) -> None:
         assert answer.json["outcome"] == "none"
 
 
+def test_a_time_that_is_none_is_a_query_that_cannot_be_read_and_no_bad_record(http: Http, topic: str) -> None:
+    assert http.post("/v1/topics", {"name": topic}).status == 201
+    for answer in (
+        http.get(f"/v1/topics/{topic}/partitions/0/records?offset=@2026-11-01"),
+        http.get(f"/v1/topics/{topic}/stream?from=@2026-11-01&until=end"),
+        http.post(f"/v1/topics/{topic}/records?timestamp=2026-11-01", b"x", headers={"Content-Type": "application/octet-stream"}),
+    ):
+        assert (answer.status, answer.json["type"]) == (400, "/problems/malformed")
+        assert answer.json["detail"] == "'2026-11-01' is no time as RFC 3339 writes it, with its zone"
+
+
 def test_two_thousand_idle_streams_leave_room_for_others(served: Served, http: Http, topic: str) -> None:
     assert http.post("/v1/topics", {"name": topic}).status == 201
     place = urlsplit(served.url)
