@@ -157,12 +157,15 @@ def test_names_and_numbers_beyond_their_types_are_problems(http: Http) -> None:
         assert answer.json["outcome"] == "none"
 
 
+RAW = {"Content-Type": "application/octet-stream"}
+
+
 def test_a_time_that_is_none_is_a_query_that_cannot_be_read_and_no_bad_record(http: Http, topic: str) -> None:
     assert http.post("/v1/topics", {"name": topic}).status == 201
     for answer in (
         http.get(f"/v1/topics/{topic}/partitions/0/records?offset=@2026-11-01"),
         http.get(f"/v1/topics/{topic}/stream?from=@2026-11-01&until=end"),
-        http.post(f"/v1/topics/{topic}/records?timestamp=2026-11-01", b"x", headers={"Content-Type": "application/octet-stream"}),
+        http.post(f"/v1/topics/{topic}/records?timestamp=2026-11-01", b"x", headers=RAW),
     ):
         assert (answer.status, answer.json["type"]) == (400, "/problems/malformed")
         assert answer.json["detail"] == "'2026-11-01' is no time as RFC 3339 writes it, with its zone"
