@@ -202,26 +202,17 @@ class _Recovery:
             segment = Segment(self.disk, self.folder, self._facts(bases[index], bases[index + 1]), sealed=True)
             try:
                 segment.learn_times()
-            except CorruptBatch as error:  # the indexes are missing, too, and can't be built
-                end_offset, size_bytes = segment.end_offset, segment.size_bytes
-                self.report.damage.append(Damage(bases[index], 0, size_bytes, bases[index], end_offset, str(error)))
-            self._look_at_end(segment)
+                self._look_at_end(segment)
+            except CorruptBatch as error:
+                self._damaged_whole(segment, error)
             segment.close()
             self.segments.append(segment)
 
     def _look_at_end(self, segment: Segment) -> None:
-        """Note the epoch of the last batch, and report damage if the segment holds offsets that are not its own. Only
-        its end is read. Other damage is not looked for.
-        """
-        with suppress(CorruptBatch):
-            for position, header in segment.headers(segment.last_known_position()):
-                self._last_epochs[segment.base_offset] = header.last_offset, header.leader_epoch
-                self.batches_end = header.next_offset
-                if not segment.base_offset <= header.base_offset <= header.last_offset < segment.end_offset:
-                    first, last, base = header.base_offset, header.last_offset, segment.base_offset
-                    reason = f"offsets {first} to {last} stand in the segment {base}"
-                    self.report.damage.append(Damage(base, position, header.size_bytes, base, last + 1, reason))
-                    return
+        """Note the epoch of the last batch. Only the end of the segment is read: other damage is not looked for."""
+        for _, header in segment.headers(segment.last_known_position()):
+            self._last_epochs[segment.base_offset] = header.last_offset, header.leader_epoch
+            self.batches_end = header.next_offset
 
     def _facts(self, base_offset: int, end_offset: int) -> SegmentFacts:
         file = self.disk.open(f"{self.folder}/{base_offset:020}{LOG_SUFFIX}")
@@ -285,25 +276,16 @@ class _Recovery:
         )
 
     def _trusted_batches(self, from_offset: int) -> Iterator[tuple[Segment, BatchHeader, memoryview]]:
-        """The batches from that offset on, in order. The checksum does not cover a batch's offset."""
-        ended = 0
+        """The batches from that offset on, in order."""
         for segment in self.segments:
             if segment.end_offset <= from_offset:
                 continue
             try:
                 for _, header, batch in segment.batches(0):
-                    if not ended <= header.base_offset <= header.last_offset < segment.end_offset:
-                        told = f"offsets {header.base_offset} to {header.last_offset} in the segment"
-                        raise CorruptBatch(f"{told} {segment.base_offset}, after offset {ended - 1}")
-                    ended = header.next_offset
                     if header.base_offset >= from_offset:
                         yield segment, header, batch
             except CorruptBatch as error:
-                self.report.damage.append(
-                    Damage(
-                        segment.base_offset, 0, segment.size_bytes, segment.base_offset, segment.end_offset, str(error)
-                    )
-                )
+                self._damaged_whole(segment, error)
             finally:
                 segment.close_file()
 
@@ -450,6 +432,10 @@ class _Recovery:
     def _damaged(self, segment: int, position: int, size_bytes: int, end_offset: int, reason: str) -> None:
         self.report.damage.append(Damage(segment, position, size_bytes, self.end_offset, end_offset, reason))
         self.end_offset = max(self.end_offset, end_offset)
+
+    def _damaged_whole(self, segment: Segment, error: CorruptBatch) -> None:
+        first_offset, end_offset = segment.base_offset, segment.end_offset
+        self.report.damage.append(Damage(first_offset, 0, segment.size_bytes, first_offset, end_offset, str(error)))
 
     # -- the end
 

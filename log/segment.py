@@ -466,42 +466,58 @@ class Segment:
     # -- reading
 
     def headers(self, position: int, end: int | None = None) -> Iterator[tuple[int, BatchHeader]]:
-        """The position and header of each batch, from the batch boundary `position` on."""
+        """The position and header of each batch, from the batch boundary `position` on. `CorruptBatch` if their offsets
+        don't ascend, or don't lie inside the segment.
+        """
         end = self.size_bytes if end is None else end
         pread = self.file.pread
         chunk, chunk_at = b"", position
+        next_offset, end_offset = self.base_offset, self._end_of_offsets
         while position < end:
             at = position - chunk_at
             if at + HEADER_BYTES > len(chunk):
                 chunk, chunk_at, at = pread(WALK_BYTES, position), position, 0
             header = read_header(chunk, at)
+            if not next_offset <= header.base_offset < (following := header.next_offset) <= end_offset:
+                raise self._misplaced(position, header.base_offset, header.last_offset)
+            next_offset = following
             yield position, header
             position += header.size_bytes
 
     def _extents(self, position: int) -> Iterator[tuple[int, int, int]]:
-        """The position, last offset and end of each batch, from the batch boundary `position` on."""
+        """The position, last offset and end of each batch, from the batch boundary `position` on. `CorruptBatch` if the
+        offsets don't ascend, or don't lie inside the segment.
+        """
         pread, size_bytes = self.file.pread, self.size_bytes
         chunk, chunk_at = b"", position
+        before, end_offset = self.base_offset - 1, self._end_of_offsets
         while position < size_bytes:
             at = position - chunk_at
             if at + HEADER_BYTES > len(chunk):
                 chunk, chunk_at, at = pread(WALK_BYTES, position), position, 0
             last_offset, batch_bytes = read_extent(chunk, at)
+            if not before < last_offset < end_offset:
+                raise self._misplaced(position, last_offset, last_offset)
+            before = last_offset
             yield position, last_offset, position + batch_bytes
             position += batch_bytes
 
     def batches(self, position: int, end: int | None = None) -> Iterator[tuple[int, BatchHeader, memoryview]]:
         """The position, header and bytes of each batch, from a batch boundary on. The bytes are valid until the next
-        batch.
+        batch. `CorruptBatch` as for `headers`.
         """
         end = self.size_bytes if end is None else end
         pread = self.file.pread
         chunk, chunk_at = memoryview(b""), position
+        next_offset, end_offset = self.base_offset, self._end_of_offsets
         while position < end:
             at = position - chunk_at
             if at + HEADER_BYTES > len(chunk):
                 chunk, chunk_at, at = memoryview(pread(SCAN_BYTES, position)), position, 0
             header = read_header(chunk, at)
+            if not next_offset <= header.base_offset < (following := header.next_offset) <= end_offset:
+                raise self._misplaced(position, header.base_offset, header.last_offset)
+            next_offset = following
             if at + header.size_bytes > len(chunk):
                 wanted = max(header.size_bytes, SCAN_BYTES)
                 chunk, chunk_at, at = memoryview(pread(wanted, position)), position, 0
@@ -509,6 +525,17 @@ class Segment:
                 raise CorruptBatch(f"{self.path()} ends inside the batch at {position}")
             yield position, header, chunk[at : at + header.size_bytes]
             position += header.size_bytes
+
+    @property
+    def _end_of_offsets(self) -> int:
+        """No batch of this segment ends above. No checksum covers the base offset of a batch: one that has rotted must
+        not be believed.
+        """
+        return min(self.end_offset, self.reach)
+
+    def _misplaced(self, position: int, first_offset: int, last_offset: int) -> CorruptBatch:
+        told = f"offsets {first_offset} to {last_offset} stand in the segment {self.base_offset}"
+        return CorruptBatch(f"{told} at {position}, which is not their place")
 
     def position_of(self, offset: int) -> int:
         """The position of the first batch whose last offset is at or above `offset`; `size_bytes` if there is none."""

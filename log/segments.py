@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from operator import lt
 from typing import overload
 
-from log.batch import BatchHeader, CorruptBatch
+from log.batch import BatchHeader
 from log.disk import FileSlice
 from log.segment import Segment
 
@@ -102,12 +102,7 @@ class Segments(Sequence[Segment]):
         if from_offset >= limit_offset or not self._all:
             return
         for segment in self._all[self.slot_from(from_offset) :]:
-            next_offset = segment.base_offset
-            for position, header, batch in segment.batches(segment.position_of(from_offset)):
-                # No checksum covers the base offset.
-                if not next_offset <= header.base_offset <= header.last_offset < segment.end_offset:
-                    raise CorruptBatch(f"{segment.path()} has the offsets of another place at {position}")
-                next_offset = header.next_offset
+            for _, header, batch in segment.batches(segment.position_of(from_offset)):
                 if header.last_offset >= limit_offset:
                     return
                 yield header, batch

@@ -1,10 +1,12 @@
 """From any folder after any crash: torn tails, bit rot, lost files. Method: damage bytes by hand, open, compare."""
 
 import asyncio
+import copy
 import random
 
 import pytest
 
+from log.batch import CorruptBatch
 from log.config import LogConfig
 from log.partition_log import PartitionLog
 from log.removal import raise_start_offset
@@ -201,7 +203,7 @@ def test_views_are_given_no_batch_out_of_order(rotten: int) -> None:
     disk.files[second.path()].data[position : position + 8] = rotten.to_bytes(8, "big")
     again, view = open_log(disk, config=SMALL, recovery_point=20)
     assert [base for base, _ in view.seen] == sorted({base for base, _ in view.seen})
-    assert f"offsets {rotten} to {rotten} in the segment {second.base_offset}" in again.damage[0].reason
+    assert f"offsets {rotten} to {rotten} stand in the segment {second.base_offset}" in again.damage[0].reason
 
 
 def test_a_missing_last_segment_below_the_recovery_point_is_damage() -> None:
@@ -224,6 +226,30 @@ def test_a_segment_without_indexes_whose_headers_have_rotted_is_damage() -> None
     again, _ = open_log(disk, config=SMALL, recovery_point=20)
     assert again.damage[0][:1] == (second.base_offset,)
     assert "magic" in again.damage[0].reason
+
+
+@pytest.mark.parametrize("lost", [(), (OFFSET_SUFFIX,), (TIME_SUFFIX,), (OFFSET_SUFFIX, TIME_SUFFIX)])
+@pytest.mark.parametrize(("byte", "bit"), [(0, 0x80), (3, 1), (6, 1), (7, 1), (7, 0x40)])
+def test_a_base_offset_that_has_rotted_is_damage_or_not_looked_at(byte: int, bit: int, lost: tuple[str, ...]) -> None:
+    """No checksum covers it. Where an index had no room for the offset, the log was not opened."""
+    disk, log = written(60, LogConfig(segment_bytes=2_000, index_interval_bytes=200))
+    segment = log.segments[0]
+    found = 0
+    for position, _ in list(segment.headers(0)):
+        rotten = copy.deepcopy(disk)
+        rotten.files[segment.path()].data[position + byte] ^= bit
+        for suffix in lost:
+            del rotten.files[segment.path(suffix)]
+        again, _ = open_log(rotten, config=SMALL, recovery_point=60)
+        if again.damage:
+            assert {damage.segment for damage in again.damage} == {0}
+            found += 1
+        with pytest.raises(CorruptBatch):
+            for _ in again.scan(0):
+                pass
+        with pytest.raises(CorruptBatch):
+            again.segments[0].rebuild_indexes()
+    assert found or not lost, "without an index every header is read"
 
 
 def test_segments_below_the_recovery_point_are_not_read() -> None:

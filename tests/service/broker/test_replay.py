@@ -112,7 +112,7 @@ def test_a_batch_with_the_offsets_of_another_place_is_damage(tmp_path: Path, at:
         await partition.log.flush()
         misplace(tmp_path, partition, at, offset)
         replay: Replay[Any] = Replay(partition, coordinators._new_machine(partition), Mishaps())
-        with pytest.raises(CorruptBatch, match="another place"):
+        with pytest.raises(CorruptBatch, match="not their place"):
             done_at_once(replay.up_to(partition.log.end_offset))
 
     on_txn_stage(tmp_path, scene)
