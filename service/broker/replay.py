@@ -49,13 +49,14 @@ class Replay(Generic[MachineT]):
     def __init__(self, partition: Partition, machine: MachineT, mishaps: Mishaps) -> None:
         self.partition = partition
         self.machine = machine
-        self.at_offset = partition.log.start_offset
+        self.at_offset = self._from_offset = partition.log.start_offset
         """What is below was replayed."""
         asked: object = machine  # once, because asking takes longer than applying a record
         self.taking_transactions = asked if isinstance(asked, TakesTransactions) else None
         self._mishaps = mishaps
-        self._taken_back = self._times_forgotten = 0  # as they were when this began
-        self._has_begun = self._is_broken = False
+        # As they were when `at_offset` was the log's start. It may be none of the log's offsets by the time of reading.
+        self._taken_back, self._times_forgotten = partition.committed_taken_back, partition.log.times_forgotten
+        self._is_broken = False
         self._unreadable = 0
         self._held: dict[bytes, HeldRecord] = {}
         self._held_bytes = 0
@@ -74,17 +75,17 @@ class Replay(Generic[MachineT]):
         deletes it, which was still to come (R15).
         """
         log = self.partition.log
-        lacks_deletions = self._times_forgotten != log.times_forgotten and self.at_offset < log.forgotten_below
-        return self._has_begun and (lacks_deletions or self._taken_back != self.partition.committed_taken_back)
+        has_forgotten = self._times_forgotten != log.times_forgotten
+        lacks_deletions = has_forgotten and self._from_offset < self.at_offset < log.forgotten_below
+        return lacks_deletions or self._taken_back != self.partition.committed_taken_back
 
     def up_to(self, end_offset: int, at_most_bytes: int | None = None) -> Steps[None]:
         """Replay the log to this offset, or about so many bytes of it. `CorruptBatch` if a batch is damaged. What is
         replayed must be committed, and must not be cut or compacted meanwhile.
         """
         left_bytes, log = at_most_bytes, self.partition.log
-        if not self._has_begun:
-            self._has_begun, self.at_offset = True, log.start_offset
-            self._taken_back, self._times_forgotten = self.partition.committed_taken_back, log.times_forgotten
+        assert self.holds, "what was taken up is what the log makes"
+        assert end_offset <= log.end_offset, "nothing is taken for replayed that the log does not have"
         self._is_broken = True  # unless it comes to an end
         for header, batch in log.scan(self.at_offset, end_offset):
             yield from self._take(header, batch)

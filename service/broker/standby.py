@@ -92,12 +92,13 @@ class Standby(Generic[MachineT]):
         partition = replay.partition
         if not replay.holds:
             self._replays[index] = replay = self._new_replay(partition)
-        committed = partition.high_watermark
-        if replay.at_offset >= committed:
+        if replay.at_offset >= partition.high_watermark:
             return False
         try:
             async with partition.log.alone():
-                if replay.holds and self._replays.get(index) is replay:
+                # Only now, when nothing can be cut. A cut that failed may have left the log below what was committed.
+                committed = min(partition.high_watermark, partition.log.end_offset)
+                if replay.at_offset < committed and replay.holds and self._replays.get(index) is replay:
                     for _ in replay.up_to(committed, AT_ONCE_BYTES):
                         await asyncio.sleep(0)
         except (DiskFault, CorruptBatch) as error:

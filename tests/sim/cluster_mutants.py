@@ -479,7 +479,7 @@ def a_standby_goes_on_though_deletions_have_left_the_log() -> Planting:
     """Between two slices compaction has removed a record that it knows, and what deletes that (R15)."""
 
     def is_stale(replay: Replay[Any]) -> bool:
-        return replay._has_begun and replay._taken_back != replay.partition.committed_taken_back
+        return replay._taken_back != replay.partition.committed_taken_back
 
     return replaced(Replay, "is_stale", property(is_stale))
 

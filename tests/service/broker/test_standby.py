@@ -242,9 +242,60 @@ def test_a_follower_whose_copy_is_damaged_is_not_elected(tmp_path: Path) -> None
     on_cluster_stage(tmp_path, scene, given=ONE_PARTITION)
 
 
+@pytest.mark.parametrize("begins", [0, 10])
+def test_a_log_that_starts_over_before_a_standby_reads_it_is_read_from_its_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: int
+) -> None:
+    """The standby waits for the log, which starts over, once with as many records and once below all that it had. If
+    the standby took up nothing and led, it would fence nobody.
+    """
+    monkeypatch.setattr(service.broker.standby, "EVERY_S", 0.005)
+
+    async def scene(stage: TxnStage) -> None:
+        coordinators = stage.broker.coordination.transactions
+        partition = coordinators.shard("pay").partition
+        stage.broker.replication.stop(partition)
+        coordinators.lost(partition.topic_partition.partition)
+        partition.follow(2, partition.leader_epoch + 1, fsync=False)
+
+        def copy(number: int) -> None:
+            copied = batch_of(number)
+            restamp(copied, base_offset=partition.log.end_offset, leader_epoch=partition.leader_epoch)
+            partition.append_replicated(memoryview(copied), read_header(copied), now_ms=1)
+
+        done_at_once(partition.start_over(begins))
+        copy(0)
+        partition.learn_high_watermark(begins + 1)
+        standby = coordinators.standby
+        async with partition.log.alone():
+            standby.keep(partition)
+            await asyncio.sleep(0.05)
+            done_at_once(partition.start_over(0))
+        await asyncio.sleep(0.05)
+        for number in range(1, 3):
+            copy(number)
+        partition.learn_high_watermark(2)
+        await until(lambda: all_are_at([standby], 2))
+        (replay,) = standby.replays()
+        assert replay.machine.describe("pay-2") is not None
+        assert follows_from_its_log(replay, coordinators)
+        index = partition.topic_partition.partition
+        standby.drop(index)
+        done_at_once(partition.start_over(begins))
+        standby.keep(partition)
+        done_at_once(partition.start_over(0))
+        copy(1)
+        partition.lead(partition.leader_epoch + 1, 1, (1,), (1,), fsync=False)
+        coordinators.led(partition)
+        await until(lambda: coordinators._shards[index].loaded)
+        assert coordinators.shard("pay").machine.describe("pay-1") is not None
+
+    on_txn_stage(tmp_path, scene)
+
+
 @pytest.mark.parametrize("has_read", [False, True])
 def test_a_machine_that_is_known_to_be_wrong_does_not_take_over(tmp_path: Path, has_read: bool) -> None:
-    """One that has read nothing is not wrong, whatever has become of the log meanwhile."""
+    """One that has read nothing would begin where the log began before."""
 
     async def scene(stage: TxnStage) -> None:
         coordinators = stage.broker.coordination.transactions
@@ -256,8 +307,8 @@ def test_a_machine_that_is_known_to_be_wrong_does_not_take_over(tmp_path: Path, 
         if has_read:
             await until(lambda: replay.at_offset == 1)
         partition.committed_taken_back += 1
-        assert replay.holds is not has_read
-        assert (standby.take(partition) is None) is has_read
+        assert not replay.holds
+        assert standby.take(partition) is None
 
     on_txn_stage(tmp_path, scene)
 
