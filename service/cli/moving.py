@@ -12,7 +12,7 @@ import click
 from log.ids import TopicPartition
 from service.cli.config_client import TOPIC
 from service.cli.failures import CliError
-from service.cli.output import Output, confirm, remark, show
+from service.cli.output import Output, confirm, perhaps_unread, remark, show
 from service.client.cluster import RETRY_PAUSE_S, Cluster
 from service.client.failures import refused
 from service.wire.error_codes import ErrorCode
@@ -204,9 +204,11 @@ async def carry_out(cluster: Cluster, moves: list[ReplicaMove], output: Output, 
     if not moves:
         remark("nothing has to move")
         return
-    show(moves, output, columns=("topic", "partition", "from_brokers", "to_brokers"))
+    with perhaps_unread():
+        show(moves, output, columns=("topic", "partition", "from_brokers", "to_brokers"))
     for told in await _fewer_copies(cluster, moves):
-        click.echo(f"oncelog: {told}", err=True)
+        with perhaps_unread():
+            click.echo(f"oncelog: {told}", err=True)
     confirm(f"Move {len(moves)} partition(s)?", yes=yes)
     for first in range(0, len(moves), MOVES_AT_ONCE):
         await _ask(cluster, moves[first : first + MOVES_AT_ONCE])

@@ -7,14 +7,16 @@ rows calls `show` or `show_one`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import itertools
 import json
+import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -155,6 +157,19 @@ def confirm(question: str, *, yes: bool) -> None:
         raise CliError(f"{question} Add --yes to do it without being asked.", Exit.USAGE)
     if not click.confirm(question, err=True):
         raise CliError("nothing was changed")
+
+
+@contextlib.contextmanager
+def perhaps_unread() -> Iterator[None]:
+    """What is printed before something is done that was agreed to: if its reader leaves, the work goes on."""
+    try:
+        yield
+    except BrokenPipeError:
+        for stream in sys.stdout, sys.stderr:
+            try:
+                stream.flush()
+            except BrokenPipeError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 yes_option: Callable[[F], F] = click.option("--yes", "-y", is_flag=True, help="Do it without asking.")

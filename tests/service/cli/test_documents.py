@@ -11,6 +11,7 @@ import pytest
 from service.cli import (
     broker,
     cluster,
+    config,
     config_client,
     doctor,
     group,
@@ -68,6 +69,18 @@ def test_the_fields_of_json_output_are_the_documented_ones(row: type) -> None:
     assert dataclasses.is_dataclass(row)
     fields = sorted(field.name for field in dataclasses.fields(row))
     assert sorted(_documented_fields(row)) == fields
+
+
+def test_the_commands_that_print_nothing_unless_asked_are_the_documented_ones() -> None:
+    sentence = (ROOT / "docs" / "cli.md").read_text().partition("These print nothing")[2].partition(".\n")[0]
+    quiet = {
+        f"{module.__name__.rpartition('.')[2]} {name}"
+        for module in (cluster, config, group, topic, txn)
+        for name, command in module.command.commands.items()
+        for option in command.params
+        if (getattr(option, "help", None) or "").endswith("Default: nothing.")
+    }
+    assert set(re.findall(r"`(\w+ \w+)`", sentence)) == quiet
 
 
 def test_the_exit_statuses_are_the_documented_ones() -> None:

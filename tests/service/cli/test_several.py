@@ -21,10 +21,10 @@ from confluent_kafka.cimpl import NewTopic
 
 from log.manifest import MANIFEST
 from service.broker.data_folder import StartError
-from service.cli.demo import LOCK, PREFIX
+from service.cli.demo import LOCK, PREFIX, _folder
 from service.supervisor import BrokerProcess
 from tests.peers import zookeeper
-from tests.service.cli.kit import ROOT, Running, Serving, oncelog
+from tests.service.cli.kit import COMMAND, ROOT, Running, Serving, oncelog
 
 PATIENCE_S = 30.0
 WITH_ZOOKEEPER = pytest.mark.skipif(zookeeper.missing() is not None, reason=zookeeper.missing() or "")
@@ -66,7 +66,14 @@ def test_a_single_broker_becomes_the_first_of_several_and_one_that_dies_is_start
         single.stop()
     with _several(data, 2) as serving:
         admin = AdminClient({"bootstrap.servers": serving.bootstrap})
-        admin.create_topics([NewTopic("orders", 4, 1)])["orders"].result(20)
+        internal = ("topic", "reassign", "__consumer_offsets", "__transaction_state", "--replicas", "2")
+        ended = oncelog(*internal, bootstrap=serving.bootstrap)
+        assert (ended.status, ended.out) == (3, "")
+        assert "__consumer_offsets does not exist yet: it is made with the first group;" in ended.err
+        assert "__transaction_state does not exist yet: it is made with the first transaction\n" in ended.err
+        create = ("topic", "create", "orders", "-p", "4", "--replication-factor", "1")
+        created = oncelog(*create, bootstrap=serving.bootstrap)
+        assert (created.status, created.out) == (0, "orders\t4\t1\n")
         _wait(lambda: sorted(_leaders(admin, "orders").values()) == [1, 1, 2, 2], "partitions are spread")
         planned = oncelog("cluster", "spread", bootstrap=serving.bootstrap)
         [moved] = [line.split("\t")[0] for line in planned.out.splitlines() if line.endswith("\t0\t1\t2")]
@@ -91,6 +98,25 @@ def test_a_single_broker_becomes_the_first_of_several_and_one_that_dies_is_start
         assert delivered == [1] * 4, "its partitions are led again by the broker that was started again"
         assert serving.stop().status == 0
     assert _is_gone(second)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("also_errors", [False, True])
+def test_moves_are_carried_out_although_nobody_reads_the_plan(tmp_path: Path, also_errors: bool) -> None:
+    """`oncelog cluster drain 2 --yes | head -1` ended with 0, and had moved nothing."""
+    with _several(tmp_path, 2) as serving:
+        oncelog("topic", "create", "orders", "--partitions", "4", "--replicas", "2", bootstrap=serving.bootstrap)
+        reading, writing = os.pipe()
+        os.close(reading)
+        try:
+            drain = [*COMMAND, "cluster", "drain", "2", "--yes", "-b", serving.bootstrap]
+            errors = writing if also_errors else subprocess.PIPE
+            ended = subprocess.run(drain, stdout=writing, stderr=errors, cwd=ROOT, timeout=PATIENCE_S, check=False)
+        finally:
+            os.close(writing)
+        assert ended.returncode == 0
+        assert also_errors or b"fewer copies" in ended.stderr
+        assert _partitions(serving.bootstrap) == {1: True, 2: False}
 
 
 @pytest.mark.timeout(300)
@@ -155,6 +181,13 @@ def test_of_several_brokers_none_is_told_that_it_is_alone(tmp_path: Path) -> Non
         said = serving.stop().err
     assert "there is one broker" not in said
     assert "nmu.partitions is not a key" in said
+
+
+def test_several_brokers_say_where_their_pages_are(tmp_path: Path) -> None:
+    http = "http.listeners=http://127.0.0.1:0"
+    with Running(*f"serve --host 127.0.0.1 --port 0 --brokers 2 -o {http} --data {tmp_path}".split()) as serving:
+        (line,) = [line for line in _until(serving, "To try it").splitlines() if "HTTP" in line]
+        assert re.fullmatch(r"  HTTP +http://127.0.0.1:\d+, http://127.0.0.1:\d+", line)
 
 
 def test_brokers_end_with_the_process_that_holds_their_store(tmp_path: Path) -> None:
@@ -238,6 +271,27 @@ def test_a_demo_removes_what_one_that_was_killed_has_left(tmp_path: Path, monkey
     left = {path.name.removeprefix(PREFIX) for path in tmp_path.iterdir()}
     assert left == {"runs", "begins", "link", "elsewhere"}
     assert (elsewhere / LOCK).exists()
+
+
+def test_the_lock_of_what_a_demo_has_left_is_removed_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A removal that was interrupted had often begun with it, and nobody went on."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / f"{PREFIX}killed"
+    (left / "data").mkdir(parents=True)
+    for name in (LOCK, *(f"data/{number}" for number in range(20)), *(f"{number}.log" for number in range(20))):
+        (left / name).touch()
+    removed: list[str] = []
+    unlink = os.unlink
+
+    def noted(path: str | Path, **more: int) -> None:
+        removed.append(Path(path).name)
+        unlink(path, **more)
+
+    monkeypatch.setattr(os, "unlink", noted)
+    with _folder():
+        assert removed.index(LOCK) == 40
+        assert not left.exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 def _partitions(bootstrap: str) -> dict[int, bool]:
