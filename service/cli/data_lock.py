@@ -45,7 +45,9 @@ def _lock(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise FolderUnusable(f"the data folder {folder} is in use by {_holder(descriptor)}") from None
+            raise FolderUnusable(
+                f"the data folder {folder} is in use by {_holder(descriptor)}; --data FOLDER takes another"
+            ) from None
         try:
             # Writing our process id also tests whether the disk accepts writes at all.
             os.ftruncate(descriptor, 0)

@@ -84,11 +84,25 @@ def _folder() -> Iterator[str]:
             if left.lstat().st_uid == os.getuid():
                 with (left / LOCK).open("rb") as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(left)
-    with tempfile.TemporaryDirectory(prefix=PREFIX) as folder, open(f"{folder}/{LOCK}.new", "xb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        os.rename(lock.name, f"{folder}/{LOCK}")  # by this name it is held from the first moment
-        yield folder
+                    _remove(left)
+    folder = tempfile.mkdtemp(prefix=PREFIX)
+    try:
+        with open(f"{folder}/{LOCK}.new", "xb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            os.rename(lock.name, f"{folder}/{LOCK}")  # by this name it is held from the first moment
+            yield folder
+    finally:
+        _remove(Path(folder))
+
+
+def _remove(folder: Path) -> None:
+    """The lock last: without it nobody would go on with what is left, should this be interrupted."""
+    for each in folder.iterdir():
+        if each.is_dir() and not each.is_symlink():
+            shutil.rmtree(each)
+        elif each.name != LOCK:
+            each.unlink()
+    shutil.rmtree(folder)
 
 
 def _begin(members: list[BrokerProcess], *, log: Path, companions: Companions) -> str:

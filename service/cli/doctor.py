@@ -300,7 +300,11 @@ async def _replication(cluster: Cluster) -> list[Diagnosis]:
     few = [name for name, count in several.items() if count < min(usual, len(nodes)) or count <= least[name]]
     found = []
     if single:
-        cure = "create topics with --replicas 3, or set default.replication.factor"
+        most = min(3, len(nodes))
+        cure = (
+            f"`oncelog topic reassign TOPIC --replication-factor {most}`; for new topics --replicas {most}, or"
+            " default.replication.factor"
+        )
         told = f"{len(single)} topics are on one broker only: {_named(single)}"
         found.append(Diagnosis("replication", WARNING, told, cure))
     if few:
@@ -441,7 +445,10 @@ async def _settings(cluster: Cluster) -> list[Diagnosis]:
 
 CURES: Final = {
     "session": "is the metadata store (ZooKeeper, PostgreSQL) up, and can the broker reach it?",
-    "unreachable": "mend its advertised.listeners or inter.broker.listener.name, its name's address, or the firewall",
+    "unreachable": (
+        "mend its advertised.listeners or inter.broker.listener.name, its name's address, or the firewall; or its"
+        " process hangs: start it again"
+    ),
     "stranger": "give each broker its own advertised.listeners",
     "clock": "run chrony or systemd-timesyncd on both machines",
     "http": "open its HTTP port to the other brokers, or name a host in its http.listeners that they reach",

@@ -93,9 +93,9 @@ def command(
         folders = [Path(folder) for folder in config.data_folders]
         with locked(folders):
             for endpoint in config.endpoints:
-                _check_port(endpoint)
+                _check_port(endpoint, cure="--port N")
             for endpoint in config.web_endpoints:
-                _check_port(endpoint, " for HTTP (http.listeners)")
+                _check_port(endpoint, " for HTTP", cure="-o http.listeners=http://HOST:N")
             status = _run(config, _json_banner if as_json else _banner)
     except FolderUnusable as error:
         raise _failure(str(error)) from None
@@ -166,6 +166,8 @@ def _describe_several(members: list[BrokerProcess]) -> str:
         facts = member.facts
         where = f"{facts['bootstrap']:<22} data {facts['data'][0]}  process {facts['process_id']}"
         lines.append(f"  broker {facts['node_id']:<5} {where}")
+    http = ", ".join(url for member in members for url in member.facts["http"])
+    lines += ["", f"  HTTP         {http or 'off (http.listeners is empty)'}"]
     bootstrap = ",".join(member.facts["bootstrap"] for member in members)
     lines += [
         "",
@@ -219,7 +221,7 @@ def _log_to_stderr() -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
-def _check_port(endpoint: Endpoint, what_for: str = "") -> None:
+def _check_port(endpoint: Endpoint, what_for: str = "", *, cure: str) -> None:
     """Say that a port is taken before logs are opened and recovered in vain."""
     where = endpoint.address + what_for
     try:
@@ -244,7 +246,7 @@ def _check_port(endpoint: Endpoint, what_for: str = "") -> None:
             except OSError as error:
                 if error.errno == errno.EADDRNOTAVAIL and family == socket.AF_INET6:
                     continue
-                why = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror
+                why = f"the port is in use; {cure} takes another" if error.errno == errno.EADDRINUSE else error.strerror
                 raise _failure(f"can't listen on {where}: {why}") from None
 
 

@@ -183,7 +183,9 @@ async def _describe(cluster: Cluster, name: str) -> TopicDetail:
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @click.option("-p", "--partitions", default=-1, help="How many partitions; the broker's num.partitions if not given.")
 @click.option(
-    "-r", "--replicas", default=-1, help="Copies of each; the broker's default.replication.factor if not given."
+    *("-r", "--replicas", "--replication-factor", "replicas"),
+    default=-1,
+    help="Copies of each; the broker's default.replication.factor if not given.",
 )
 @click.option("-c", "--config", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of the topic.")
 @click.option("--if-not-exists", is_flag=True, help="Say nothing of topics that exist already.")
@@ -352,9 +354,17 @@ async def trim_topic(
     show(rows, output, columns=("topic", "partition", "start_offset"))
 
 
+MADE_WHEN = {
+    "__consumer_offsets": " yet: it is made with the first group",
+    "__transaction_state": " yet: it is made with the first transaction",
+}
+
+
 @command.command("reassign")
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...", shell_complete=complete_topic)
-@click.option("--replication-factor", type=click.IntRange(min=1), help="So many replicas of each partition.")
+@click.option(
+    "--replication-factor", "--replicas", type=click.IntRange(min=1), help="So many replicas of each partition."
+)
 @click.option("--brokers", metavar="ID,ID", help="These brokers hold every partition; they take turns in leading.")
 @yes_option
 @output_option
@@ -375,7 +385,11 @@ async def reassign_topic(
     if (replication_factor is None) == (brokers is None):
         raise click.UsageError("Say --replication-factor or --brokers.")
     everybody = await cluster.metadata(None)
-    described = [await cluster.topic(topic) for topic in dict.fromkeys(topics)]
+    names = list(dict.fromkeys(topics))
+    if missing := set(names) - {each.name for each in everybody}:
+        told = [f"topic {name} does not exist{MADE_WHEN.get(name, '')}" for name in names if name in missing]
+        raise CliError("; ".join(told), Exit.NOT_FOUND)
+    described = [await cluster.topic(name) for name in names]
     alive = await racks(cluster)
     if replication_factor is not None:
         moves = with_factor(described, replication_factor, everybody, alive)

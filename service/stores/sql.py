@@ -104,7 +104,9 @@ class SqlDatabase:
         except exc.OperationalError as error:
             self.engine.dispose()
             if "locked" in str(error.orig):
-                raise StoreError(f"the metadata store {url} is in use by another broker") from error
+                raise StoreError(
+                    f"the metadata store {url} is in use by another broker; --data FOLDER (or store.url) takes another"
+                ) from error
             raise StoreError(f"the metadata store {url} can't be opened: {error.orig}") from error
         except exc.DatabaseError as error:
             self.engine.dispose()

@@ -292,6 +292,7 @@ def test_what_brokers_find_wrong_between_them_is_told_with_its_cure(tmp_path: Pa
         try:
             wait_for(lambda: "broker 1: broker 2 can't be reached at 127.0.0.1:" in health())
             assert "advertised.listeners" in health().split("\t")[3]
+            assert "its process hangs" in health().split("\t")[3]
             with urllib.request.urlopen(first["http"][0] + "/metrics") as answer:
                 assert 'oncelog_trouble{kind="unreachable",about="broker 2"} 1' in answer.read().decode()
             began_s = time.monotonic()

@@ -72,7 +72,8 @@ def test_a_broker_that_is_away_and_what_it_leaves_behind(tmp_path: Path) -> None
             (
                 "warning",
                 "1 topics are on one broker only: leaderless",
-                "create topics with --replicas 3, or set default.replication.factor",
+                "`oncelog topic reassign TOPIC --replication-factor 2`; for new topics --replicas 2, or"
+                " default.replication.factor",
             )
         ]
         assert ask.status == 0, "a warning is not a failure"

@@ -116,7 +116,7 @@ def _try_the_lines_of(banner: str, data: Path) -> None:
 
 def test_a_second_broker_on_the_folder_is_refused(broker: Serving) -> None:
     ended = _refused("--port", "0", "--data", broker.facts["data"][0])
-    assert f"is in use by another broker (process {broker.facts['process_id']})" in ended.err
+    assert f"is in use by another broker (process {broker.facts['process_id']}); --data FOLDER takes" in ended.err
     assert oncelog("topic", "ls", bootstrap=broker.bootstrap).status == 0
 
 
@@ -126,7 +126,7 @@ def test_a_port_in_use_is_told_before_the_folder_is_filled(tmp_path: Path) -> No
         taken.listen()
         port = taken.getsockname()[1]
         ended = _refused("--port", str(port), "--data", str(tmp_path / "data"))
-    assert ended.err == f"oncelog: can't listen on 127.0.0.1:{port}: the port is in use\n"
+    assert ended.err == f"oncelog: can't listen on 127.0.0.1:{port}: the port is in use; --port N takes another\n"
     assert _files(tmp_path / "data") == {}
 
 

@@ -57,7 +57,8 @@ def test_a_port_that_is_taken_is_told_in_one_line(tmp_path: Path) -> None:
         )
     assert ended.status == 1
     assert ended.err.splitlines()[-1] == (
-        f"oncelog: can't listen on 127.0.0.1:{port} for HTTP (http.listeners): the port is in use"
+        f"oncelog: can't listen on 127.0.0.1:{port} for HTTP: the port is in use;"
+        " -o http.listeners=http://HOST:N takes another"
     )
 
 
