@@ -13,6 +13,7 @@ from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
 from service.broker.peers import Peers
 from service.broker.producer_id_source import ProducerIdSource
+from service.broker.replay import LeaveToOthers
 from service.broker.topic_view import ImageTopics
 from service.broker.transaction_gate import TransactionGate
 from service.cluster.metadata import ClusterMetadata
@@ -31,7 +32,14 @@ PEERS_TIMEOUT_S = 5.0
 
 
 class Coordination:
-    def __init__(self, env: Env, config: BrokerConfig, metadata: ClusterMetadata, partitions: PartitionTable) -> None:
+    def __init__(
+        self,
+        env: Env,
+        config: BrokerConfig,
+        metadata: ClusterMetadata,
+        partitions: PartitionTable,
+        leave_to_others: LeaveToOthers,
+    ) -> None:
         self._config = config
         self._metadata = metadata
         self.topics = ImageTopics(metadata)
@@ -45,6 +53,7 @@ class Coordination:
             partitions,
             lambda: metadata.image,
             env,
+            leave_to_others,
         )
         self.transactions = Coordinators(
             TRANSACTIONS,
@@ -55,6 +64,7 @@ class Coordination:
             partitions,
             lambda: metadata.image,
             env,
+            leave_to_others,
             lambda shard: self.marker_courier.resume(shard),
         )
         kinds: tuple[Coordinators[Any], ...] = self.groups, self.transactions

@@ -22,7 +22,7 @@ from service.broker.internal_topics import InternalTopic
 from service.broker.machine import MachineT, Mishaps
 from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
-from service.broker.replay import Replay
+from service.broker.replay import LeaveToOthers, Replay
 from service.broker.shard import CoordinatorLoading, FewAnswersATurn, NotCoordinator, OneATurn, Shard
 from service.broker.standby import Standby
 from service.cluster.image import NO_LEADER, Image
@@ -47,6 +47,7 @@ class Coordinators(Generic[MachineT]):
         partitions: PartitionTable,
         image: Callable[[], Image],
         env: Env,
+        leave_to_others: LeaveToOthers,
         on_loaded: Callable[[Shard[MachineT]], None] = lambda shard: None,
     ) -> None:
         self.topic = topic
@@ -55,9 +56,10 @@ class Coordinators(Generic[MachineT]):
         self._partitions = partitions
         self._image = image
         self._env = env
+        self._leave_to_others = leave_to_others
         self._on_loaded = on_loaded
         self._shards: dict[int, Shard[MachineT]] = {}
-        self.standby = Standby(topic.name, self._new_replay, env)
+        self.standby = Standby(topic.name, self._new_replay, env, leave_to_others)
         self._pauses_s: dict[int, float] = {}
         self.mishaps = Mishaps()
         self._due = OneATurn()
@@ -94,6 +96,7 @@ class Coordinators(Generic[MachineT]):
             lambda effects: self._post(partition, effects),
             self.mishaps,
             self._given_up,
+            self._leave_to_others,
             self._due,
             self.answers,
             is_first=is_first,

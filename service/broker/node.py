@@ -72,8 +72,10 @@ class Broker:
         self.fetch_sessions = FetchSessions(slots=config.max_incremental_fetch_session_cache_slots)
         self.housekeeper = Housekeeper(env, config, self.partitions, self.folders)
         self.loop_watch = LoopWatch()
-        coordination = self.coordination = Coordination(env, config, self.metadata, self.partitions)
         self.replication = Replication(FetchingParts(env, config, self.metadata, self.housekeeper), self.partitions)
+        coordination = self.coordination = Coordination(
+            env, config, self.metadata, self.partitions, self.replication.leave_to_others
+        )
         self.health = Health(env, config, self.metadata, self.partitions, self.replication)
         self.writing = WritingParts(
             config, env.clock, Inspector(env), coordination.transaction_gate, self.replication.in_sync

@@ -12,10 +12,12 @@ checksum is wrong is different: it may have held a decision, which is lost. Its 
 """
 
 import logging
+from collections.abc import Callable
 from typing import Generic, NamedTuple
 
 from log.batch import BatchHeader, CorruptBatch, checksum_ok, read_records
 from log.control import ControlType, read_marker
+from log.disk import DiskFault
 from log.ids import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 from service.broker.machine import MachineT, Mishaps, TakesTransactions
 from service.broker.partition import Partition
@@ -34,6 +36,10 @@ RECORD_BYTES = 300
 """What a record that is held takes beside its key and its value."""
 NAMED_AT_MOST = 10
 """The most unreadable records that a replay logs one by one. Of further ones only the number is logged."""
+
+
+LeaveToOthers = Callable[[Partition, DiskFault | CorruptBatch], None]
+"""What is done with a copy that can't be replayed (`Replication.leave_to_others`)."""
 
 
 class HeldRecord(NamedTuple):

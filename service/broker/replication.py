@@ -158,6 +158,22 @@ class Replication:
         partition.fail()
         self.in_sync.give_up(partition)
 
+    def leave_to_others(self, partition: Partition, error: DiskFault | CorruptBatch) -> None:
+        """What is committed here can't be replayed. If this broker led, nobody would be the coordinator. So this copy
+        leaves the in-sync set, unless nobody else could lead (`InSyncSets.give_up`).
+        """
+        if isinstance(error, CorruptBatch):
+            logger.critical(
+                "%s is damaged and not served. `oncelog log verify` shows where. If others are in sync, stop the broker"
+                " and remove %s/%s, and it is copied anew",
+                *(partition.topic_partition, partition.folder.name, partition.log.folder),
+            )
+        else:
+            logger.critical(
+                "%s can't be read and is not served until this broker starts again", partition.topic_partition
+            )
+        self.fail(partition)
+
     def _forget(self, partition: Partition) -> None:
         for fetcher in self._fetchers.values():
             fetcher.forget(partition)

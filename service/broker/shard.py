@@ -23,7 +23,7 @@ from log.control import ControlType
 from log.disk import DiskFault
 from service.broker.machine import Decision, MachineT, Mishaps
 from service.broker.partition import Appended, PartitionLost
-from service.broker.replay import Replay
+from service.broker.replay import LeaveToOthers, Replay
 from service.ports import Env
 
 logger = logging.getLogger("oncelog.coordinator")
@@ -116,6 +116,7 @@ class Shard(Generic[MachineT]):
         post: Callable[[Sequence[Any]], None],
         mishaps: Mishaps,
         on_given_up: Callable[["Shard[MachineT]"], None],
+        leave_to_others: LeaveToOthers,
         due: OneATurn,
         answers: FewAnswersATurn,
         *,
@@ -137,6 +138,7 @@ class Shard(Generic[MachineT]):
         self._post = post
         self._mishaps = mishaps
         self._on_given_up = on_given_up
+        self._leave_to_others = leave_to_others
         self._due = due
         self._answers = answers
         self._waiting: dict[object, asyncio.Future[Any]] = {}
@@ -172,9 +174,9 @@ class Shard(Generic[MachineT]):
             self.partition.folder.blame(fault, self.partition.topic_partition)
             self._give_up()
         except CorruptBatch as error:
-            logger.critical("%s can't be replayed: %s", self.partition.topic_partition, error)
+            self.partition.folder.blame(error, self.partition.topic_partition)
             self.drop()
-            self.partition.fail()
+            self._leave_to_others(self.partition, error)
         except Exception:
             logger.exception("%s can't be replayed now", self.partition.topic_partition)
             self._give_up()

@@ -15,7 +15,7 @@ from log.batch import CorruptBatch
 from log.disk import DiskFault
 from service.broker.machine import MachineT
 from service.broker.partition import Partition
-from service.broker.replay import Replay
+from service.broker.replay import LeaveToOthers, Replay
 from service.ports import Env
 
 logger = logging.getLogger("oncelog.coordinator")
@@ -28,10 +28,13 @@ REST_S = 0.05
 
 
 class Standby(Generic[MachineT]):
-    def __init__(self, topic: str, new_replay: Callable[[Partition], Replay[MachineT]], env: Env) -> None:
+    def __init__(
+        self, topic: str, new_replay: Callable[[Partition], Replay[MachineT]], env: Env, leave_to_others: LeaveToOthers
+    ) -> None:
         self._topic = topic
         self._new_replay = new_replay
         self._env = env
+        self._leave_to_others = leave_to_others
         self._replays: dict[int, Replay[MachineT]] = {}
         self._given_up: dict[int, Partition] = {}
         """Partitions that can't be kept up with, for an error of our own. Their logs are read if this broker leads."""
@@ -73,18 +76,6 @@ class Standby(Generic[MachineT]):
         finally:
             self._running = False
 
-    @staticmethod
-    def _leave_to_others(partition: Partition) -> None:
-        """This copy is damaged: it could not be replayed if this broker led. So it leaves the in-sync set, as it would
-        if its disk had failed, unless nobody else is in it (`InSyncSets.give_up`).
-        """
-        logger.critical(
-            "%s is damaged and not served: others lead it. `oncelog log verify` shows where. Stop the broker and remove"
-            " %s/%s, and it is copied anew",
-            *(partition.topic_partition, partition.folder.name, partition.log.folder),
-        )
-        partition.fail()
-
     async def _go_on(self, index: int) -> bool:
         """Read some more of one log. Returns whether that was not all of it."""
         if (replay := self._replays.get(index)) is None:
@@ -108,7 +99,7 @@ class Standby(Generic[MachineT]):
                     self._replays[index] = self._new_replay(partition)
                 else:
                     del self._replays[index]
-                    self._leave_to_others(partition)
+                    self._leave_to_others(partition, error)
             return False
         except Exception:
             logger.exception("%s can't be kept up with", partition.topic_partition)

@@ -111,7 +111,8 @@ def test_what_was_made_of_records_that_were_taken_back_is_thrown_away(
         committed = partition.high_watermark
         stage.broker.replication.stop(partition)
         partition.follow(2, partition.leader_epoch + 1, fsync=False)
-        standby: Standby[Any] = Standby("states", coordinators._new_replay, stage.broker.env)
+        leave = stage.broker.replication.leave_to_others
+        standby: Standby[Any] = Standby("states", coordinators._new_replay, stage.broker.env, leave)
         standby.keep(partition)
         await until(lambda: standby.replays()[0].at_offset == committed)
         (before,) = standby.replays()
@@ -204,42 +205,55 @@ def test_the_end_of_a_session_makes_no_follower_read_anew(tmp_path: Path) -> Non
     on_cluster_stage(tmp_path, scene, given=ONE_PARTITION)
 
 
+def states(stage: ClusterStage, node_id: int) -> Partition:
+    partition = stage.broker(node_id).partitions.get(STATES)
+    assert partition is not None
+    return partition
+
+
+def image_of_states(stage: ClusterStage, node_id: int) -> PartitionState:
+    state = stage.broker(node_id).metadata.image.partition(STATES)
+    assert state is not None
+    return state
+
+
+async def let_rot(stage: ClusterStage, node_id: int) -> None:
+    """What this follower holds. Its standby reads it anew, and finds out."""
+    follower = states(stage, node_id)
+    path = Path(follower.folder.name) / follower.log.segments[0].path()
+    rotten = bytearray(path.read_bytes())
+    rotten[-1] ^= 1
+    path.write_bytes(rotten)
+    standby = stage.broker(node_id).coordination.transactions.standby
+    standby.drop(0)
+    standby.keep(follower)
+    await until(lambda: follower.offline)
+
+
 def test_a_follower_whose_copy_is_damaged_is_not_elected(tmp_path: Path) -> None:
-    """It leaves the in-sync set, and stays away from it. If it led, nobody would be the coordinator."""
+    """It leaves the in-sync set at once, so that no commit waits for it, and stays away from it. If it led, nobody
+    would be the coordinator.
+    """
+    given = ONE_PARTITION | {"replica.lag.time.max.ms": "60000"}
 
     async def scene(stage: ClusterStage) -> None:
         await find_coordinator(stage.wire(1), "pay")
-        partitions = {at: stage.broker(at).partitions.get(STATES) for at in (1, 2, 3)}
-
-        def state() -> PartitionState:
-            found = stage.broker(1).metadata.image.partition(STATES)
-            assert found is not None
-            return found
-
-        await until(lambda: sorted(state().isr) == [1, 2, 3])
-        leads, damaged, sound = state().replicas
-        assert leads == state().leader
-        leader, follower = partitions[leads], partitions[damaged]
-        assert leader is not None and follower is not None
+        await until(lambda: sorted(image_of_states(stage, 1).isr) == [1, 2, 3])
+        leads, damaged, sound = image_of_states(stage, 1).replicas
+        leader = states(stage, leads)
+        assert leader.is_leading
         append(leader, 1)
-        await until(lambda: follower.log.end_offset == 1)
-        segment = follower.log.segments[0]
-        path = Path(follower.folder.name) / segment.path()
-        rotten = bytearray(path.read_bytes())
-        rotten[-1] ^= 1
-        path.write_bytes(rotten)
-        standby = stage.broker(damaged).coordination.transactions.standby
-        standby.drop(0)
-        standby.keep(follower)
-        await until(lambda: sorted(state().isr) == sorted([leads, sound]))
+        await until(lambda: states(stage, damaged).high_watermark == 1)
+        await let_rot(stage, damaged)
         append(leader, 2)
-        await asyncio.sleep(2)
-        assert sorted(state().isr) == sorted([leads, sound])
+        await until(lambda: leader.high_watermark == 2)
+        assert sorted(image_of_states(stage, leads).isr) == sorted([leads, sound])
+        await asyncio.sleep(1)
+        assert sorted(image_of_states(stage, leads).isr) == sorted([leads, sound])
         await stage.kill(leads)
-        image = stage.broker(sound).metadata
-        await until(lambda: (found := image.image.partition(STATES)) is not None and found.leader == sound)
+        await until(lambda: image_of_states(stage, sound).leader == sound)
 
-    on_cluster_stage(tmp_path, scene, given=ONE_PARTITION)
+    on_cluster_stage(tmp_path, scene, given=given)
 
 
 @pytest.mark.parametrize("begins", [0, 10])
@@ -301,7 +315,8 @@ def test_a_machine_that_is_known_to_be_wrong_does_not_take_over(tmp_path: Path, 
         coordinators = stage.broker.coordination.transactions
         partition = coordinators.shard("pay").partition
         append(partition, 1)
-        standby: Standby[Any] = Standby("states", coordinators._new_replay, stage.broker.env)
+        leave = stage.broker.replication.leave_to_others
+        standby: Standby[Any] = Standby("states", coordinators._new_replay, stage.broker.env, leave)
         standby.keep(partition)
         (replay,) = standby.replays()
         if has_read:
@@ -376,7 +391,8 @@ def test_a_log_that_can_not_be_read_ends_nothing_but_its_own_standby(
             return take(replay, header, batch)
 
         monkeypatch.setattr(Replay, "_take", fails)
-        standby: Standby[Any] = Standby("states", coordinators._new_replay, stage.broker.env)
+        leave = stage.broker.replication.leave_to_others
+        standby: Standby[Any] = Standby("states", coordinators._new_replay, stage.broker.env, leave)
         for partition in (broken, sound):
             standby.keep(partition)
         await until(lambda: [each.partition for each in standby.replays()] == [sound])
