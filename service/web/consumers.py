@@ -16,8 +16,9 @@ from log.ids import TopicPartition
 from service.web.answers import query_int
 from service.web.consuming import PAGE_BYTES, PAGE_BYTES_MAX, WAIT_MS_MAX
 from service.web.gateway import Gateway
+from service.web.groups import committed_by
 from service.web.instances import Form, Instance, InstanceProblem, RecordV2, Wishes, not_in_form
-from service.web.members import EARLIEST, LATEST, committed_by, home
+from service.web.members import EARLIEST, LATEST, home
 from service.web.problems import Problem
 from service.web.routing import JSON, Route, integer
 from service.web.unpacking import body_of

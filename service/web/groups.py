@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Final, Literal
 
@@ -11,12 +12,12 @@ from aiohttp import ClientError, web
 
 from log.ids import TopicPartition
 from service.broker.internal_topics import GROUPS
-from service.client.cluster import READ_COMMITTED, Cluster
+from service.client.cluster import READ_COMMITTED, Cluster, by_topic
 from service.client.ends import ends_of
 from service.client.groups import committed_offsets, describe_group, list_groups
 from service.web.answers import as_json, read_json
 from service.web.forwarding import url_of
-from service.web.gateway import Gateway
+from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.problems import Problem, of_error
 from service.web.routing import Route
 from service.web.unpacking import body_of
@@ -26,6 +27,9 @@ from service.wire.messages import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
 )
 
 EARLIEST, LATEST = -2, -1
@@ -187,9 +191,63 @@ async def _offsets(cluster: Cluster, group: str) -> dict[TopicPartition, int]:
     return {each: found[each] for each in sorted(found)}
 
 
+Committed = dict[TopicPartition, tuple[int, str | None]]
+"""Committed offsets with their metadata."""
+NOBODY: tuple[str | None, int] = (None, -1)
+"""Member id and epoch of a caller that is no member of the group."""
+
+
+async def committed_by(gateway: Gateway, group: str, partitions: Iterable[TopicPartition] | None) -> Committed:
+    """What the group has committed for these partitions; None: for all that it has committed something for. If a
+    transaction is about to commit offsets, its end is waited for, but not for long.
+    """
+    deadline = asyncio.get_running_loop().time() + TIMEOUT_S
+    while True:
+        committed, unsettled = await offsets_by_now(gateway, group, partitions)
+        if not unsettled:
+            return committed
+        if asyncio.get_running_loop().time() > deadline:
+            raise of_error(ErrorCode.UNSTABLE_OFFSET_COMMIT, f"a transaction is open with offsets of group {group!r}")
+        await asyncio.sleep(PAUSE_S)
+
+
+async def offsets_by_now(
+    gateway: Gateway, group: str, partitions: Iterable[TopicPartition] | None, who: tuple[str | None, int] = NOBODY
+) -> tuple[Committed, set[TopicPartition]]:
+    """What the group has committed for these partitions, and those for which a transaction is about to commit."""
+    image = gateway.image
+    topics = None
+    if partitions is not None:
+        topics = [
+            OffsetFetchRequestTopics(name, image.topics[name].id, [each.partition for each in of_topic])
+            for name, of_topic in by_topic(partitions).items()
+            if name in image.topics
+        ]
+    request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group, *who, topics)], require_stable=True)
+    (answer,) = (await gateway.ask_coordinator(GROUPS, group, request)).groups
+    if answer.error_code:
+        raise of_error(answer.error_code, f"offsets of group {group!r}")
+    committed: Committed = {}
+    unsettled: set[TopicPartition] = set()
+    for topic in answer.topics:
+        name = topic.name or image.topic_names.get(topic.topic_id)  # type: ignore[call-overload]
+        if name is None:
+            continue  # the topic is deleted
+        for part in topic.partitions:
+            each = TopicPartition(name, part.partition_index)
+            if part.error_code == ErrorCode.UNSTABLE_OFFSET_COMMIT:
+                unsettled.add(each)
+            elif part.error_code:
+                raise of_error(part.error_code, f"offsets of group {group!r}")
+            elif part.committed_offset >= 0:
+                committed[each] = part.committed_offset, part.metadata
+    return committed, unsettled
+
+
 async def offsets(gateway: Gateway, request: web.Request) -> web.Response:
-    found = await _offsets(gateway.cluster, request.match_info["group"])
-    return as_json(GroupOffsets([GroupOffset(*each, offset) for each, offset in found.items()]))
+    """Who asks may go on there, so what a transaction is about to commit is waited for."""
+    found = await committed_by(gateway, request.match_info["group"], None)
+    return as_json(GroupOffsets([GroupOffset(*each, offset) for each, (offset, _) in sorted(found.items())]))
 
 
 async def lag(gateway: Gateway, request: web.Request) -> web.Response:
@@ -275,8 +333,8 @@ ROUTES = (
     Route("GET", _GROUP, describe, "A group and its members.", "groups", answer=GroupOut, problems=(404, 503)),
     Route("DELETE", _GROUP, delete, "Delete a group that has no members.", "groups", status=204,
           problems=(404, 409, 422, 503, 504)),
-    Route("GET", _GROUP + "/offsets", offsets, "The group's committed offsets.", "groups", answer=GroupOffsets,
-          problems=(503,)),
+    Route("GET", _GROUP + "/offsets", offsets, "The group's committed offsets. Those that a transaction is about to "
+          "commit are waited for; with 503 it is still open.", "groups", answer=GroupOffsets, problems=(503,)),
     Route("PUT", _GROUP + "/offsets", reset, "Let the group go on elsewhere; it must have no members.", "groups",
           body=Reset, answer=GroupOffsets, problems=(400, 404, 409, 422, 503, 504)),
     Route("GET", _GROUP + "/lag", lag, "How far behind the group is, in decided and undecided records.", "groups",

@@ -32,6 +32,7 @@ from service.web.fetching import Held, Lens, Piece, before_the_next, fetch, left
 from service.web.following import passes
 from service.web.forwarding import client_gone
 from service.web.gateway import PAUSE_S, Gateway
+from service.web.groups import offsets_by_now
 from service.web.holding import HOLDER, Holder
 from service.web.members import (
     EARLIEST,
@@ -43,7 +44,6 @@ from service.web.members import (
     Join,
     Members,
     commit_by,
-    offsets_by_now,
 )
 from service.web.problems import Problem, of_error
 from service.web.records import RecordOut

@@ -44,8 +44,8 @@ from service.web.event_format import BATCHED
 from service.web.fetching import Held, Lens, Shown, before_the_next, fetch, left_ms, opened
 from service.web.following import passes
 from service.web.forwarding import client_gone, forward
-from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
-from service.web.groups import Assigned, commit_offsets
+from service.web.gateway import Gateway
+from service.web.groups import Assigned, commit_offsets, offsets_by_now
 from service.web.holding import HOLDER, Holder
 from service.web.problems import Problem, of_error
 from service.web.records import RecordOut, with_text_numbers
@@ -59,9 +59,6 @@ from service.wire.messages import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
-    OffsetFetchRequest,
-    OffsetFetchRequestGroup,
-    OffsetFetchRequestTopics,
 )
 
 logger = logging.getLogger("oncelog.http")
@@ -419,55 +416,6 @@ class Members:
             if not (is_deleted or passes(failure)):
                 raise
             return SOMEWHERE
-
-
-Committed = dict[TopicPartition, tuple[int, str | None]]
-"""Committed offsets with their metadata."""
-NOBODY: tuple[str | None, int] = (None, -1)
-"""Member id and epoch of a caller that is no member of the group."""
-
-
-async def committed_by(gateway: Gateway, group: str, partitions: Iterable[TopicPartition]) -> Committed:
-    """What the group has committed for these partitions. If a transaction is about to commit offsets, its end is waited
-    for, but not for long.
-    """
-    deadline = asyncio.get_running_loop().time() + TIMEOUT_S
-    while True:
-        committed, unsettled = await offsets_by_now(gateway, group, partitions)
-        if not unsettled:
-            return committed
-        if asyncio.get_running_loop().time() > deadline:
-            raise of_error(ErrorCode.UNSTABLE_OFFSET_COMMIT, f"a transaction is open with offsets of group {group!r}")
-        await asyncio.sleep(PAUSE_S)
-
-
-async def offsets_by_now(
-    gateway: Gateway, group: str, partitions: Iterable[TopicPartition], who: tuple[str | None, int] = NOBODY
-) -> tuple[Committed, set[TopicPartition]]:
-    """What the group has committed for these partitions, and those for which a transaction is about to commit."""
-    image = gateway.image
-    topics = [
-        OffsetFetchRequestTopics(name, image.topics[name].id, [each.partition for each in of_topic])
-        for name, of_topic in by_topic(partitions).items()
-        if name in image.topics
-    ]
-    request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group, *who, topics)], require_stable=True)
-    (answer,) = (await gateway.ask_coordinator(GROUPS, group, request)).groups
-    if answer.error_code:
-        raise of_error(answer.error_code, f"offsets of group {group!r}")
-    committed: Committed = {}
-    unsettled: set[TopicPartition] = set()
-    for topic in answer.topics:
-        name = topic.name or image.topic_names[topic.topic_id]  # type: ignore[index]
-        for part in topic.partitions:
-            each = TopicPartition(name, part.partition_index)
-            if part.error_code == ErrorCode.UNSTABLE_OFFSET_COMMIT:
-                unsettled.add(each)
-            elif part.error_code:
-                raise of_error(part.error_code, f"offsets of group {group!r}")
-            elif part.committed_offset >= 0:
-                committed[each] = part.committed_offset, part.metadata
-    return committed, unsettled
 
 
 async def commit_by(

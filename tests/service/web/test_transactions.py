@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.service.web.kit import Answer, Http, Served, read_all
+import requests
+
+from tests.service.web.kit import PATIENCE_S, Answer, Http, Served, read_all
 
 
 def begin(http: Http, transactional_id: str, **more: Any) -> str:
@@ -48,6 +51,23 @@ def test_what_is_written_shows_after_the_commit_and_all_at_once(served: Served, 
     assert (late.status, late.json["outcome"]) == (409, "applied")
     late = put(http, txn, 2, {"topic": topic, "value": 3})
     assert (late.status, late.json["outcome"]) == (409, "applied")
+
+
+def test_committed_offsets_are_not_told_while_a_transaction_is_about_to_commit_others(http: Http, topic: str) -> None:
+    """Who asks goes on there: told the offset from before, it would write again what the transaction has written."""
+    assert http.post("/v1/topics", {"name": topic}).status == 201
+    first = {"offsets": [{"topic": topic, "partition": 0, "offset": 0}]}
+    assert http.put(f"/v1/groups/group-{topic}/offsets", first).status == 200
+    txn = begin(http, topic)
+    assert put(http, txn, 0, *({"topic": topic, "value": number} for number in range(7))).status == 200
+    offsets = {"offsets": [{"topic": topic, "partition": 0, "offset": 7}]}
+    assert http.put(f"{txn}/offsets/group-{topic}", offsets).status == 200
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(requests.get, f"{http.url}/v1/groups/group-{topic}/offsets", timeout=PATIENCE_S)
+        time.sleep(0.3)
+        assert not asked.done()
+        assert http.post(f"{txn}:commit").json["outcome"] == "applied"
+        assert asked.result().json()["offsets"] == [{"topic": topic, "partition": 0, "offset": 7}]
 
 
 def test_a_batch_is_written_once_however_often_it_is_put(served: Served, http: Http, topic: str) -> None:
