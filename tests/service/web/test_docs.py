@@ -6,7 +6,10 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -28,19 +31,8 @@ COMMANDS = {
 }
 
 
-def run(language: str, program: str, folder: Path) -> None:
-    if lacking := missing(*TOOLS[language]):
-        pytest.skip(lacking)
-    name, *command = COMMANDS[language]
-    if not (folder / name).exists():
-        (folder / name).write_text(program)
-    for step in command:
-        done = subprocess.run(step.split(), cwd=folder, capture_output=True, text=True, timeout=STEP_S, check=False)
-        assert done.returncode == 0, done.stderr
-
-
 def test_there_is_a_program_in_each_language() -> None:
-    assert set(PROGRAMS) == set(TOOLS)
+    assert set(PROGRAMS) == {"sh", *TOOLS}
 
 
 def test_requests_are_answered_as_the_page_has_them(http: Http, topic: str) -> None:
@@ -67,19 +59,78 @@ def test_requests_are_answered_as_the_page_has_them(http: Http, topic: str) -> N
     }
 
 
+@dataclass
+class Example:
+    """The program of one language, with topics and a group of its own, which the page's commands have made."""
+
+    served: Served
+    http: Http
+    language: str
+    topic: str
+    folder: Path
+
+    def __post_init__(self) -> None:
+        if lacking := missing(*TOOLS["bash"], *TOOLS[self.language]):
+            pytest.skip(lacking)
+        name, *steps = COMMANDS[self.language]
+        (self.folder / name).write_text(self._own(PROGRAMS[self.language]))
+        *builds, self.step = steps
+        for build in builds:
+            assert subprocess.run(build.split(), cwd=self.folder, timeout=STEP_S, check=False).returncode == 0
+        setting_up = self._own(PROGRAMS["sh"].replace("curl ", "curl -sf ").replace(urlsplit(HERE).netloc, HERE))
+        subprocess.run(["bash", "-ec", setting_up], timeout=STEP_S, check=True, stdout=subprocess.DEVNULL)
+
+    def _own(self, program: str) -> str:
+        for name in ("sales", "sums", "summing"):
+            program = re.sub(rf"""(?<=["/]){name}(?=["/])""", f"{self.topic}-{name}", program)
+        return program.replace(HERE, self.served.url)
+
+    def start(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(self.step.split(), cwd=self.folder, stderr=subprocess.PIPE, text=True)
+
+    def run(self) -> tuple[int, str]:
+        started = self.start()
+        _, error = started.communicate(timeout=STEP_S)
+        return started.returncode, error
+
+    def sell(self, *values: Any) -> None:
+        records = [{"key": "k", "value": value} for value in values]
+        assert self.http.post(f"/v1/topics/{self.topic}-sales/records", {"records": records}).status == 200
+
+    def sums(self) -> list[tuple[bytes | None, float]]:
+        read = read_all(self.served.bootstrap, f"{self.topic}-sums")
+        return [(each.key, json.loads(each.value or b"")["sum"]) for each in read]
+
+
+@pytest.fixture(params=TOOLS)
+def example(request: pytest.FixtureRequest, served: Served, http: Http, topic: str, tmp_path: Path) -> Example:
+    return Example(served, http, request.param, topic, tmp_path)
+
+
 @pytest.mark.timeout(2 * STEP_S)
-@pytest.mark.parametrize("language", TOOLS)
-def test_consume_transform_produce_as_the_page_has_it(
-    served: Served, http: Http, topic: str, tmp_path: Path, language: str
-) -> None:
-    program = PROGRAMS[language].replace(HERE, served.url)
-    for name in ("orders", "invoices", "invoicing"):
-        program = program.replace(name, f"{topic}-{name}")
-    orders = [{"key": f"k{number}", "value": {"price": number, "count": 2}} for number in range(700)]
-    for some in (orders[:600], orders[600:]):
-        assert http.post(f"/v1/topics/{topic}-orders/records", {"records": some}).status == 200
-        run(language, program, tmp_path)
-    sums = [each.value for each in read_all(served.bootstrap, f"{topic}-invoices")]
-    assert [int(re.findall(rb"\d+", value or b"")[0]) for value in sums] == [2 * number for number in range(700)]
-    run(language, program, tmp_path)
-    assert len(read_all(served.bootstrap, f"{topic}-invoices")) == 700
+def test_consume_transform_produce_as_the_page_has_it(example: Example) -> None:
+    """Each record once, over several pages and runs, with as many programs at once as may get into each other's way;
+    all again, and no more, when the group is set back; and a record that is none ends it with its offset.
+    """
+    of_page: list[tuple[bytes | None, float]] = [(b"anna", 3), (None, 12)]
+    assert example.run() == (0, "")
+    assert example.sums() == of_page
+    example.sell(*({"price": number, "count": 0.5} for number in range(2200)))
+    several = [example.start() for _ in range(4)]
+    assert [(each.communicate(timeout=STEP_S)[1], each.returncode) for each in several] == [("", 0)] * 4
+    once = [*of_page, *((b"k", number / 2) for number in range(2200))]
+    assert example.sums() == once
+    assert example.run() == (0, "")
+    assert example.http.put(f"/v1/groups/{example.topic}-summing/offsets", {"to": "earliest"}).status == 200
+    assert example.run() == (0, "")
+    assert example.sums() == [*once, *once]
+    (at,) = (each["offset"] for each in example.http.get(f"/v1/groups/{example.topic}-summing/offsets").json["offsets"])
+    for bad in ("an order", {"price": "1", "count": 2}, {"price": 1}, None):
+        example.sell({"price": 1, "count": 1}, bad)
+        status, error = example.run()
+        assert status != 0
+        assert f"offset {at + 1}: no price and count" in error
+        moved = {"offsets": [{"topic": f"{example.topic}-sales", "partition": 0, "offset": at + 2}]}
+        assert example.http.put(f"/v1/groups/{example.topic}-summing/offsets", moved).status == 200
+        at += 2
+    assert len(example.sums()) == 2 * len(once)
