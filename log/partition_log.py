@@ -367,6 +367,13 @@ class PartitionLog:
             raise OffsetOutOfRange(f"offset {offset} is not between {self.start_offset} and {self.end_offset}")
         return self.segments.read(offset, max_bytes=max_bytes, limit_offset=limit_offset, at_least_one=at_least_one)
 
+    def checked(self, offset: int, stored: FileSlice) -> FileSlice:
+        """For a copier: what `read` has returned just now for `offset`, or the first part of it. `CorruptBatch` if a
+        base offset in it has rotted, or one between `offset` and it. No checksum covers these, and all that a copier
+        would see is a gap, as compaction leaves them: it would go on without the batches that stand there.
+        """
+        return self.segments.checked(offset, stored)
+
     def behind_gap(self, offset: int) -> int:
         """Where the first batch behind `offset` begins if compaction has left a gap there; otherwise `offset`."""
         if not self.start_offset <= offset < self.end_offset:

@@ -40,7 +40,8 @@ WALK_BYTES: Final = 8 << 10
 """How many bytes a walk over headers reads at once: a little more than lie between two index entries."""
 SCAN_BYTES: Final = 4 << 20
 """How many bytes a scan over whole batches reads at once."""
-
+CHECKED_BATCHES: Final = 5_000
+"""How many batches a copier is given at most at once: to walk over their headers takes 5 ms."""
 
 REBUILD_INTERVAL_BYTES: Final = 4096
 """The interval between the entries of a rebuilt index, whatever the topic's setting is."""
@@ -590,7 +591,7 @@ class Segment:
         then.
         """
         key, position = self.offsets.entry(slot)
-        if self.sealed and not self._is_batch(position, self.base_offset + key):
+        if not self._is_batch(position, self.base_offset + key):
             self.rebuild_indexes()
             return None
         return position
@@ -619,8 +620,8 @@ class Segment:
         return offset
 
     def _is_batch(self, position: int, last_offset: int) -> bool:
-        """Whether a batch with this last offset begins at `position`. Stored indexes must be checked, because a crash
-        or bit rot may have changed the files. Indexes in memory need no check.
+        """Whether a batch with this last offset begins at `position`. A crash or bit rot may have changed a stored
+        index, or the batch.
         """
         try:
             return read_header(self.file.pread(HEADER_BYTES, position)).last_offset == last_offset
@@ -658,6 +659,21 @@ class Segment:
             if end > end_max:
                 break
         return next_offset, end
+
+    def checked(self, offset: int, start: int, end: int) -> int:
+        """`CorruptBatch` if anything is left out between `offset` and the bytes from `start` to `end`, which `read` has
+        found for it, or inside of these. Returns up to which position that was looked at: at most `CHECKED_BATCHES`.
+        """
+        headers = self.headers(start, min(end + 1, self.size_bytes))  # with the batch behind: it must not overlap
+        _, first = next(headers, (start, None))
+        if first is None:
+            self.end_before(start)  # raises if what stands before is not in its place
+        elif first.base_offset != offset and first.base_offset < self.end_before(start):
+            raise self._misplaced(start, first.base_offset, first.last_offset)
+        for count, (position, _) in enumerate(headers, 1):
+            if count == CHECKED_BATCHES:
+                return position
+        return end
 
     # -- times
 

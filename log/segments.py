@@ -97,6 +97,16 @@ class Segments(Sequence[Segment]):
             slot += 1  # compaction has removed the end of this segment
         return None
 
+    def checked(self, offset: int, stored: FileSlice) -> FileSlice:
+        """See `PartitionLog.checked`."""
+        for slot in range(self.slot_from(offset), len(self._all)):
+            segment = self._all[slot]
+            if segment.is_read_through(stored.file):
+                end = segment.checked(offset, stored.position, stored.position + stored.size)
+                return FileSlice(stored.file, stored.position, end - stored.position)
+            segment.checked(offset, segment.size_bytes, segment.size_bytes)
+        raise AssertionError("what was read just now is in one of the segments")
+
     def scan(self, from_offset: int, limit_offset: int) -> Iterator[tuple[BatchHeader, memoryview]]:
         """See `PartitionLog.scan`."""
         if from_offset >= limit_offset or not self._all:

@@ -3,8 +3,9 @@
 """Reading from partitions of this broker for one reader, independent of the protocol.
 
 What always holds: a reader gets only what its isolation level lets it see, and the aborted transactions that overlap
-it. Stored bytes are handed out as slices of segment files; they are not read here. The first partition that has data
-gives at least one batch, however small the limits are, so that every reader makes progress.
+it. Stored bytes are handed out as slices of segment files; of a follower's only the headers are read here, of others'
+nothing. The first partition that has data gives at least one batch, however small the limits are, so that every reader
+makes progress.
 
 After the `steps` of a reading `is_enough` says whether there is enough for an answer. If there is not, `wait` reads
 again whenever something has changed. In a fetch session only what is not quiet is read. A reading does not hold the
@@ -179,7 +180,10 @@ class Reading:
                 data = self._read(partition, key, wanted, left, least, at_least_one=size == 0)
                 if data.records is not None:
                     size += data.records.size
-                    done += A_READ_WITH_RECORDS + partition.log.config.index_interval_bytes // WALKED_IN_A_READ
+                    walked_bytes = partition.log.config.index_interval_bytes
+                    if self.copier is not None:
+                        walked_bytes += data.records.size
+                    done += A_READ_WITH_RECORDS + walked_bytes // WALKED_IN_A_READ
             counted += data.counts
             if (
                 data.error
@@ -302,6 +306,8 @@ class Reading:
                 # compaction has left nothing below what may be read, and the reader waits.
                 found.counts = 0 if at_least_one else most
                 return found
+            if copier is not None:
+                stored = log.checked(offset, stored)
             if self.takes_turns:
                 self.caller.pin(stored)
             cut_short = stored.size < least and log.reach_of(stored) < limit

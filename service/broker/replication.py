@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from log.batch import HEADER_BYTES, CorruptBatch, read_header
+from log.batch import HEADER_BYTES, BatchHeader, CorruptBatch, read_header
 from log.cutting import distrust, durable_after_cut
 from log.disk import DiskFault
 from log.ids import TopicPartition
@@ -552,18 +552,25 @@ class Fetcher:
     async def _append(self, followed: FollowedPartition, records: memoryview, turn: Turn) -> None:
         """Append the whole batches of an answer. An incomplete batch at its end comes again with the next answer. Other
         tasks have turns in between. If the partition then has another role, the rest is not appended.
+
+        A batch is not appended if the one behind it overlaps: the base offset, which no checksum covers, may have
+        rotted and be too high, and the offsets below it would be lost here.
         """
         partition = followed.partition
         now_ms = self._parts.env.clock.wall_ms()
-        at = 0
-        while len(records) - at >= HEADER_BYTES and followed.holds:
-            header = read_header(records, at)
+        at, header = 0, _header_at(records, 0)
+        while header is not None and followed.holds:
             end = at + header.size_bytes
             if end > len(records):
                 return
+            behind = _header_at(records, end)
+            if behind is not None and behind.base_offset < header.next_offset:
+                told = f"offsets {header.base_offset} to {header.last_offset}, and then {behind.base_offset}"
+                raise CorruptBatch(f"the leader sent {told}")
             partition.append_replicated(records[at:end], header, now_ms=now_ms)
-            at = end
-            if turn.is_over(1 + header.size_bytes // BATCH_WORTH_BYTES):
+            worth = 1 + header.size_bytes // BATCH_WORTH_BYTES
+            at, header = end, behind
+            if turn.is_over(worth):
                 await asyncio.sleep(0)
 
     async def _raise_start(self, followed: FollowedPartition, leader_start_offset: int) -> None:
@@ -668,6 +675,11 @@ async def _distrusting(log: PartitionLog, durable: int, offset: int) -> AsyncIte
         with suppress(DiskFault):  # the first fault is told, and the disk remembers its own faults
             await unbroken(keep_start(log))
         raise
+
+
+def _header_at(records: memoryview, at: int) -> BatchHeader | None:
+    """The header of the batch at `at`; None if the answer ends before it or inside it."""
+    return read_header(records, at) if len(records) - at >= HEADER_BYTES else None
 
 
 def _begins_inside(records: memoryview, log: PartitionLog) -> int | None:

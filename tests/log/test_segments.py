@@ -1,9 +1,12 @@
 """The segments of a log in a row: which of them holds an offset, and what may be done to the row."""
 
+import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
+from log.batch import BatchHeader, CorruptBatch, split
 from log.config import LogConfig
 from log.partition_log import PartitionLog
 from log.segment import Segment
@@ -89,6 +92,56 @@ def test_followers_that_read_the_end_of_a_log_in_turn_have_no_header_read_for_it
             sizes.append(stored.size)
             read_by[follower] = log.end_offset
     assert len(set(sizes)) == 1, "each read the same two batches each time"
+
+
+def copied(log: PartitionLog, offset: int, max_bytes: int) -> Iterator[BatchHeader]:
+    """What a follower takes that asks for `offset`, and goes on where each answer ends."""
+    while offset < log.end_offset:
+        stored = log.read(offset, max_bytes=max_bytes, limit_offset=log.end_offset, at_least_one=True)
+        assert stored is not None
+        for header, _ in split(log.checked(offset, stored).read()):
+            assert header.last_offset >= offset
+            yield header
+            offset = header.next_offset
+
+
+@pytest.mark.parametrize("records", [1, 3])
+@pytest.mark.parametrize("max_bytes", [1, 400, 10**6])
+@pytest.mark.parametrize("flushed", [True, False])
+def test_a_copier_is_not_led_over_batches_by_a_base_offset_that_has_rotted(
+    flushed: bool, max_bytes: int, records: int
+) -> None:
+    """It took what was left out for a gap of compaction, and the offsets were lost once it led."""
+    disk = MemoryDisk()
+    log, _ = open_log(disk, config=LogConfig(segment_bytes=1_000, index_interval_bytes=200))
+    fill(log, 24, records=records, size=60)
+    assert len(log.segments) > 2
+    if flushed:
+        asyncio.run(log.flush())  # the indexes of sealed segments are in files
+    right = [header for header, _ in log.scan(0)]
+    places = [(segment, position) for segment in log.segments for position, _ in segment.headers(0)]
+    for rotten, (segment, position) in enumerate(places):
+        for byte, bit in ((7, 1), (7, 2), (7, 4), (7, 16), (7, 64), (6, 1), (3, 1), (0, 0x80)):
+            data = disk.files[segment.path()].data
+            data[position + byte] ^= bit
+            for first in {0, rotten, max(rotten - 2, 0), min(rotten + 1, len(right) - 1)}:
+                taken = list[BatchHeader]()
+                with suppress(CorruptBatch):
+                    for header in copied(log, right[first].base_offset, max_bytes):
+                        taken.append(header)
+                        assert header == right[first + len(taken) - 1]
+                assert first > rotten or first + len(taken) <= rotten
+            data[position + byte] ^= bit
+
+
+def test_what_a_copier_is_given_at_once_is_checked_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("log.segment.CHECKED_BATCHES", 4)
+    log, _ = open_log(MemoryDisk())
+    fill(log, 11)
+    stored = log.read(0, max_bytes=10**6, limit_offset=11, at_least_one=True)
+    assert stored is not None
+    assert [header.base_offset for header, _ in split(log.checked(0, stored).read())] == [0, 1, 2, 3]
+    assert [header.base_offset for header in copied(log, 0, 10**6)] == list(range(11))
 
 
 def test_segments_out_of_order_are_refused() -> None:

@@ -623,6 +623,43 @@ def test_a_follower_in_another_life_of_its_broker_is_counted_anew(tmp_path: Path
     on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
 
 
+@pytest.mark.parametrize("checks", ["leader", "follower"])
+@pytest.mark.parametrize("bit", [1, 8, 4])
+def test_a_follower_does_not_go_on_behind_a_base_offset_that_has_rotted_at_its_leader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bit: int, checks: str
+) -> None:
+    """It took what is left out for a gap, as compaction leaves them. It came in sync, and the offsets were gone once it
+    led.
+    """
+    if checks == "follower":
+        monkeypatch.setattr(PartitionLog, "checked", lambda log, offset, stored: stored)
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, min_insync_replicas="1")
+        await stage.in_sync(1, 2)
+        await stage.kill(2)
+        await stage.in_sync(1)
+        for number in range(20):
+            await stage.write(f"{number}")
+        segment = stage.partition(1).log.segments[0]
+        position = segment.position_of(6)
+        with (tmp_path / "1" / segment.path()).open("r+b") as file:
+            file.seek(position)
+            file.write((6 ^ bit).to_bytes(8, "big"))
+        await stage.start(2)
+        replication = stage.broker(2).replication
+        await until(lambda: stage.holds(2) and any(each.trouble for each in replication.followed()))
+        await asyncio.sleep(0.5)
+        rotten = 6 ^ bit
+        told = f"{rotten} to {rotten}, and then 7" if rotten > 6 else f"5 to 5, and then {rotten}"
+        refused = {"leader": "it answers CORRUPT_MESSAGE", "follower": f"the leader sent offsets {told}"}
+        assert [each.trouble for each in replication.followed()] == [refused[checks]]
+        assert stage.partition(2).log.end_offset <= 6
+        assert stage.state().isr == (1,)
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
+
+
 def test_others_have_turns_while_a_follower_appends_very_many_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
