@@ -49,7 +49,7 @@ clean: ## remove the environment and the caches; ./data stays
 QUICK_TESTS := tests/tidy tests/log tests/idempotence tests/isolation tests/txn tests/transcripts tests/service/wire \
                tests/service/groups tests/service/cluster tests/service/stores/test_sql.py tests/service/client tests/service/broker tests/monitoring/test_metrics.py tests/monitoring/test_boards.py tests/monitoring/test_burrow.py
 
-check: install-dev ## under a minute: style, types and the quick tests, side by side
+check: install-dev ## a minute or two: style, types and the quick tests, side by side
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target lint types quick-tests
 
 test: lint types ## everything the build machine runs: style, types and the whole suite

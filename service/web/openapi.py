@@ -5,9 +5,11 @@ table of routes and the types of bodies.
 from __future__ import annotations
 
 import html
+import json
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 from aiohttp import web
@@ -30,6 +32,17 @@ refuses a key (400); where nothing is changed, it means nothing.
 Integers may be larger than 2^53; where records are read, `int64=string` shows those as strings.
 """
 WHOLE_NUMBERS = frozenset({"partition", "number", "offset"})
+EXAMPLES: Final[Mapping[tuple[str, str], Any]] = {
+    ("POST", "/v1/topics"): {"name": "orders", "partitions": 3},
+    ("POST", "/v1/topics/{topic}/records"): {"records": [{"key": "anna", "value": {"fruit": "apple"}}]},
+    ("POST", "/v1/records"): {"records": [{"topic": "orders", "key": "anna", "value": {"fruit": "apple"}}]},
+    ("POST", "/v1/transactions"): {"transactional_id": "cash-desk-1"},
+    ("PUT", "/v1/transactions/{txn:[^/:]+}/batches/{number}"): {"records": [{"topic": "orders", "value": "a pear"}]},
+    ("PUT", "/v1/groups/{group}/offsets"): {"to": "earliest", "topics": ["orders"]},
+}
+"""Bodies to begin with, on `/docs` and in forms."""
+NAMES: Final = {"topic": "orders", "group": "billing", "partition": "0", "number": "0"}
+"""What the paths of examples have for their parameters; any other is for the reader to fill in."""
 
 
 def _hook(kind: type) -> dict[str, Any]:
@@ -153,25 +166,41 @@ def _page(title: str, body: Iterable[str]) -> web.Response:
 
 
 def _shown(route: Route, base: str) -> Iterable[str]:
-    path = html.escape(path_of(route))
-    yield f"<section><h3><code>{route.method} {path}</code></h3><p>{html.escape(route.summary)}</p>"
+    path = path_of(route)
+    yield f"<section><h3><code>{route.method} {html.escape(path)}</code></h3><p>{_prose(route.summary)}</p>"
     if route.parameters:
         yield "<table>"
         for each in route.parameters:
             choices = " ".join(map(str, each.schema.get("enum", ())))
             place = "" if each.place == "query" else f" ({each.place})"
-            about = html.escape(f"{each.about} {choices}".strip())
+            about = _prose(f"{each.about} {choices}".strip())
             yield f"<tr><td><code>{html.escape(each.name)}</code>{place}<td>{about}"
         yield "</table>"
-    method = "" if route.method == "GET" else f" -X {route.method}"
-    body = "" if route.body is None else " --json '…'"
-    yield f"<pre>curl{method}{body} {html.escape(base)}{path}</pre></section>"
+    yield f"<pre>{html.escape(_curl(route, base + path))}</pre></section>"
+
+
+def _prose(text: str) -> str:
+    """The text as HTML. What stands in backticks is code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text))
+
+
+def _curl(route: Route, url: str) -> str:
+    """A command to copy: as it is if there is an example of the body, otherwise to be filled in."""
+    for name, value in NAMES.items():
+        url = url.replace(f"{{{name}}}", value)
+    example = EXAMPLES.get((route.method, route.path))
+    parts = ["curl"]
+    if route.method != "GET":
+        parts.append(f"-X {route.method}")
+    if route.body is not None:
+        parts.append(f"--json {shlex.quote('…' if example is None else json.dumps(example))}")
+    return " ".join([*parts, url])
 
 
 async def docs(gateway: Gateway, request: web.Request) -> web.Response:
     """Every operation by its tag, and links to the pages of the documentation."""
     routes = [route for route in gateway.routes if route.documented]
-    body = [f"<p>{html.escape(each)}</p>" for each in ABOUT.split("\n\n")]
+    body = [f"<p>{_prose(each)}</p>" for each in ABOUT.split("\n\n")]
     body.append("<p><a href=/openapi.json>openapi.json</a></p>")
     for tag in dict.fromkeys(route.tag for route in routes):
         body.append(f"<h2>{html.escape(tag)}</h2>")

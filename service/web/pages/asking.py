@@ -19,6 +19,7 @@ from aiohttp import ClientError, ClientTimeout, web
 from yarl import URL
 
 from service.web.gateway import Gateway
+from service.web.openapi import EXAMPLES
 from service.web.pages.render import page
 from service.web.pages.views import Facts, PageView, framed
 from service.web.problems import Problem
@@ -34,15 +35,6 @@ FORM_FIELDS: Final = 20
 METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
 HOW: Final = ("committed", "plain", "aborted", "open")
 OPEN_MS: Final = 60_000
-EXAMPLES: Final = {
-    ("POST", "/v1/topics"): {"name": "orders", "partitions": 3},
-    ("POST", "/v1/topics/{topic}/records"): {"records": [{"key": "anna", "value": {"fruit": "apple"}}]},
-    ("POST", "/v1/records"): {"records": [{"topic": "orders", "key": "anna", "value": {"fruit": "apple"}}]},
-    ("POST", "/v1/transactions"): {"transactional_id": "cash-desk-1"},
-    ("PUT", "/v1/transactions/{txn:[^/:]+}/batches/{number}"): {"records": [{"topic": "orders", "value": "a pear"}]},
-    ("PUT", "/v1/groups/{group}/offsets"): {"to": "earliest"},
-}
-"""Bodies to begin with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import html
 import re
+import subprocess
 from pathlib import Path
+from shutil import which
 
 import pytest
 import requests
@@ -52,6 +55,22 @@ def test_people_find_every_operation_and_problem_on_a_page(http: Http) -> None:
         assert path in page.json
     assert "409" in http.get("/problems/producer-fenced").json
     assert "http://" not in page.json.replace(http.url, "").replace("http://localhost", "")
+
+
+@pytest.mark.skipif(not which("curl"), reason="no curl")
+def test_commands_on_the_page_that_have_an_example_can_be_copied(http: Http) -> None:
+    http.post("/v1/topics", {"name": "orders"})
+    page = html.unescape(http.get("/docs").json)
+    assert "`" not in page
+    commands = [
+        each for each in re.findall(r"<pre>(curl [^<]* --json [^<]*)</pre>", page) if not re.search("…|{txn}", each)
+    ]
+    assert len(commands) == 5
+    for command in commands:
+        told = subprocess.run(
+            ["bash", "-c", f"{command} -s -o /dev/null -w '%{{http_code}}'"], capture_output=True, text=True
+        )
+        assert told.stdout in ("200", "201", "409"), command
 
 
 def test_every_page_of_the_documentation_is_served_and_no_other_file(http: Http) -> None:
