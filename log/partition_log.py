@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from log.batch import HEADER_BYTES, BatchHeader, Buffer, crc32c, read_header
-from log.checkpoints import FORGOTTEN_OFFSET, read_offset, write_offset
+from log.checkpoints import DAMAGED_OFFSET, FORGOTTEN_OFFSET, read_offset, write_offset
 from log.config import LogConfig
 from log.disk import Disk, DiskFault, FileSlice
 from log.durability import LogDurability
@@ -64,6 +64,7 @@ class PartitionLog:
     """See the module."""
 
     __slots__ = (
+        "_has_found_damage",
         "_roll_ms",
         "_topic_id",
         "config",
@@ -104,6 +105,7 @@ class PartitionLog:
         """
         self.times_forgotten = 0
         """How often some have left the log in this process."""
+        self._has_found_damage = False
         self._topic_id: TopicId | None = None
         self.set_config(config)
 
@@ -132,17 +134,20 @@ class PartitionLog:
         if known is not None:
             log._adopt(known)
         elif disk.exists(folder):
-            log._take_over(
-                recover(
-                    disk,
-                    folder,
-                    views,
-                    recovery_point=recovery_point,
-                    interval_bytes=config.index_interval_bytes,
-                    now_ms=now_ms,
-                    on_read=on_read,
-                )
+            damaged_below = read_offset(disk, folder, DAMAGED_OFFSET) or 0
+            found = recover(
+                disk,
+                folder,
+                views,
+                recovery_point=max(recovery_point, damaged_below),
+                interval_bytes=config.index_interval_bytes,
+                now_ms=now_ms,
+                on_read=on_read,
             )
+            if damaged_below:
+                start_offset, reason = found.start_offset, "a read has found a damaged batch"
+                found.report.damage.append(Damage(start_offset, 0, 0, start_offset, damaged_below, reason))
+            log._take_over(found)
         else:
             restore(views, {})
         return log
@@ -210,7 +215,7 @@ class PartitionLog:
 
     @property
     def damage(self) -> Sequence[Damage]:
-        """Durable bytes that recovery found damaged. A log with any damage must not lead."""
+        """Durable bytes that recovery found damaged, or a read before. A log with any damage must not lead."""
         return self.recovery.damage if self.recovery is not None else ()
 
     # -- writing
@@ -311,6 +316,14 @@ class PartitionLog:
                 await sync_topic_id(self.disk, self.folder)  # before any checkpoint: `was_never_flushed`
             await write_offset(self.disk, self.folder, FORGOTTEN_OFFSET, offset)
             self.forgotten_below = max(self.forgotten_below, offset)
+
+    async def note_damage(self) -> None:
+        """A read has found damage. The next start tells it, and does not take it for bytes that a crash has torn."""
+        self._has_found_damage = True
+        flushed_offset = await self.flush()
+        async with self.alone():
+            if not self.gone:
+                await write_offset(self.disk, self.folder, DAMAGED_OFFSET, flushed_offset)
 
     def make_folder(self) -> None:
         """Make the log's folder, if there is none. The next flush makes its name durable."""
@@ -420,7 +433,7 @@ class PartitionLog:
         )
         for segment in self.segments:
             segment.close()
-        return None if self.damage else state
+        return None if self.damage or self._has_found_damage else state
 
     async def discard(self) -> None:
         """Remove the folder and all in it. The log is empty then. Operations that were begun before are finished first;

@@ -173,6 +173,16 @@ class Replication:
                 "%s can't be read and is not served until this broker starts again", partition.topic_partition
             )
         self.fail(partition)
+        if isinstance(error, CorruptBatch) and partition.is_replicated:
+            self._parts.env.tasks.spawn(f"damage of {partition.topic_partition}", self._note_damage(partition))
+
+    @staticmethod
+    async def _note_damage(partition: Partition) -> None:
+        """Otherwise the next start would not look for it, and this copy would be in sync until a replay finds it."""
+        try:
+            await partition.log.note_damage()
+        except DiskFault as fault:
+            partition.folder.fail(fault)
 
     def _forget(self, partition: Partition) -> None:
         for fetcher in self._fetchers.values():

@@ -139,3 +139,35 @@ def test_a_log_that_is_written_to_while_it_is_closed_is_not_said_to_be_durable()
             await closing
 
     asyncio.run(stop())
+
+
+@pytest.mark.parametrize("ends", ["a stop", "a loss of power"])
+def test_a_log_that_a_read_has_found_damaged_is_damaged_after_a_start(ends: str) -> None:
+    """No manifest may name it, and a power cut takes nothing of that back. A recovery would take the damaged batch for
+    one that a crash has torn, and cut it off.
+    """
+
+    async def run() -> None:
+        disk = MemoryDisk()
+        log, _ = open_log(disk)
+        fill(log, 3)
+        await log.flush()
+        fill(log, 1)
+        await log.note_damage()
+        if ends == "a stop":
+            assert await log.close() is None
+        else:
+            disk.cut_power(random.Random(1))
+        path = f"{FOLDER}/{0:020}.log"
+        disk.files[path].data[-1] ^= 1
+        again, _ = open_log(disk, recovery_point=3)
+        *_, first_offset, end_offset, reason = again.damage[-1]
+        assert (first_offset, end_offset, again.end_offset) == (0, 4, 4)
+        assert "damaged" in reason
+        assert await again.close() is None
+        await again.note_damage()
+        await again.discard()
+        await again.note_damage()
+        assert not disk.exists(FOLDER)
+
+    asyncio.run(run())

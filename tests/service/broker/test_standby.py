@@ -5,6 +5,7 @@ from dataclasses import replace
 from errno import EMFILE
 from functools import partial
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import service.broker.replay
 import service.broker.standby
 from log.batch import BatchHeader, CorruptBatch, build_plain_batch, read_header, restamp
+from log.checkpoints import DAMAGED_OFFSET
 from log.disk import DiskFault
 from log.ids import TopicPartition
 from log.steps import done_at_once
@@ -252,6 +254,42 @@ def test_a_follower_whose_copy_is_damaged_is_not_elected(tmp_path: Path) -> None
         assert sorted(image_of_states(stage, leads).isr) == sorted([leads, sound])
         await stage.kill(leads)
         await until(lambda: image_of_states(stage, sound).leader == sound)
+
+    on_cluster_stage(tmp_path, scene, given=given)
+
+
+def test_a_copy_that_was_found_damaged_is_not_in_sync_again_after_a_restart(tmp_path: Path) -> None:
+    """Until it is found damaged again, the leader would die, and nobody else could lead. When its folder is removed, it
+    is copied anew.
+    """
+    given = ONE_PARTITION | {"replica.lag.time.max.ms": "60000", "transaction.state.log.replication.factor": "2"}
+
+    async def scene(stage: ClusterStage) -> None:
+        await find_coordinator(stage.wire(1), "pay")
+        await until(lambda: len(image_of_states(stage, 1).isr) == 2)
+        leads, damaged = image_of_states(stage, 1).replicas
+        (third,) = {1, 2, 3} - {leads, damaged}
+        append(states(stage, leads), 1)
+        await until(lambda: states(stage, damaged).high_watermark == 1)
+        await let_rot(stage, damaged)
+        await until(lambda: image_of_states(stage, third).isr == (leads,))
+        copy = Path(states(stage, damaged).folder.name) / states(stage, damaged).log.folder
+        await until(lambda: (copy / DAMAGED_OFFSET).exists())
+        for ends in (stage.stop, stage.kill):
+            await ends(damaged)
+            await stage.start(damaged)
+            assert states(stage, damaged).offline
+            await asyncio.sleep(0.5)
+            assert image_of_states(stage, third).isr == (leads,)
+        await stage.stop(leads)
+        await asyncio.sleep(0.5)
+        assert image_of_states(stage, third).leader != damaged
+        await stage.start(leads)
+        await until(lambda: states(stage, leads).is_leading)
+        await stage.stop(damaged)
+        rmtree(copy)
+        await stage.start(damaged)
+        await until(lambda: sorted(image_of_states(stage, third).isr) == sorted([leads, damaged]))
 
     on_cluster_stage(tmp_path, scene, given=given)
 
