@@ -37,7 +37,7 @@ async def abort_id(gateway: Gateway, request: web.Request) -> web.StreamResponse
     """Abort what a transactional id has open in all partitions, and fence its producer."""
     name = request.match_info["id"]
     back = f"/ui/transactions/{quote(name, safe='')}"
-    if refused := not_meant(request, await form_of(gateway, request), name):
+    if refused := not_meant(await form_of(gateway, request), name):
         return refuse(gateway, refused, back)
     return await acted(gateway, back, _abort_id(gateway, name, back))
 
@@ -61,7 +61,7 @@ async def abort_in(gateway: Gateway, request: web.Request) -> web.StreamResponse
     back = f"/ui/topics/{quote(topic, safe='')}"
     gateway.state(partition)
     form = await form_of(gateway, request)
-    if refused := not_meant(request, form, f"{topic}-{number}"):
+    if refused := not_meant(form, f"{topic}-{number}"):
         return refuse(gateway, refused, back)
     start = form.get("start_offset", "")
     return await acted(gateway, back, _abort_in(gateway, partition, start, back))
@@ -94,31 +94,24 @@ async def acted(gateway: Gateway, back: str, work: Awaitable[web.StreamResponse]
         return refuse(gateway, str(failure), back)
 
 
-def not_meant(request: web.Request, form: Mapping[str, str], name: str) -> str | None:
-    """Why the request was not made by a person at one of our pages; None if it was. A name with characters that nobody
+def not_meant(form: Mapping[str, str], name: str) -> str | None:
+    """Why this is not to be done; None if a person has typed the name to confirm it. A name with characters that nobody
     can see or type is typed as it is shown.
     """
-    if is_foreign(request):
-        return "the request came from another site."
     confirmed = form.get("confirm", "")
     return (
         None if confirmed in (name, shown(name)) else "what was typed to confirm it is not the name; nothing was done."
     )
 
 
-def is_foreign(request: web.Request) -> bool:
-    """Whether the request comes from a page that is not ours."""
-    origin = request.headers.get("Origin")
-    return request.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin" or (
-        origin is not None and not is_at(origin, request.host)
-    )
-
-
 def own_pages_only(handle: Handler) -> Handler:
-    """For a form that changes something without a typed confirmation: refuse requests that come from other sites."""
+    """For a form that changes something: refuse requests from pages that are not ours, before their bodies are read."""
 
     async def checked(gateway: Gateway, request: web.Request) -> web.StreamResponse:
-        if is_foreign(request):
+        origin = request.headers.get("Origin")
+        if request.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin" or (
+            origin is not None and not is_at(origin, request.host)
+        ):
             return refuse(gateway, "the request came from another site.", "/ui")
         return await handle(gateway, request)
 

@@ -105,7 +105,7 @@ async def reset_group(gateway: Gateway, request: web.Request) -> web.StreamRespo
     asked = {key: form.get(key, "").strip() for key in ("to", "topic", "partition", "value")}
     here = f"/ui/groups/{quote(name, safe='')}"
     back = f"{here}/reset?{urlencode(asked)}"
-    if refused := not_meant(request, form, name):
+    if refused := not_meant(form, name):
         return refuse(gateway, refused, back)
     return await acted(gateway, back, _reset_group(gateway, name, asked, here, back))
 
@@ -200,7 +200,7 @@ async def move_replicas(gateway: Gateway, request: web.Request) -> web.StreamRes
     asked = {key: form.get(key, "").strip() for key in ("partition", "brokers", "copies")}
     here = f"/ui/topics/{quote(name, safe='')}/replicas"
     back = f"{here}?{urlencode(asked)}"
-    if refused := not_meant(request, form, name):
+    if refused := not_meant(form, name):
         return refuse(gateway, refused, back)
     try:
         rows = _placed(gateway, name, asked)
@@ -216,7 +216,7 @@ async def stop_moving(gateway: Gateway, request: web.Request) -> web.StreamRespo
     """Stop moving partitions. Those that are moving stay where they were."""
     name = gateway.topic(request.match_info["topic"]).name
     here = f"/ui/topics/{quote(name, safe='')}/replicas"
-    if refused := not_meant(request, await form_of(gateway, request), name):
+    if refused := not_meant(await form_of(gateway, request), name):
         return refuse(gateway, refused, here)
     states = gateway.topic(name).partitions.items()
     parts = [ReassignablePartition(index, None) for index, state in states if state.adding or state.removing]

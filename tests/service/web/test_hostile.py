@@ -24,6 +24,7 @@ from aiohttp import StreamReader, web
 from service.settings.broker import Endpoint
 from service.web import app, lane, unpacking
 from service.web.event_format import BATCHED
+from service.web.pages import routes
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.web.kit import PATIENCE_S, Http, Served, read_all
 
@@ -203,6 +204,14 @@ def test_a_form_that_no_person_has_filled_in_is_refused(http: Http, path: str) -
     for form, status in ("x=" + "%41" * (1 << 20), 413), ("&".join(f"f{number}=1" for number in range(21)), 400):
         answer = http.post(path, form.encode(), headers={"Content-Type": "application/x-www-form-urlencoded"})
         assert (answer.status, answer.json["outcome"]) == (status, "none")
+
+
+@pytest.mark.parametrize("path", [each.path for each in routes.ROUTES if each.method == "POST"])
+def test_a_form_from_another_site_is_not_read(http: Http, path: str) -> None:
+    http.post("/v1/topics", {"name": "forms"})
+    path = re.sub(r"{\w+}", "forms", path.replace("{partition:[0-9]{1,9}}", "0"))
+    answer = http.post(path, b"x" * (4 << 20), headers={"Origin": "https://evil.example"})
+    assert answer.status == 409, "a form of ours would be too long"
 
 
 def test_who_says_nothing_or_never_ends_a_body_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
