@@ -8,6 +8,7 @@ import re
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -28,6 +29,10 @@ from service.web.pages.near import Heard, Hearing
 from service.web.pages.render import render
 from service.web.pages.views import Facts, PageView, View, kept_of
 from service.wire.messages import (
+    CreatableTopic,
+    CreateTopicsRequest,
+    DeleteTopicsRequest,
+    DeleteTopicState,
     DescribeHealthRequest,
     JoinGroupRequest,
     JoinGroupRequestProtocol,
@@ -37,6 +42,7 @@ from service.wire.messages import (
 from tests.monitoring.test_metrics import commit
 from tests.service.api.txn_stage import TxnStage, Writer, on_txn_stage
 from tests.service.web.kit import PATIENCE_S, Served
+from tests.ui.test_tracing import ended
 
 
 async def looked(stage: TxnStage, name: str, view: View, **match: str) -> str:
@@ -106,6 +112,31 @@ def test_the_bar_shows_every_aborted_transaction_and_tells_how_many_they_are(tmp
         page = await looked(stage, "topic", views.topic, topic="orders")
         assert "60 aborted transactions" in page
         assert '<rect class="aborted" x="0" y="4" width="600"' in page
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_a_transaction_is_not_shown_with_the_offsets_of_a_topic_that_was_made_again(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        writer = await begun(stage)
+        await writer.end(commit=True)
+        await ended(stage, "pay", count=1)
+        assert (await _row_of(stage))["offsets"].stable > 0
+        deleted = await stage.ask(DeleteTopicsRequest([DeleteTopicState("orders")], ["orders"]))
+        assert deleted.responses[0].error_code == 0
+        made = await stage.ask(CreateTopicsRequest([CreatableTopic("orders", 1, 1)]))
+        assert made.topics[0].error_code == 0
+        for _ in range(20):  # also once the new one is led
+            assert (await _row_of(stage))["offsets"] is None
+            await asyncio.sleep(0.02)
+
+    async def _row_of(stage: TxnStage) -> dict[str, Any]:
+        """As soon as all of the page can be told."""
+        while True:
+            told, found = await _viewed(stage, views.transaction, id="pay")
+            if not told.missing:
+                (row,) = found["cut"].rows
+                return dict(row)
 
     on_txn_stage(tmp_path, scene)
 

@@ -451,7 +451,10 @@ async def _traced(
     for each in shown.rows:
         traced = found.get(each)
         first = traced.batches[0].header.base_offset if traced and traced.batches else None
-        rows.append({"partition": each, "first": first, "offsets": offsets.get(each), "found": traced})
+        # A topic that was deleted and made again has nothing of it: what its coordinator wrote names no topic's id.
+        is_there = is_open or (traced is not None and (traced.batches or traced.skipped))
+        told = offsets.get(each) if is_there else None
+        rows.append({"partition": each, "first": first, "offsets": told, "found": traced})
     batches = sorted((batch for traced in found.values() for batch in traced.batches), key=_when)
     return rows, batches[:BATCHES_MAX]
 
