@@ -5,7 +5,8 @@ as much as it needs. What holds up to 32 KiB is not counted, so there is always 
 
 A body that finds no room is not read for a moment. If there is none then, requests are ended that wait for their
 clients, first those whose clients have not moved for longest: a body that comes is answered with 503, and an answer
-that is not taken is cut off. A request that waits for room, or for its own work, is not ended.
+that is not taken is cut off. A request that waits for room, or for its own work, is not ended, and none is ended where
+that makes no room.
 """
 
 from __future__ import annotations
@@ -44,20 +45,22 @@ class Holding:
         finally:
             holder.hold(0)
 
-    def has_room(self, holder: Holder, size_bytes: int) -> bool:
-        """Whether `holder` may hold so much."""
-        others_bytes = self.bytes - holder.bytes
+    def has_room(self, holder: Holder, size_bytes: int, *, freed_bytes: int = 0) -> bool:
+        """Whether `holder` may hold so much, once others have freed this."""
+        others_bytes = self.bytes - holder.bytes - freed_bytes
         return not others_bytes or others_bytes + size_bytes <= self._most_bytes
 
     def make_room(self, holder: Holder, size_bytes: int) -> None:
-        """End requests until `holder` may hold so much, or none waits for its client."""
-        if self.has_room(holder, size_bytes):
+        """End other requests that wait for their clients, until `holder` may hold so much. If it may not even when all
+        of them have ended, none is ended.
+        """
+        waiting = [each for each in self.holders if each.end is not None and each is not holder]
+        if not self.has_room(holder, size_bytes, freed_bytes=sum(each.bytes for each in waiting)):
             return
-        waiting = [each for each in self.holders if each.end is not None]
         for each in sorted(waiting, key=lambda each: each.moved_s):
-            each.be_ended()
             if self.has_room(holder, size_bytes):
                 return
+            each.be_ended()
 
 
 class Holder:

@@ -7,7 +7,7 @@ import json
 import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -397,5 +397,61 @@ def test_the_one_whose_client_has_not_moved_for_longest_is_ended(monkeypatch: py
             await slow_comes
         assert (fresh_comes.done(), holding_all.bytes) == (False, 290_000)
         fresh_comes.cancel()
+
+    asyncio.run(scene())
+
+
+class Transport:
+    def __init__(self) -> None:
+        self.is_aborted = False
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+def given(holder: Holder, size_bytes: int, stack: ExitStack) -> Transport:
+    """Its client does not take the answer."""
+    transport = Transport()
+    stack.enter_context(holder.given(size_bytes, cast(asyncio.Transport, transport)))
+    return transport
+
+
+def test_nobody_is_ended_where_that_makes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that waited for their clients were ended, and there was no room even so: each second again, for a stream."""
+    monkeypatch.setattr(holding, "PATIENCE_S", 0.05)
+
+    async def scene() -> None:
+        holding_all = Holding(300_000)
+        served, first, second, coming = (Holder(holding_all) for _ in range(4))
+        await served.take(200_000)
+        with ExitStack() as stack:
+            waiting = [given(first, 40_000, stack), given(second, 40_000, stack)]
+            with pytest.raises(Problem, match="all the memory"):
+                await coming.take(100_001)
+            given(coming, 100_001, stack)
+            assert [each.is_aborted for each in waiting] == [False, False]
+            assert holding_all.bytes == 380_001
+            coming.hold(0)
+            await coming.take(60_000)  # one of them is enough
+            assert [each.is_aborted for each in waiting] == [True, False]
+            await coming.take(100_000)  # as much as all of them give
+            assert [each.is_aborted for each in waiting] == [True, True]
+
+    asyncio.run(scene())
+
+
+def test_who_needs_more_room_is_not_ended_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that was writing what one leader had was cut off when there was no room for what came of another."""
+    monkeypatch.setattr(holding, "PATIENCE_S", 0.05)
+
+    async def scene() -> None:
+        holding_all = Holding(300_000)
+        served, stream = Holder(holding_all), Holder(holding_all)
+        await served.take(200_000)
+        with ExitStack() as stack:
+            transport = given(stream, 60_000, stack)
+            with pytest.raises(Problem, match="all the memory"):
+                await stream.take(120_000)
+            assert not transport.is_aborted
 
     asyncio.run(scene())
