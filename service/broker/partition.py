@@ -62,6 +62,7 @@ from log.ids import NO_EPOCH, TopicId, TopicPartition
 from log.partition_log import PartitionLog
 from log.replica import ReplicaSet
 from log.snapshots import restoring
+from log.views import View
 from service.broker.acceptance import (
     BROKERS_BITS,
     Inspected,
@@ -491,13 +492,20 @@ class Partition:
     def cut(self, end_offset: int) -> Steps[bool]:
         """Remove from `end_offset` on what the leader does not have. Committed data can be among it only after an
         unclean election, or if compaction has removed it from the leader's log. The log is cut in one step, after those
-        that make what the views will know. It is not cut, and False is returned, if the role is another one by then.
+        that make what the views will know. It is not cut, and False is returned, once the role is another one.
         """
         role = self.role
         assert isinstance(role, Following), "only a follower cuts"
-        views = yield from views_below(self.log, end_offset)
-        if self.role is not role:
-            return False
+        making = views_below(self.log, end_offset)
+        while True:
+            try:
+                next(making)
+            except StopIteration as made:
+                views: list[View] = made.value
+                break
+            yield
+            if self.role is not role:  # who leads waits for the log
+                return False
         if self._known_high_watermark > end_offset:
             self.committed_taken_back += 1
             logger.error(

@@ -16,7 +16,6 @@ from log.ids import TopicPartition
 from log.partition_log import PartitionLog
 from log.removal import raise_start_offset
 from log.segment import segment_name
-from log.steps import done_at_once
 from log.views import whole
 from service.broker import fetch_sessions, replication
 from service.broker.partition import Appended, Partition, PartitionLost
@@ -316,7 +315,9 @@ def test_others_have_turns_while_a_follower_of_very_many_producers_takes_back(tm
 def test_a_cut_under_which_this_broker_begins_to_lead_is_not_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the views will know after a cut is made in steps. In between they are whole: this broker leads by them."""
+    """What the views will know after a cut is made in steps. In between they are whole: this broker leads by them. The
+    steps that are left are not made: the log is locked meanwhile.
+    """
 
     async def scene(stage: ClusterStage) -> None:
         await stage.create(1, 2, min_insync_replicas="2")
@@ -325,12 +326,14 @@ def test_a_cut_under_which_this_broker_begins_to_lead_is_not_made(
         await stage.alike(1, 2)
         follower = stage.partition(2)
         known = whole(follower.producers.snapshot())
-        steps = follower.cut(2)
+        steps = follower.cut(5)
         next(steps)
         assert (follower.log.end_offset, whole(follower.producers.snapshot())) == (7, known)
         await stage.kill(1)
         await until(lambda: stage.leader() is follower)
-        assert done_at_once(steps) is False
+        with pytest.raises(StopIteration) as end:
+            next(steps)
+        assert end.value.value is False
         assert (follower.log.end_offset, whole(follower.producers.snapshot())) == (7, known)
         again = await stage.write("6", acks=1, producer_id=5, producer_epoch=0, base_sequence=6)
         assert (again.duplicate, again.base_offset) == (True, 6)
