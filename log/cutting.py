@@ -10,8 +10,10 @@ so that no offset is given twice. It does so in a new segment, whose name tells 
 """
 
 from collections.abc import Generator, Iterable
+from itertools import islice
 from typing import Final, NamedTuple
 
+from log.batch import CorruptBatch
 from log.checkpoints import CLEANED_OFFSET, GAPS_OFFSET, START_OFFSET, read_offset, write_offset
 from log.disk import DiskFault
 from log.partition_log import PartitionLog
@@ -35,12 +37,15 @@ class _Cut(NamedTuple):
 
 
 def _cut_at(log: PartitionLog, offset: int) -> _Cut:
+    """`CorruptBatch` if a base offset here has rotted: more would be taken back, and a gap left in its place."""
     last = next(segment for segment in reversed(log.segments) if segment.base_offset < offset)
     position = last.position_of(offset)
-    end_offset = offset
-    for _, header in last.headers(position, min(position + 1, last.size_bytes)):
-        end_offset = min(offset, header.base_offset)  # the base offset is higher if compaction has left a gap here
+    behind = [header for _, header in islice(last.headers(position), 2)]  # these two must not overlap
+    # The base offset is higher if compaction has left a gap here.
+    end_offset = min(offset, behind[0].base_offset) if behind else offset
     kept_end = last.end_before(position)
+    if kept_end > end_offset:
+        raise CorruptBatch(f"{last.path()} has the offsets of another place at {position}")
     assert last.base_offset <= kept_end <= end_offset <= offset, "only whole batches below the cut stay"
     return _Cut(last, position, kept_end, end_offset)
 

@@ -86,11 +86,11 @@ class Relocation:
             self._begin()
         if copy.config is not log.config:
             copy.set_config(log.config)
-        found = log.read(
-            max(copy.end_offset, log.start_offset), max_bytes=PIECE_BYTES, limit_offset=limit_offset, at_least_one=True
-        )
+        offset = max(copy.end_offset, log.start_offset)
+        found = log.read(offset, max_bytes=PIECE_BYTES, limit_offset=limit_offset, at_least_one=True)
         if found is None:
             return 0
+        found = log.checked(offset, found)
         piece = memoryview(found.file.pread(found.size, found.position))
         at = 0
         while at < len(piece):

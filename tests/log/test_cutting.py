@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from log.batch import read_header, split
+from log.batch import CorruptBatch, read_header, split
 from log.checkpoints import START_OFFSET
 from log.compaction import find_work
 from log.config import LogConfig
-from log.cutting import distrust, durable_after_cut, restart_at
+from log.cutting import _cut_at, distrust, durable_after_cut, restart_at
 from log.partition_log import PartitionLog
 from log.removal import keep_start, raise_start_offset
 from log.time_search import max_timestamp
@@ -47,6 +47,27 @@ def test_truncating_into_a_batch_takes_all_of_it() -> None:
     cut_log(log, 6)
     assert log.end_offset == 4
     assert asyncio.run(max_timestamp(log, 4, unpack)) == (3, 1003, 0)
+
+
+@pytest.mark.parametrize("records", [1, 3])
+def test_nothing_is_taken_back_where_a_base_offset_has_rotted(records: int) -> None:
+    """More was taken back than wanted, with a gap in its place, or an assertion failed."""
+    disk = MemoryDisk()
+    log, _ = open_log(disk, config=LogConfig(index_interval_bytes=200))
+    fill(log, 12, records=records)
+    segment, offsets = log.segments[0], range(1, log.end_offset)
+    right = {offset: _cut_at(log, offset) for offset in offsets}
+    for position in [position for position, _ in segment.headers(0)]:
+        for bit in (1, 2, 4, 8, 16):
+            data, seen = disk.files[segment.path()].data, 0
+            data[position + 7] ^= bit
+            for offset in offsets:
+                try:
+                    assert _cut_at(log, offset) == right[offset]
+                except CorruptBatch:
+                    seen += 1
+            assert seen
+            data[position + 7] ^= bit
 
 
 def test_a_restarted_log_goes_on_elsewhere() -> None:

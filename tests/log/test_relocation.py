@@ -5,6 +5,7 @@ import errno
 
 import pytest
 
+from log.batch import CorruptBatch
 from log.compaction import find_work
 from log.control import ControlType
 from log.cutting import restart_at
@@ -12,7 +13,7 @@ from log.disk import DiskFault
 from log.ids import TopicId
 from log.relocation import FORMER, Relocation, of_stem, stem_of
 from log.removal import remove_oldest
-from tests.log.building import cut_log
+from tests.log.building import cut_log, fill, open_log
 from tests.log.compacting import NOW_MS, RETENTION_MS, Bench, breathe, committed_records, table
 from tests.log.memory_disk import MemoryDisk
 from tests.log.plain_cleaning import once
@@ -23,6 +24,21 @@ TOPIC_ID = TopicId(bytes(range(16)))
 @pytest.mark.parametrize("topic_id", [TOPIC_ID, TopicId(bytes(16)), TopicId(b"\xff" * 16), TopicId(b"\xfb\xef" * 8)])
 def test_what_a_copy_is_of_is_read_from_its_name(topic_id: TopicId) -> None:
     assert of_stem(stem_of(topic_id, 12)) == (topic_id, 12)
+
+
+@pytest.mark.parametrize("rotten", [2, 6, 7, 2**40])
+def test_a_copy_does_not_go_on_behind_a_base_offset_that_has_rotted(rotten: int) -> None:
+    """It took what is left out for a gap of compaction, and took the log's place without it."""
+    disk = MemoryDisk()
+    log, _ = open_log(disk)
+    fill(log, 10)
+    moving = Relocation(log, disk, MemoryDisk(), TOPIC_ID, 0)
+    position = log.segments[0].position_of(5)
+    disk.files[log.segments[0].path()].data[position : position + 8] = rotten.to_bytes(8, "big")
+    with pytest.raises(CorruptBatch):
+        while moving.step(log.end_offset, now_ms=0):
+            pass
+    assert moving.copy.end_offset <= 5
 
 
 ZEROS = "A" * 22
