@@ -271,9 +271,11 @@ def read_records(
     *,
     limit_bytes: int = MAX_PLAIN_BYTES,
     payload: bytes | None = None,
+    most_headers: int | None = None,
 ) -> Iterator[Record]:
     """Every record with its absolute offset and timestamp. The checksum is not verified here. `payload`: it is unpacked
-    already.
+    already. `most_headers`: what a record has more of is left closed. A header may be two bytes long, so that little
+    that came is much to open.
 
     A record without headers is read in place, in half the time; `_read_stored_record` reads or refuses every other.
     """
@@ -321,7 +323,9 @@ def read_records(
             yield _new(Record, (base_offset + offset_delta, timestamp, key, value, ()))
         else:
             stored = _read_stored_record(payload[start:end], header)
-            yield Record(stored.offset, stored.timestamp, stored.key, *_read_value_and_headers(stored.tail))
+            yield Record(
+                stored.offset, stored.timestamp, stored.key, *_read_value_and_headers(stored.tail, most_headers)
+            )
         at = end
     if at != length:
         raise CorruptBatch(f"{length - at} bytes after the last record")
@@ -407,7 +411,9 @@ def _wrapped(number: int) -> int:
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-def _read_value_and_headers(tail: bytes) -> tuple[bytes | None, tuple[tuple[str, bytes | None], ...]]:
+def _read_value_and_headers(
+    tail: bytes, most_headers: int | None = None
+) -> tuple[bytes | None, tuple[tuple[str, bytes | None], ...]]:
     _, at = read_varint(tail, 0)
     key_size, at = read_varint(tail, at)
     value, at = _read_nullable(tail, at + max(key_size, 0))
@@ -415,14 +421,15 @@ def _read_value_and_headers(tail: bytes) -> tuple[bytes | None, tuple[tuple[str,
     if not 0 <= count <= len(tail) - at:
         raise CorruptBatch(f"{count} headers in {len(tail) - at} bytes")
     headers = []
-    for _ in range(count):
+    wanted = count if most_headers is None else min(count, most_headers)
+    for _ in range(wanted):
         name, at = _read_nullable(tail, at)
         if name is None:
             raise CorruptBatch("a header without a name")
         content, at = _read_nullable(tail, at)
         # By the protocol names are text, but no broker checks that. Bytes that can't be decoded are kept.
         headers.append((name.decode("utf-8", "surrogateescape"), content))
-    if at != len(tail):
+    if wanted == count and at != len(tail):
         raise CorruptBatch(f"{len(tail) - at} bytes after the last header")
     return value, tuple(headers)
 

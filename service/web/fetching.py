@@ -27,18 +27,18 @@ from service.web.event_format import EventOut, shown_event
 from service.web.gateway import CLIENT_ID, PAUSE_S, Gateway, not_yet
 from service.web.holding import SMALL_BYTES, Holder
 from service.web.problems import Problem, of_error
-from service.web.records import RecordOut, shown, shown_headers, shown_key
+from service.web.records import HEADERS_MAX, RecordOut, shown, shown_headers, shown_key
 from service.web.topics import at_time
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import FetchPartition, FetchRequest, FetchTopic
 
 EARLIEST, LATEST = -2, -1
 RECORDS_AT_ONCE = 1000
-"""How many records are opened in one turn of the loop. A batch counts as one more."""
+"""How many records are opened in one turn of the loop. A batch counts as one more, and so does a header."""
 CROWDED_S = 0.5
 """The pause of a reader for which there is no room to wait at another broker: it asks again and again."""
-PACKED_AT_ONCE = 16 << 10
-"""A compressed batch that is longer is unpacked beside the loop."""
+UNPACKED_AT_ONCE = 512 << 10
+"""A batch that may be longer when it is unpacked is unpacked beside the loop."""
 PLAIN_TIMES = 8
 """How many times as long a packed batch is taken to be, if it does not tell; each time that it is longer, once more."""
 READ_BYTES_MAX = 16 << 20
@@ -243,16 +243,16 @@ async def opened(
             held.unpacked_bytes -= unpacked_bytes
             unpacked_bytes, payload = 0, None
             if header.codec:
-                payload = await _unpacked(gateway, batch, header, held)
+                payload = await unpacked(gateway, batch, header, held)
                 unpacked_bytes = len(payload)
             control = None
             if header.is_control:
                 kind = read_marker(batch).type
                 control = "unknown" if kind is None else kind.name.lower()
             found: list[Shown] = []
-            for record in read_records(batch, header, payload=payload):
-                looked_at += 1
+            for record in read_records(batch, header, payload=payload, most_headers=HEADERS_MAX + 1):
                 at_offset, _, key, value, headers = record
+                looked_at += 1 + len(headers)
                 if at_offset < offset:
                     if looked_at >= RECORDS_AT_ONCE:
                         looked_at = 0
@@ -285,7 +285,7 @@ async def opened(
         held.unpacked_bytes -= unpacked_bytes
 
 
-async def _unpacked(gateway: Gateway, batch: memoryview, header: BatchHeader, held: Held) -> bytes:
+async def unpacked(gateway: Gateway, batch: memoryview, header: BatchHeader, held: Held) -> bytes:
     """The batch's records, for which there is room. Raises a problem if there is none."""
     told_bytes = told_plain_bytes(header.codec, batch[HEADER_BYTES:]) or PLAIN_TIMES * len(batch)
     limit_bytes = min(told_bytes, MAX_PLAIN_BYTES)
@@ -294,7 +294,7 @@ async def _unpacked(gateway: Gateway, batch: memoryview, header: BatchHeader, he
         payload = None
         try:
             unpack = partial(plain_payload, batch, header, limit_bytes=limit_bytes)
-            payload = await gateway.env.blocking(unpack) if len(batch) > PACKED_AT_ONCE else unpack()
+            payload = await gateway.env.blocking(unpack) if limit_bytes > UNPACKED_AT_ONCE else unpack()
         except CorruptBatch as failure:
             if not isinstance(failure.__cause__, UnpacksTooLarge) or limit_bytes == MAX_PLAIN_BYTES:
                 raise
@@ -318,7 +318,8 @@ def shown_record(
             shown_key(record.key, out)
         shown(record.value, lens.form, out)
         if record.headers:
-            out.headers = shown_headers(record.headers)
+            out.headers = shown_headers(record.headers[:HEADERS_MAX])
+            out.headers_cut = len(record.headers) > HEADERS_MAX
     if is_aborted:
         out.aborted = True
     if lens.with_producers and header.producer_id >= 0:

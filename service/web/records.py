@@ -26,6 +26,8 @@ from service.web.problems import Problem
 from service.wire.error_codes import ErrorCode
 
 TIMESTAMP_MAX = 2**63 - 1
+HEADERS_MAX = 10_000
+"""The most headers of a record that are read or written by HTTP. To open and show so many takes 10 ms."""
 
 
 Int64 = Annotated[int, msgspec.Meta(extra_json_schema={"type": ["integer", "string"]})]
@@ -65,6 +67,8 @@ class RecordOut(msgspec.Struct, omit_defaults=True, gc=False):
     value_string: str | UnsetType = UNSET
     value_base64: str | UnsetType = UNSET
     headers: list[dict[str, str | None]] = []
+    headers_cut: bool = False
+    """There are more headers than are shown."""
     control: str | None = None
     aborted: bool = False
     producer_id: Int64 | UnsetType = UNSET

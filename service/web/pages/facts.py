@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice, pairwise
@@ -39,6 +39,7 @@ from service.client.transactions import (
 from service.cluster.image import NO_LEADER, Image, PartitionState
 from service.settings.broker import WEB
 from service.turns import in_turns, slices_in_turns
+from service.web.fetching import Held, unpacked
 from service.web.gateway import Gateway
 from service.web.groups import BurrowStatus, LateGroups, late_at, late_here, standing_first
 from service.web.pages.near import TIMEOUT_S, NearCluster
@@ -82,7 +83,7 @@ PARTITIONS_A_TURN: Final = 1_000
 MESSAGES: Final = 100
 READ_BYTES: Final = 256 << 10
 """How many bytes of a log are read at once."""
-OPENED_BYTES: Final = 16 << 10
+HEADERS_SHOWN: Final = 20
 BATCHES_A_TURN: Final = 20
 RECORDS_A_TURN: Final = 200
 SEARCHED_S: Final = 1.5
@@ -632,7 +633,8 @@ async def messages(
     offsets: PartitionOffsets,
     offset: int,
     isolation: str,
-    search: bytes = b"",
+    search: bytes,
+    held: Held,
 ) -> tuple[list[ShownRecord], int]:
     """Up to a hundred records from `offset`, and the offset to go on at. They are what readers of committed records
     see, or what all readers see, or everything, with markers and aborted records. `search`: only records with this in
@@ -657,7 +659,10 @@ async def messages(
                 is_shown, state = isolation != "committed", "aborted"
             else:
                 is_shown, state = True, "committed" if decided or not header.is_transactional else "open"
-            async for record in in_turns(await _opened(gateway, batch, header) if is_shown else (), RECORDS_A_TURN):
+            if not is_shown:
+                position = max(position, header.next_offset)
+                continue
+            async for record in _opened(gateway, batch, header, held):
                 if record.offset < offset or not (search in (record.key or b"") or search in (record.value or b"")):
                     continue
                 kind = read_marker(batch).type if header.is_control else None
@@ -688,18 +693,18 @@ async def _fetched(
     return memoryview(data.records or b""), aborted
 
 
-async def _opened(gateway: Gateway, batch: memoryview, header: BatchHeader) -> list[Record]:
-    """The records of a batch. One that is long, or may become long when it is unpacked, is opened beside the loop."""
+async def _opened(gateway: Gateway, batch: memoryview, header: BatchHeader, held: Held) -> AsyncIterator[Record]:
+    """The records of a batch, opened as they are looked at."""
     try:
-        if header.codec or header.size_bytes > OPENED_BYTES:
-            return await gateway.env.blocking(_unpacked, batch, header)
-        return _unpacked(batch, header)
+        payload = None
+        if header.codec:
+            held.unpacked_bytes = 0  # of the batch before
+            payload = await unpacked(gateway, batch, header, held)
+        records = read_records(batch, header, payload=payload, most_headers=HEADERS_SHOWN + 1)
+        async for record in in_turns(records, RECORDS_A_TURN):
+            yield record
     except CorruptBatch as failure:
         raise ClientFailure(f"the batch at offset {header.base_offset} is damaged: {failure}") from None
-
-
-def _unpacked(batch: memoryview, header: BatchHeader) -> list[Record]:
-    return list(read_records(batch, header))
 
 
 # --- brokers and settings --------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from service.broker.internal_topics import INTERNAL_TOPICS
 from service.client.groups import describe_group, list_groups
 from service.client.transactions import find_root, find_transaction, producers_of
 from service.turns import in_turns, slices_in_turns
+from service.web.fetching import Held
 from service.web.gateway import Gateway
 from service.web.pages import facts, tracing
 from service.web.pages.facts import NAMED, Told
@@ -555,11 +556,13 @@ async def messages(look: PageView) -> Facts:
         asked = look.query.get("offset", "")
         end = offsets.stable if isolation == "committed" else offsets.high
         offset = min(max(_whole(asked, offsets.start if look.search else max(end - 25, 0)), offsets.start), end)
-        rows, following = await look.told.ask(
-            "records",
-            facts.messages(gateway, look.cluster, partition, offsets, offset, isolation, look.search.encode()),
-            (rows, offset),
-        )
+        with gateway.holding.of_request() as holder:
+            search, held = look.search.encode(), Held(holder)
+            rows, following = await look.told.ask(
+                "records",
+                facts.messages(gateway, look.cluster, partition, offsets, offset, isolation, search, held),
+                (rows, offset),
+            )
     return {
         "title": f"{name} partition {partition.partition}",
         "name": name,
@@ -570,6 +573,7 @@ async def messages(look: PageView) -> Facts:
         "following": following,
         "before": max(offset - facts.MESSAGES, 0),
         "rows": rows,
+        "headers_shown": facts.HEADERS_SHOWN,
     }
 
 

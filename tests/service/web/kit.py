@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import os
 import select
@@ -10,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import MagicMock
@@ -23,6 +26,8 @@ from service.web.holding import Holder, Holding
 
 ROOT = Path(__file__).resolve().parents[3]
 PATIENCE_S = 30.0
+TURN_S = 0.1
+"""Ten milliseconds are meant; others have this machine too."""
 
 
 class Launched:
@@ -177,3 +182,30 @@ def read_all(bootstrap: str, topic: str) -> list[Seen]:
     finally:
         consumer.close()
     return found
+
+
+def longest_turn_s(work: Coroutine[Any, Any, None]) -> float:
+    """The processor's time that the longest turn of the loop took while this was done."""
+    longest_s = 0.0
+
+    async def watch() -> None:
+        nonlocal longest_s
+        while True:
+            before = time.thread_time()
+            await asyncio.sleep(0)
+            longest_s = max(longest_s, time.thread_time() - before)
+
+    async def scenario() -> None:
+        task = asyncio.create_task(watch())
+        try:
+            await work
+        finally:
+            await asyncio.sleep(0)
+            task.cancel()
+
+    gc.freeze()  # as the broker does
+    try:
+        asyncio.run(scenario())
+    finally:
+        gc.unfreeze()
+    return longest_s

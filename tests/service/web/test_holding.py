@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from yarl import URL
 
@@ -25,8 +26,9 @@ from service.web.fetching import PORTION_BYTES, READ_BYTES_MAX, Held, Lens, Piec
 from service.web.gateway import Gateway
 from service.web.holding import SMALL_BYTES, Holder, Holding
 from service.web.problems import Problem
+from service.web.records import HEADERS_MAX, RecordOut
 from tests.service.api.admin_stage import Stage, on_stage
-from tests.service.web.kit import PATIENCE_S
+from tests.service.web.kit import PATIENCE_S, TURN_S, longest_turn_s
 
 MOST_BYTES = 4_000_000
 HEAD = b"POST /v1/topics/held/records HTTP/1.1\r\nHost: x\r\nX-A: 1\r\nContent-Type: application/json\r\n"
@@ -212,6 +214,40 @@ def test_what_is_read_of_well_packed_records_is_bounded(codec: Codec) -> None:
             [each async for each in opened(gateway, piece, 0, lens, 10_000, Held(Holder(full)))]
 
     asyncio.run(scene())
+
+
+def read(batch: bytes, lens: Lens, most_bytes: int = 1 << 30) -> tuple[list[RecordOut], float]:
+    """What is shown of a batch, and how long the longest turn took."""
+    piece, found = Piece(TopicPartition("held", 0), 0, data=batch), list[Any]()
+
+    async def work() -> None:
+        gateway = cast(Gateway, SimpleNamespace(env=SimpleNamespace(blocking=asyncio.to_thread)))
+        async for records, _ in opened(gateway, piece, 0, lens, 10_000, Held(Holder(Holding(most_bytes)))):
+            found.extend(records)
+
+    longest_s = longest_turn_s(work())
+    return found, longest_s
+
+
+def test_records_of_very_many_headers_are_shown_in_turns() -> None:
+    """Ten million headers are packed in 2 KB. They were opened in one turn of 10 s, and counted after that."""
+    very_many = tuple(("", None) for _ in range(1_000_000))
+    batch = build_batch([(None, b"v", very_many, 1000), (None, b"w", (("a", b"b"),), 1000)], codec=Codec.ZSTD)
+    (first, second), longest_s = read(batch, Lens())
+    assert longest_s < TURN_S
+    assert first.headers == [{"name": "", "value": None}] * HEADERS_MAX
+    assert first.headers_cut
+    assert second.headers == [{"name": "a", "value": "b"}]
+    assert not second.headers_cut
+    assert b"headers_cut" not in msgspec.json.encode(second)
+    batch = build_batch([(None, b"v", very_many[:HEADERS_MAX], 1000)] * 100, codec=Codec.ZSTD)
+    found, longest_s = read(batch, Lens(key=b"none"))
+    assert not found
+    assert longest_s < TURN_S
+    found, longest_s = read(batch, Lens())
+    assert 5 < len(found) < 20, "a header counts as what is made of it"
+    assert not any(each.headers_cut for each in found)
+    assert longest_s < TURN_S
 
 
 def test_a_batch_of_events_is_read_as_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
-import time
 from typing import Any
 
 import msgspec
@@ -15,9 +13,7 @@ from service.web.looking import BodyScan, refuse_doubles
 from service.web.problems import Problem
 from service.web.producing import BatchIn, read_batch
 from service.web.records import RecordIn
-
-TURN_S = 0.1
-"""Ten milliseconds are meant; others have this machine too."""
+from tests.service.web.kit import TURN_S, longest_turn_s
 
 
 def read(body: bytes) -> list[RecordIn]:
@@ -92,30 +88,13 @@ def test_members_of_a_value_are_the_clients_own() -> None:
     ids=["empty", "one value", "one string", "many", "no end", "no beginning"],
 )
 def test_a_long_body_is_read_in_turns_of_the_loop(body: bytes) -> None:
-    longest_s = 0.0
-
-    async def watch() -> None:
-        nonlocal longest_s
-        while True:
-            before = time.thread_time()
-            await asyncio.sleep(0)
-            longest_s = max(longest_s, time.thread_time() - before)
-
     async def scenario() -> None:
-        task = asyncio.create_task(watch())
         try:
             await read_batch(body)
         except Problem as problem:
             assert problem.slug in ("malformed", "record-too-large")
-        finally:
-            task.cancel()
 
-    gc.freeze()  # as the broker does
-    try:
-        asyncio.run(scenario())
-    finally:
-        gc.unfreeze()
-    assert longest_s < TURN_S
+    assert longest_turn_s(scenario()) < TURN_S
 
 
 def test_too_many_records_are_refused() -> None:
