@@ -23,7 +23,7 @@ from service.web.following import ALL_THE_TIME, Cursor, Stream, read_cursor
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.holding import HOLDER, Holder
 from service.web.problems import Problem
-from service.web.records import Int64, RecordOut, asked_time, long_numbers_as_text, with_text_numbers
+from service.web.records import Int64, RecordOut, asked_time, with_text_numbers
 from service.web.routing import JSON, NDJSON, SSE, STREAMING, Parameter, Route, header, integer, text
 from service.web.topics import at_time, partition_of
 from service.wire.error_codes import ErrorCode
@@ -108,7 +108,7 @@ async def page(gateway: Gateway, request: web.Request) -> web.StreamResponse:
             except (Problem, ClientFailure):
                 break
             records += some
-        return batch_of(records, lens, {"Next-Offset": str(reading.offset)})
+        return batch_of(records, {"Next-Offset": str(reading.offset)})
     show = with_text_numbers if lens.text_numbers else _encode
     if is_over:
         found = Page(records, reading.offset, *reading.ends)  # type: ignore[arg-type]
@@ -242,12 +242,10 @@ def _refuse_more(lens: Lens) -> None:
         raise Problem("malformed", "include is not for CloudEvents: they are committed records, and nothing else")
 
 
-def batch_of(events: Sequence[Shown], lens: Lens, headers: dict[str, str]) -> web.Response:
+def batch_of(events: Sequence[Shown], headers: dict[str, str]) -> web.Response:
     """A batch of CloudEvents. A batch has no room for the next offset, so that is in a header."""
     body = _encode([event.content for event in events if isinstance(event, EventOut)])
-    return web.Response(
-        body=long_numbers_as_text(body) if lens.text_numbers else body, content_type=BATCHED, headers=headers
-    )
+    return web.Response(body=body, content_type=BATCHED, headers=headers)
 
 
 # -- a stream

@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from msgspec import Raw
+
 from isolation.read_filter import AbortedBatches
 from isolation.read_view import Isolation
 from log.batch import HEADER_BYTES, BatchHeader, CorruptBatch, Record, plain_payload, read_header, read_records
@@ -23,11 +25,20 @@ from service.broker.fetch_sessions import SessionKey, WantedPartition
 from service.broker.reading import Reading, ReadTerms
 from service.broker.session import Session
 from service.client.cluster import by_topic
+from service.turns import Turn, done_in_turns
 from service.web.event_format import EventOut, shown_event
 from service.web.gateway import CLIENT_ID, PAUSE_S, Gateway, not_yet
 from service.web.holding import SMALL_BYTES, Holder
 from service.web.problems import Problem, of_error
-from service.web.records import HEADERS_MAX, RecordOut, shown, shown_headers, shown_key
+from service.web.records import (
+    HEADERS_MAX,
+    NUMBERS_AT_ONCE,
+    RecordOut,
+    long_numbers_as_text,
+    shown,
+    shown_headers,
+    shown_key,
+)
 from service.web.topics import at_time
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import FetchPartition, FetchRequest, FetchTopic
@@ -225,6 +236,7 @@ async def opened(
     aborted = AbortedBatches(piece.aborted or ())
     view = memoryview(piece.data)
     at = looked_at = unpacked_bytes = size_bytes = 0
+    turn = Turn(NUMBERS_AT_ONCE)
     try:
         while at + HEADER_BYTES <= len(view) and most > 0 and not held.is_full:
             if looked_at >= RECORDS_AT_ONCE:
@@ -259,7 +271,10 @@ async def opened(
                         await asyncio.sleep(0)
                     continue
                 if control is not None or lens.passes(record):
-                    found.append(shown_record(piece.partition, record, header, lens, control, is_aborted))
+                    out = shown_record(piece.partition, record, header, lens, control, is_aborted)
+                    if lens.text_numbers:
+                        await _make_text_numbers(out, turn)
+                    found.append(out)
                     size_bytes += RECORD_BYTES + len(key or b"") + len(value or b"")
                     if headers:
                         size_bytes += sum(RECORD_BYTES + len(content or b"") for _, content in headers)
@@ -325,6 +340,17 @@ def shown_record(
     if lens.with_producers and header.producer_id >= 0:
         out.producer_id, out.producer_epoch = header.producer_id, header.producer_epoch
     return out
+
+
+async def _make_text_numbers(out: Shown, turn: Turn) -> None:
+    """Make strings of the long numbers that stand in a record's value, or in an event."""
+    if isinstance(out, RecordOut):
+        if isinstance(out.value, Raw):
+            out.value = Raw(await done_in_turns(long_numbers_as_text(bytes(out.value), turn)))
+        return
+    for name, content in out.content.items():
+        if isinstance(content, Raw):
+            out.content[name] = Raw(await done_in_turns(long_numbers_as_text(bytes(content), turn)))
 
 
 async def refused(gateway: Gateway, partition: TopicPartition, piece: Piece, offset: int) -> Problem:

@@ -27,7 +27,7 @@ from service.web.fetching import Held, Lens, Piece, Shown, fetch, opened, refuse
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.holding import Holder
 from service.web.problems import Problem
-from service.web.records import RecordOut, long_numbers_as_text, with_text_numbers
+from service.web.records import RecordOut, with_text_numbers
 
 STREAM_BYTES = 512 << 10
 SHARED_BYTES = 32 << 10
@@ -483,8 +483,7 @@ class Stream:
             return with_text_numbers(record) if self._lens.text_numbers else _encode(record)
         if not self._is_sse:
             record.content.pop(CURSOR, None)  # the stream's own is added
-        line = _encode(record.content)
-        return long_numbers_as_text(line) if self._lens.text_numbers else line
+        return _encode(record.content)
 
     async def _write_all(self, told: list[bytes]) -> None:
         if content := b"".join(told):

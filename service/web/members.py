@@ -490,7 +490,7 @@ async def poll(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     member.touched_s = asyncio.get_running_loop().time()
     token = _token(member)
     if lens.as_events:
-        return batch_of(records, lens, {"Commit-Token": token})
+        return batch_of(records, {"Commit-Token": token})
     polled = Polled(records, token, member.epoch, member.assignment)  # type: ignore[arg-type]
     if lens.text_numbers:
         return web.Response(body=with_text_numbers(polled), content_type=JSON)

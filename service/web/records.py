@@ -22,6 +22,7 @@ from log.batch import NewRecord
 from log.ids import TopicPartition
 from service.client.partitioner import partition_for_key
 from service.cluster.image import Topic
+from service.turns import Steps, Turn
 from service.web.problems import Problem
 from service.wire.error_codes import ErrorCode
 
@@ -210,29 +211,40 @@ INT64_MEMBERS = (
 )
 EXACT_MAX = 2**53 - 1
 """Larger whole numbers lose digits in languages in which all numbers are doubles, such as JavaScript."""
-_STRING_OR_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?')
+_STRING_OR_NUMBER = re.compile(rb'"(?:[^"\\]++|\\.)*+"|-?\d++(?:\.\d++)?(?:[eE][+-]?\d++)?')
+_has_long_number = re.compile(rb"\d{16}").search
+NUMBERS_AT_ONCE = 5_000
+"""How many strings and numbers are looked at in one turn of the loop."""
 _encode = msgspec.json.Encoder().encode
 
 
 def with_text_numbers(answer: msgspec.Struct) -> bytes:
-    """The answer as JSON for a client whose numbers are doubles: larger whole numbers are strings."""
+    """The answer as JSON for a client whose numbers are doubles: larger whole numbers are strings. Those in the
+    records' values are strings already.
+    """
     members: dict[str, Any] = msgspec.to_builtins(answer, builtin_types=(Raw,))
     for each in (members, *members.get("records", ())):
         for name in INT64_MEMBERS:
             if name in each:
                 each[name] = str(each[name])
-    return long_numbers_as_text(_encode(members))
+    return _encode(members)
 
 
-def long_numbers_as_text(content: bytes) -> bytes:
+def long_numbers_as_text(content: bytes, turn: Turn) -> Steps[bytes]:
     """The JSON with all whole numbers beyond 2^53 as strings, digit by digit."""
-    return _STRING_OR_NUMBER.sub(_as_text, content)
-
-
-def _as_text(found: re.Match[bytes]) -> bytes:
-    token: bytes = found[0]
-    is_long = token[0] != 0x22 and len(token) > 15 and token.lstrip(b"-").isdigit()
-    return b'"' + token + b'"' if is_long and (len(token) > 20 or abs(int(token)) > EXACT_MAX) else token
+    if _has_long_number(content) is None:
+        return content
+    parts, end = list[bytes](), 0
+    for found in _STRING_OR_NUMBER.finditer(content):
+        token = found[0]
+        is_long = len(token) > 15 and token[0] != 0x22 and token.lstrip(b"-").isdigit()
+        if is_long and (len(token) > 20 or abs(int(token)) > EXACT_MAX):
+            parts += content[end : found.start()], b'"%b"' % token
+            end = found.end()
+        if turn.is_over():
+            yield
+    parts.append(content[end:])
+    return b"".join(parts)
 
 
 def shown_key(key: bytes, out: RecordOut) -> None:

@@ -250,6 +250,18 @@ def test_records_of_very_many_headers_are_shown_in_turns() -> None:
     assert longest_s < TURN_S
 
 
+@pytest.mark.parametrize("as_events", [False, True])
+def test_long_numbers_become_text_in_turns(as_events: bool) -> None:
+    """Those of a whole piece were found in one turn of 3 s."""
+    value = b'[{"\\"1":"%d", "n": %d},%b -%d]' % (2**60, 2**60, b"1234567890123456," * 150_000, 2**53)
+    batch = build_batch([(None, value, (), 1000)] * 2 + [(None, b"[%d]" % 2**53, (), 1000)] * 9_000)
+    found, longest_s = read(batch, Lens(text_numbers=True, as_events=as_events))
+    assert longest_s < TURN_S
+    first, *_, last = (each.content["data"] if as_events else each.value for each in cast(list[Any], found))
+    assert bytes(first) == value.replace(b" %d}" % 2**60, b' "%d"}' % 2**60).replace(b"-%d" % 2**53, b'"-%d"' % 2**53)
+    assert bytes(last) == b'["%d"]' % 2**53
+
+
 def test_a_batch_of_events_is_read_as_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """16 MiB of it were read before it was asked for room."""
     read_bytes = []
