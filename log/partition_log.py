@@ -37,7 +37,7 @@ from log.identity import sync_topic_id, write_topic_id
 from log.ids import TopicId
 from log.recovery import Damage, Recovered, RecoveryReport, recover
 from log.segment import SEGMENT_BYTES_MAX, Segment, SegmentFacts
-from log.segments import OffsetOutOfRange, Segments
+from log.segments import Segments
 from log.snapshots import Snapshots, restore
 from log.views import View, whole
 
@@ -58,6 +58,10 @@ class CleanState:
     views: dict[str, bytes]
     forgotten_below: int = 0
     topic_id: TopicId | None = None
+
+
+class OffsetOutOfRange(LookupError):
+    """The offset is below the start of the log."""
 
 
 class PartitionLog:

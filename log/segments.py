@@ -15,10 +15,6 @@ from log.disk import FileSlice
 from log.segment import Segment
 
 
-class OffsetOutOfRange(LookupError):
-    """The offset is below the start of the log, or below every segment that is here."""
-
-
 class Segments(Sequence[Segment]):
     """See the module. Only the log changes it, and what changes a log (`cutting`, `removal`, `swap`, `relocation`)."""
 
@@ -84,9 +80,7 @@ class Segments(Sequence[Segment]):
     def read(self, offset: int, *, max_bytes: int, limit_offset: int, at_least_one: bool) -> FileSlice | None:
         """See `PartitionLog.read`."""
         segments, bases = self._all, self._bases
-        slot = bisect_right(bases, offset) - 1
-        if slot < 0:
-            raise OffsetOutOfRange(f"offset {offset} is below every segment that is here")
+        slot = self.slot_from(offset)
         while slot < len(segments) and bases[slot] < limit_offset:
             segment = segments[slot]
             found = segment.read(offset, max_bytes=max_bytes, limit_offset=limit_offset, at_least_one=at_least_one)

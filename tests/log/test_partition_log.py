@@ -12,9 +12,8 @@ from log.compaction import renew_snapshots
 from log.config import LogConfig
 from log.cutting import restart_at
 from log.disk import DiskFault, RealDisk
-from log.partition_log import PartitionLog
+from log.partition_log import OffsetOutOfRange, PartitionLog
 from log.removal import raise_start_offset, remove_oldest
-from log.segments import OffsetOutOfRange
 from log.time_search import max_timestamp
 from tests.log.building import FOLDER, append, base_offsets, contents, cut_log, fill, open_log, stamped, unpack
 from tests.log.memory_disk import MemoryDisk

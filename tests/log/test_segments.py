@@ -6,12 +6,12 @@ from contextlib import suppress
 
 import pytest
 
-from log.batch import BatchHeader, CorruptBatch, split
+from log.batch import BatchHeader, CorruptBatch, read_header, split
 from log.config import LogConfig
 from log.partition_log import PartitionLog
 from log.segment import Segment
-from log.segments import OffsetOutOfRange, Segments
-from tests.log.building import fill, open_log
+from log.segments import Segments
+from tests.log.building import fill, open_log, stamped
 from tests.log.memory_disk import MemoryDisk
 
 SMALL = LogConfig(segment_bytes=500, index_interval_bytes=200)
@@ -41,13 +41,18 @@ def test_a_segment_is_found_by_its_base_offset_alone() -> None:
     assert Segments().first_base is None
 
 
-def test_an_offset_below_every_segment_is_not_here() -> None:
-    """A tier would be asked then. Above the last batch there is just nothing yet."""
-    log = several()
-    log.segments.put(log.segments[1:])
-    with pytest.raises(OffsetOutOfRange):
-        log.segments.read(0, max_bytes=10**6, limit_offset=10, at_least_one=True)
-    assert log.segments.read(10, max_bytes=10**6, limit_offset=20, at_least_one=True) is None
+def test_a_log_whose_first_batch_lies_far_above_its_start_is_read_from_its_start() -> None:
+    """Its compaction has left nothing below, and a copy of it has no segment there: one can't reach so far."""
+    log, _ = open_log(MemoryDisk())
+    batch = stamped([b"v"], base_offset=2**31)
+    log.append_after_gap(batch, read_header(batch), now_ms=0)
+    assert (log.start_offset, log.segments.first_base) == (0, 2**31)
+    stored = log.read(0, max_bytes=1, limit_offset=log.end_offset, at_least_one=True)
+    assert stored is not None
+    assert stored.read() == batch
+    assert log.checked(0, stored).size == len(batch)
+    assert log.behind_gap(0) == 2**31
+    assert log.read(log.end_offset, max_bytes=1, limit_offset=2**40, at_least_one=True) is None
 
 
 def test_a_reader_that_goes_on_with_small_limits_has_no_header_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
