@@ -8,7 +8,7 @@ records that were handed out or that must not be shown, and no further.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -229,7 +229,7 @@ def _pieces(gateway: Gateway, reading: Reading) -> list[Piece]:
 
 async def opened(
     gateway: Gateway, piece: Piece, offset: int, lens: Lens, most: int, held: Held
-) -> AsyncIterator[tuple[list[Shown], int]]:
+) -> AsyncGenerator[tuple[list[Shown], int], None]:
     """The records to show from `offset` on, in portions, `most` in all, and until so much is held that it is full. Each
     portion comes with the next position.
     """

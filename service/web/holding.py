@@ -23,7 +23,7 @@ from service.web.problems import Problem
 SMALL_BYTES = 32 << 10
 """As of requests by the wire (`service/net/connection.py`)."""
 PATIENCE_S = 1.0
-"""How long a request waits for room before others are ended."""
+"""How long a request waits for room before others are ended. It may wait as long for each portion of a body."""
 
 T = TypeVar("T")
 
@@ -71,8 +71,6 @@ class Holder:
         self.bytes = 0
         self.moved_s = 0.0
         """When what it holds last became more or less."""
-        self._patience_s = PATIENCE_S
-        """How long it may still wait for room before others are ended."""
         self.end: Callable[[], None] | None = None
         """Ends the request. None: it does not wait for its client."""
         self._is_ended = False
@@ -95,12 +93,9 @@ class Holder:
     async def take(self, size_bytes: int) -> None:
         """Hold so much from now on, as soon as there is room. Raises a problem if there is none."""
         if size_bytes > SMALL_BYTES and not self._holding.has_room(self, size_bytes):
-            loop = asyncio.get_running_loop()
-            until_s = loop.time() + self._patience_s
             with suppress(TimeoutError):
-                async with asyncio.timeout_at(until_s):
+                async with asyncio.timeout(PATIENCE_S):
                     await self._room(size_bytes)
-            self._patience_s = max(until_s - loop.time(), 0)
             self._holding.make_room(self, size_bytes)
             if not self._holding.has_room(self, size_bytes):
                 raise _no_room()

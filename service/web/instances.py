@@ -14,6 +14,7 @@ import asyncio
 import base64
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import Enum
 from uuid import UUID
@@ -489,17 +490,19 @@ class RecordsAnswer:
         found = await asyncio.gather(*work)
         stored_bytes = sum(len(piece.data) for pieces in found for piece in pieces)
         await self._held.take(stored=stored_bytes)
-        for pieces in found:
-            for piece in pieces:
-                if piece.error == ErrorCode.OFFSET_OUT_OF_RANGE and piece.partition not in self._ends:
-                    elsewhere.append(piece.partition)
-                elif not self._is_full and piece.error not in PASSING:
-                    if piece.error:
-                        where = f"{piece.partition.topic}-{piece.partition.partition}"
-                        raise of_error(piece.error, where)
-                    await self._open(piece)
-        self._held.stored_bytes -= stored_bytes
-        self._held.holder.hold(self._held.bytes)
+        try:
+            for pieces in found:
+                for piece in pieces:
+                    if piece.error == ErrorCode.OFFSET_OUT_OF_RANGE and piece.partition not in self._ends:
+                        elsewhere.append(piece.partition)
+                    elif not self._is_full and piece.error not in PASSING:
+                        if piece.error:
+                            where = f"{piece.partition.topic}-{piece.partition.partition}"
+                            raise of_error(piece.error, where)
+                        await self._open(piece)
+        finally:
+            self._held.stored_bytes -= stored_bytes
+            self._held.holder.hold(self._held.bytes)
         return elsewhere
 
     async def _open(self, piece: Piece) -> None:
@@ -508,19 +511,20 @@ class RecordsAnswer:
             return
         offset = self._ends.get(piece.partition, begin)
         most = RECORDS_MAX - len(self.records)
-        async for some, next_offset in opened(self._gateway, piece, offset, self._lens, most, self._held):
-            self._begins.setdefault(piece.partition, begin)
-            for each in some:
-                assert isinstance(each, RecordOut), "the lens asks for no events"
-                self._ends[piece.partition] = each.offset
-                record, size = self._show(each)
-                if self.records and size > self._left:
-                    self._is_full = True
-                    return
-                self.records.append(record)
-                self._bytes += size
-                self._left = max(self._left - size, 0)
-            self._ends[piece.partition] = next_offset
+        async with aclosing(opened(self._gateway, piece, offset, self._lens, most, self._held)) as portions:
+            async for some, next_offset in portions:
+                self._begins.setdefault(piece.partition, begin)
+                for each in some:
+                    assert isinstance(each, RecordOut), "the lens asks for no events"
+                    self._ends[piece.partition] = each.offset
+                    record, size = self._show(each)
+                    if self.records and size > self._left:
+                        self._is_full = True
+                        return
+                    self.records.append(record)
+                    self._bytes += size
+                    self._left = max(self._left - size, 0)
+                self._ends[piece.partition] = next_offset
         self._is_full = self._left == 0 or self._held.is_full or len(self.records) >= RECORDS_MAX
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,7 +22,7 @@ from log.batch import build_batch
 from log.compress import Codec
 from log.ids import TopicPartition
 from service.settings.broker import Endpoint
-from service.web import app, consuming, following, forwarding, holding, lane, transactions
+from service.web import app, consuming, following, forwarding, holding, instances, lane, transactions
 from service.web.fetching import PORTION_BYTES, READ_BYTES_MAX, Held, Lens, Piece, fetch, opened
 from service.web.gateway import Gateway
 from service.web.holding import SMALL_BYTES, Holder, Holding
@@ -445,6 +446,44 @@ def test_the_one_whose_client_has_not_moved_for_longest_is_ended(monkeypatch: py
             await slow_comes
         assert (fresh_comes.done(), holding_all.bytes) == (False, 290_000)
         fresh_comes.cancel()
+
+    asyncio.run(scene())
+
+
+def test_a_consumer_that_finds_no_room_holds_nothing_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it had fetched was counted for ever, more with each try, and it tried 50 times a second. It waits for room
+    each time as if it were the first.
+    """
+    monkeypatch.setattr(holding, "PATIENCE_S", 0.1)
+    partition = TopicPartition("held", 0)
+    data = build_batch([(None, bytes(1_000_000), (), 1000)] * 20, codec=Codec.ZSTD)
+    data += build_batch([(None, random.Random(1).randbytes(900_000), (), 1000)])
+
+    async def fetched(*_: Any, **__: Any) -> list[Piece]:
+        return [Piece(partition, 0, data=data)]
+
+    monkeypatch.setattr(instances, "fetch", fetched)
+    wishes = SimpleNamespace(form=instances.Form.BINARY, min_bytes=1)
+    instance = SimpleNamespace(positions={partition: 0}, wishes=wishes)
+    image = SimpleNamespace(partition=lambda _: SimpleNamespace(leader=1))
+    gateway = SimpleNamespace(image=image, env=SimpleNamespace(blocking=asyncio.to_thread))
+
+    async def scene() -> None:
+        holding_all = Holding(20 << 20)
+        others, holder = Holder(holding_all), Holder(holding_all)
+        await others.take(10 << 20)
+        answer = instances.RecordsAnswer(cast(Gateway, gateway), holder, cast(Any, instance), 1 << 20)
+        loop = asyncio.get_running_loop()
+        for _ in range(3):
+            began_s = loop.time()
+            with pytest.raises(Problem, match="all the memory"):
+                await answer.take(0)
+            assert holder.bytes == 0
+            assert loop.time() - began_s > 0.09
+        others.hold(0)
+        await answer.take(0)
+        assert [each.offset for each in answer.records] == [0]
+        assert holder.bytes < 5 << 20
 
     asyncio.run(scene())
 
