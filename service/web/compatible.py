@@ -18,12 +18,14 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
 from log.batch import NewRecord, build_batch
 from log.ids import TopicPartition
 from service.broker.partition import Appended
+from service.turns import Turn
 from service.web import quick
+from service.web.answers import refuse_bytes
 from service.web.consumers import ErrorV2
 from service.web.gateway import Gateway
 from service.web.holding import HOLDER
@@ -53,6 +55,27 @@ RECORD_BYTES_MAX = 4 << 20
 """The largest record in a stream. It is decoded in one turn of the loop, so it must not be long."""
 MEDIA_V2 = (V2_MEDIA, *(f"application/vnd.kafka.{form}.v2+json" for form in V2_FORMS))
 _MARK = re.compile(r'[\\"{}\[\]]')
+DEEP = 2
+"""How many objects deep the members are that an API names: a record has a value, and that has a type and data."""
+
+
+class _Members(msgspec.Struct):
+    """The members of those objects, as they came."""
+
+    id: Raw | UnsetType = UNSET
+    key: Raw | UnsetType = UNSET
+    value: Raw | UnsetType = UNSET
+    headers: Raw | UnsetType = UNSET
+    partition: Raw | UnsetType = UNSET
+    partition_id: Raw | UnsetType = UNSET
+    timestamp: Raw | UnsetType = UNSET
+    type: Raw | UnsetType = UNSET
+    data: Raw | UnsetType = UNSET
+
+
+_members = msgspec.json.Decoder(_Members)
+_any_json = msgspec.json.Decoder(Raw).decode
+_raws = msgspec.json.Decoder(list[Raw])
 
 
 # -- what the document says of requests and answers
@@ -161,6 +184,8 @@ def _bytes_of(form: str, data: Any) -> bytes | None:
             raise Problem("invalid-record", "text is a string")
         return encoded(data)
     if form in ("JSON", "json"):
+        if isinstance(data, Raw):
+            return msgspec.json.format(bytes(data), indent=-1)
         try:
             return encoded(json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
         except (ValueError, RecursionError):
@@ -187,7 +212,7 @@ def _v3_record(given: Any, now_ms: int) -> tuple[NewRecord, int | None, dict[str
     value, value_form = _v3_part(given.get("value"), "value")
     wanted, headers = given.get("headers"), []
     if wanted is not None and not isinstance(wanted, list):
-        raise Problem("invalid-record", "headers are a list")
+        raise Problem("invalid-record", f"headers are a list, of no more than {DECODED_AT_ONCE >> 10} KiB")
     for header in wanted or ():
         if not isinstance(header, dict) or not isinstance(header.get("name"), str):
             raise Problem("invalid-record", "a header has a name, and a value in base64")
@@ -264,7 +289,7 @@ class _Objects:
         return text
 
     def _take(self) -> Any:
-        return _decoded(self._joined())
+        return _decoded_briefly(self._joined().encode())
 
     def _take_blanks(self) -> None:
         if text := self._joined().strip(" \t\r\n,"):
@@ -373,11 +398,13 @@ async def v3_batch(gateway: Gateway, request: web.Request) -> web.StreamResponse
     if not 0 < len(entries) <= BATCH_MAX:
         raise Problem("invalid-request", f"entries are 1 to {BATCH_MAX} records")
     successes, failures = [], []
-    for number, entry in enumerate(entries):
+    for number, given in enumerate(entries):
         if number % WRITTEN_AT_ONCE == WRITTEN_AT_ONCE - 1:
             await asyncio.sleep(0)
-        name = entry.get("id") if isinstance(entry, dict) else None
+        name = None
         try:
+            entry = _decoded_briefly(given)
+            name = entry.get("id") if isinstance(entry, dict) else None
             if not isinstance(name, str) or not 0 < len(name) <= 80:
                 raise Problem("invalid-record", "an entry has an id of 1 to 80 characters")
             now_ms = gateway.env.clock.wall_ms()
@@ -394,9 +421,9 @@ def this_cluster(gateway: Gateway, request: web.Request) -> None:
         raise Problem("not-found", f"this is cluster {gateway.image.cluster_id}")
 
 
-async def _list_of(body: bytes, name: str) -> list[Any]:
-    """The list with this name in the body; an empty one if there is none. A long list is read in several turns of the
-    loop.
+async def _list_of(body: bytes, name: str) -> list[bytes]:
+    """The list with this name in the body, whose items are decoded one by one; an empty one if there is none. A long
+    list is read in several turns of the loop.
     """
     scan = BodyScan(body, name=f'"{name}"'.encode())
     for _ in scan.steps():
@@ -412,11 +439,34 @@ async def _list_of(body: bytes, name: str) -> list[Any]:
         raise Problem("record-too-large", f"there is more beside the {name} than a request may have")
     if not isinstance(_decoded(scan.rest), dict):
         raise Problem("malformed", "the body is an object")
-    some: list[Any] = []
+    some: list[bytes] = []
     for piece in scan.pieces:
-        some += _decoded(piece)
+        try:
+            some += map(bytes, _raws.decode(piece))
+        except (msgspec.DecodeError, RecursionError) as error:
+            if len(piece) > 2 * DECODED_AT_ONCE:
+                raise Problem("malformed", f"the body is not JSON: {error}") from None
+            # Half a surrogate pair is JSON for others: its record alone is refused.
+            some += [json.dumps(each).encode() for each in _decoded(piece)]
         await asyncio.sleep(0)
     return some
+
+
+def _decoded_briefly(text: bytes, deep: int = DEEP) -> Any:
+    """The JSON. Of a long one only the members that an API names are decoded, down to so many objects; what is long in
+    them stays as it came. Objects are made of each two bytes of it otherwise.
+    """
+    if len(text) <= DECODED_AT_ONCE or text[:1] == b'"':
+        return _decoded(text)
+    try:
+        refuse_bytes(text)
+        if not deep or text[:1] != b"{":
+            return _any_json(text)
+        found = _members.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise Problem("malformed", f"the body is not JSON: {error}") from None
+    named = ((name, getattr(found, name)) for name in _Members.__struct_fields__)
+    return {name: _decoded_briefly(bytes(given), deep - 1) for name, given in named if given is not UNSET}
 
 
 def _decoded(text: bytes | str) -> Any:
@@ -458,7 +508,9 @@ async def v2_records(gateway: Gateway, request: web.Request) -> web.StreamRespon
     topic = await topic_to_write(gateway, name)
     placed = PlacedRecords({}, [])
     partitioner = Partitioner(gateway.next_turn())
-    for count, each in enumerate(records, 1):
+    turn = Turn(DECODED_AT_ONCE)
+    for count, text in enumerate(records, 1):
+        each = _decoded_briefly(text)
         if not isinstance(each, dict):
             raise Problem("malformed", "a record is an object")
         partition = int(given_partition) if given_partition is not None else each.get("partition")
@@ -471,7 +523,7 @@ async def v2_records(gateway: Gateway, request: web.Request) -> web.StreamRespon
         except Problem as problem:
             raise problem.about_record(count - 1) from None
         placed.add(partitioner.place(topic, partition, key), (key, value, (), now_ms))
-        if count % RECORDS_AT_ONCE == 0:
+        if turn.is_over(DECODED_AT_ONCE // RECORDS_AT_ONCE + len(text)):
             await asyncio.sleep(0)
     batches = []
     for where, run in await in_runs(gateway, placed):
