@@ -11,7 +11,8 @@ what it has found. A partition whose leader has nothing new does not hold up tho
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import aclosing
 from dataclasses import astuple
 from typing import NamedTuple
 
@@ -32,6 +33,8 @@ from service.web.records import RecordOut, with_text_numbers
 STREAM_BYTES = 512 << 10
 SHARED_BYTES = 32 << 10
 """More than this, as stored, each stream reads for itself: it is not new, and shown in several turns of the loop."""
+SHARED_TEXT_BYTES = 256 << 10
+"""More than this, as it is shown, as well: well packed records would be held as a whole."""
 KEPT_BYTES, KEPT_S = 4 << 20, 1.0
 """How much of what was read together is kept, and for how long, for streams that were writing just then."""
 QUIET_S = 15.0
@@ -382,7 +385,7 @@ class Stream:
             pieces = await self._fetch(node, positions)
             is_shared = sum(len(piece.data) for piece in pieces) <= SHARED_BYTES
             if is_shared and not any(piece.error for piece in pieces):
-                found = [portion for piece in pieces async for portion in self._portions(piece, positions)]
+                found = await self._shared(pieces, positions)
         finally:
             self._held.holder.hold(self._held.bytes)
             reading.leave(place, found)
@@ -403,22 +406,36 @@ class Stream:
         fetching = fetch(self._gateway, node, positions, isolation, max_bytes=STREAM_BYTES, wait_ms=wait_ms)
         return await self._gateway.reading.fetched(self._topic, fetching)
 
-    async def _portions(self, piece: Piece, positions: dict[TopicPartition, int]) -> AsyncIterator[Portion]:
+    async def _shared(self, pieces: Sequence[Piece], positions: dict[TopicPartition, int]) -> list[Portion]:
+        """What others that read here get as well; nothing if it is long."""
+        found = []
+        size_bytes = 0
+        for piece in pieces:
+            async with aclosing(self._portions(piece, positions)) as portions:
+                async for portion in portions:
+                    found.append(portion)
+                    size_bytes += sum(len(line) for _, line in portion.lines)
+                    if size_bytes > SHARED_TEXT_BYTES:
+                        return []
+        return found
+
+    async def _portions(self, piece: Piece, positions: dict[TopicPartition, int]) -> AsyncGenerator[Portion, None]:
         lens, index = self._lens, piece.partition.partition
         line = self._line if lens.as_events or lens.text_numbers else _encode
         held, where = self._held, positions[piece.partition]
         held.records_bytes = 0
-        async for records, next_offset in opened(self._gateway, piece, where, lens, self._left, held):
-            lines = [(record.offset, line(record)) for record in records]
-            del records
-            held.records_bytes = 0
-            size_bytes = begin = 0
-            for end, (offset, text) in enumerate(lines, 1):
-                size_bytes += len(text)
-                if size_bytes >= TOLD_BYTES and end < len(lines):
-                    yield Portion(index, lines[begin:end], offset + 1)
-                    size_bytes, begin = 0, end
-            yield Portion(index, lines[begin:], next_offset)
+        async with aclosing(opened(self._gateway, piece, where, lens, self._left, held)) as found:
+            async for records, next_offset in found:
+                lines = [(record.offset, line(record)) for record in records]
+                del records
+                held.records_bytes = 0
+                size_bytes = begin = 0
+                for end, (offset, text) in enumerate(lines, 1):
+                    size_bytes += len(text)
+                    if size_bytes >= TOLD_BYTES and end < len(lines):
+                        yield Portion(index, lines[begin:end], offset + 1)
+                        size_bytes, begin = 0, end
+                yield Portion(index, lines[begin:], next_offset)
 
     async def _take_all(self, pieces: Sequence[Piece], positions: dict[TopicPartition, int]) -> None:
         """Send the records of all pieces, portion by portion."""
@@ -431,13 +448,14 @@ class Stream:
                     continue
                 if piece.error:
                     raise await refused(self._gateway, piece.partition, piece, positions[piece.partition])
-                async for portion in self._portions(piece, positions):
-                    async with self._turn:
-                        if self._stalled is not None:
+                async with aclosing(self._portions(piece, positions)) as portions:
+                    async for portion in portions:
+                        async with self._turn:
+                            if self._stalled is not None:
+                                return
+                            await self._write_all([self._told_of(portion)])
+                        if self._left <= 0:
                             return
-                        await self._write_all([self._told_of(portion)])
-                    if self._left <= 0:
-                        return
         finally:
             self._held.stored_bytes -= fetched_bytes
             self._held.holder.hold(self._held.bytes)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from log.batch import build_batch
+from log.compress import Codec
 from log.ids import TopicId, TopicPartition
 from service.cluster.image import Delta, Image, PartitionState, Topic
 from service.web import following
-from service.web.fetching import Lens
+from service.web.fetching import Lens, Piece
 from service.web.following import Cursor, Place, Portion, SharedReading, Stream
 from service.web.holding import Holder, Holding
 
@@ -144,5 +147,52 @@ def test_a_change_of_partitions_is_heard_between_the_turn_to_read_and_the_questi
         await asyncio.wait([step], timeout=1)
         assert (step.done(), asked.is_set()) == (True, False)
         assert stream._partitions() == [0, 1]
+
+    played(scene)
+
+
+def test_well_packed_records_are_not_held_together_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """60 MB are packed in 2.6 KB, and six times as long as they are shown. All of it was there at once, twice, and was
+    joined in one turn of the loop.
+    """
+    partition = TopicPartition("t", 0)
+    data = build_batch([(None, b"\x01" * 50_000, (), 1000)] * 100, codec=Codec.ZSTD)
+    data += build_batch([(None, b"%d" % each, (), 1000) for each in range(100)], base_offset=100)
+    assert len(data) < following.SHARED_BYTES
+    shared, written = list[int](), list[bytes]()
+
+    async def fetch(*_: object, **__: object) -> list[Piece]:
+        return [Piece(partition, 0, data=data)]
+
+    async def write(content: bytes) -> None:
+        written.append(content)
+
+    monkeypatch.setattr(following, "fetch", fetch)
+    leave = SharedReading.leave
+
+    def left(reading: SharedReading, place: Place, found: list[Portion]) -> None:
+        shared.append(sum(len(line) for portion in found for _, line in portion.lines))
+        leave(reading, place, found)
+
+    monkeypatch.setattr(SharedReading, "leave", left)
+
+    async def scene(reading: SharedReading) -> None:
+        env, topic = SimpleNamespace(blocking=asyncio.to_thread), topic_with(1)
+        gateway: Any = SimpleNamespace(reading=reading, env=env, topic=lambda _: topic, leader=lambda _: 1)
+        response: Any = SimpleNamespace(write=write)
+        transport: Any = SimpleNamespace(get_write_buffer_size=lambda: 0, abort=None)
+        more: Any = {"is_sse": False, "most": following.ALL_THE_TIME, "until": None}
+        holding, cursor = Holding(1 << 30), Cursor(bytes(16), {0: 0})
+        stream = Stream(gateway, Holder(holding), response, transport, "t", None, cursor, Lens(), **more)
+        await stream._step()
+        assert cursor.offsets == {0: 200}
+        assert (shared, holding.bytes) == ([0], 0)
+        assert max(map(len, written)) < 2 * following.SHARED_TEXT_BYTES
+        offsets = [json.loads(line)["offset"] for line in b"".join(written).splitlines()]
+        assert offsets == list(range(200))
+        cursor.moved(0, 100)
+        await stream._step()
+        assert cursor.offsets == {0: 200}
+        assert shared[1] > 0, "what is short is shared"
 
     played(scene)
