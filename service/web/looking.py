@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET
 
 from service.web.problems import Problem
-from service.web.records import RecordIn
+from service.web.records import HEADERS_MAX, TOO_MANY_HEADERS, RecordIn
 
 TOKENS_AT_ONCE = 20_000
 """How many tokens are scanned in one turn of the loop: 3 ms."""
@@ -67,7 +67,7 @@ class BodyScan:
         text = self._text
         names: list[set[bytes] | None] = []
         exempt = 0  # the depth of the client's own value; 0 outside of one
-        name, last_cut, last_comma, records = b"", 0, 0, 0
+        name, last_cut, last_comma, records, items = b"", 0, 0, 0, 0
         for count, token in enumerate(_TOKEN.finditer(text)):
             at = token.start()
             kind = text[at]
@@ -94,10 +94,14 @@ class BodyScan:
                     records += 1
                     if records >= RECORDS_MAX:
                         raise Problem("record-too-large", f"there are more than {RECORDS_MAX} records")
-                    last_comma = at
+                    last_comma, items = at, 0
                     if at - last_cut >= self._cut_bytes:
                         self.cuts.append(at)
                         last_cut = at
+                elif len(names) == self._record + 1 and not exempt:
+                    items += 1
+                    if items >= HEADERS_MAX:
+                        raise Problem("record-too-large", TOO_MANY_HEADERS).about_record(records)
             elif kind in (_LIST, _OBJECT):
                 if kind == _LIST and len(names) == TOP and name == self._name and self.records_at < 0:
                     self.records_at = last_cut = last_comma = at + 1

@@ -29,6 +29,7 @@ from service.wire.error_codes import ErrorCode
 TIMESTAMP_MAX = 2**63 - 1
 HEADERS_MAX = 10_000
 """The most headers of a record that are read or written by HTTP. To open and show so many takes 10 ms."""
+TOO_MANY_HEADERS = f"a record has at most {HEADERS_MAX} headers"
 
 
 Int64 = Annotated[int, msgspec.Meta(extra_json_schema={"type": ["integer", "string"]})]
@@ -112,6 +113,8 @@ def new_record(given: RecordIn, now_ms: int) -> NewRecord:
         key = encoded(given.key)
     elif given.key_base64 is not None:
         key = from_base64(given.key_base64, "key_base64")
+    if len(given.headers) > HEADERS_MAX:
+        raise Problem("record-too-large", TOO_MANY_HEADERS)
     headers = tuple(_headers(given.headers)) if given.headers else ()
     timestamp = now_ms if given.timestamp is None else milliseconds(given.timestamp)
     return key, content, headers, timestamp

@@ -12,7 +12,7 @@ import pytest
 from service.web.looking import BodyScan, refuse_doubles
 from service.web.problems import Problem
 from service.web.producing import BatchIn, read_batch
-from service.web.records import RecordIn
+from service.web.records import HEADERS_MAX, RecordIn, new_record
 from tests.service.web.kit import TURN_S, longest_turn_s
 
 
@@ -82,10 +82,11 @@ def test_members_of_a_value_are_the_clients_own() -> None:
         b'{"records":['
         + b'{"key":"user-7","value":{"n":7,"name":"someone","filling":[1,2,3,"%b"]}},' % (b"x" * 80) * 99_000
         + b"{}]}",
+        b'{"records":[{"headers":{' + b",".join(b'"%x":""' % each for each in range(350_000)) + b"}}]}",
         b'"' + b'\\"' * 3_000_000,
         b"]" * 6_000_000,
     ],
-    ids=["empty", "one value", "one string", "many", "no end", "no beginning"],
+    ids=["empty", "one value", "one string", "many", "headers", "no end", "no beginning"],
 )
 def test_a_long_body_is_read_in_turns_of_the_loop(body: bytes) -> None:
     async def scenario() -> None:
@@ -100,6 +101,23 @@ def test_a_long_body_is_read_in_turns_of_the_loop(body: bytes) -> None:
 def test_too_many_records_are_refused() -> None:
     with pytest.raises(Problem, match="more than"):
         read(b'{"records":[' + b"{}," * 100_000 + b"{}]}")
+
+
+@pytest.mark.parametrize("filling", [0, 200_000])
+@pytest.mark.parametrize("as_list", [False, True])
+def test_headers_are_as_many_as_can_be_read(filling: int, as_list: bool) -> None:
+    """380,000 names of one record were decoded in one turn."""
+
+    def written(count: int) -> int:
+        names = [str(number) for number in range(count)]
+        headers = [{"name": each} for each in names] if as_list else dict.fromkeys(names)
+        body = {"records": [{"value": "x" * filling + ",[,"}, {"headers": headers, "value": [[1]] * 20_000}] * 2}
+        given = read(json.dumps(body, separators=(",", ":")).encode())
+        return len(new_record(given[1], 0)[2])
+
+    assert written(HEADERS_MAX) == HEADERS_MAX
+    with pytest.raises(Problem, match="at most 10000 headers"):
+        written(HEADERS_MAX + 1)
 
 
 def test_cuts_are_between_records() -> None:
