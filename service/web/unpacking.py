@@ -19,6 +19,7 @@ import zstandard
 from aiohttp import web
 
 from service.web.holding import HOLDER, SMALL_BYTES
+from service.web.looking import RECORDS_MAX
 from service.web.problems import Problem
 from service.web.routing import OCTETS
 
@@ -46,6 +47,26 @@ ENCODINGS = ("gzip", "deflate", "zstd", "identity")
 BODY = web.RequestKey("body", bytes)
 GZIP = 31
 """zlib's `wbits` for a gzip header with the largest window; without a header they are negative."""
+
+
+class Objects:
+    """Counts the objects of a JSON body of which something is made: its records, and headers, which have a name. What
+    is in a record's value is left as it came.
+    """
+
+    def __init__(self, *, are_counted: bool) -> None:
+        self._are_counted = are_counted
+        self._objects = self._names = 0
+
+    def look_at(self, piece: bytes) -> None:
+        if self._are_counted:
+            self._objects += piece.count(b"{")
+            self._names += piece.count(b'"name"') + piece.count(b"\\u00")  # which may be a letter of it
+
+    def bytes_with(self, size_bytes: int) -> int:
+        """What a body of this length holds when it is decoded. What is made of a small one is not counted."""
+        made = min(self._objects, RECORDS_MAX + self._names)
+        return size_bytes + OBJECT_BYTES * made if size_bytes > SMALL_BYTES else size_bytes
 
 
 class Unpacker:
@@ -162,22 +183,17 @@ async def body_of(request: web.Request) -> bytes:
 
 async def _whole(request: web.Request, *, counts_objects: bool) -> bytes:
     pieces: list[bytes] = []
-    size_bytes = held_bytes = objects = 0
-    holder = request[HOLDER]
+    size_bytes = held_bytes = 0
+    objects, holder = Objects(are_counted=counts_objects), request[HOLDER]
     while some := await holder.come(request.content.readany()):
         pieces.append(some)
         size_bytes += len(some)
         held_bytes += getsizeof(some)
-        objects += counts_objects and some.count(b"{")
+        objects.look_at(some)
         if size_bytes > request.client_max_size:
             raise Problem("record-too-large", f"the body is longer than {request.client_max_size} bytes")
-        await holder.take(_with_objects(held_bytes, objects))
+        await holder.take(objects.bytes_with(held_bytes))
     return b"".join(pieces)
-
-
-def _with_objects(size_bytes: int, objects: int) -> int:
-    """What a body of this length holds when it is decoded. What is made of a small one is not counted either."""
-    return size_bytes + OBJECT_BYTES * objects if size_bytes > SMALL_BYTES else size_bytes
 
 
 async def _others_first(request: web.Request) -> None:
@@ -190,19 +206,19 @@ async def _others_first(request: web.Request) -> None:
 async def _unpacked(request: web.Request, unpacker: Unpacker, packed: bytes, *, counts_objects: bool) -> bytes:
     most_bytes = request.client_max_size
     pieces: list[bytes] = []
-    size_bytes, objects, holder = 0, 0, request[HOLDER]
+    size_bytes, objects, holder = 0, Objects(are_counted=counts_objects), request[HOLDER]
     for number, piece in enumerate(unpacker.feed(packed)):
         if piece:
             pieces.append(piece)
         size_bytes += len(piece)
-        objects += counts_objects and piece.count(b"{")
+        objects.look_at(piece)
         if size_bytes > most_bytes:
             raise Problem("record-too-large", f"the body unpacks to more than {most_bytes} bytes")
         if number % PIECES_AT_ONCE == PIECES_AT_ONCE - 1:
-            await holder.take(len(packed) + unpacker.window_bytes + _with_objects(size_bytes, objects))
+            await holder.take(len(packed) + unpacker.window_bytes + objects.bytes_with(size_bytes))
             await _others_first(request)
     unpacker.end()
-    await holder.take(_with_objects(size_bytes, objects))
+    await holder.take(objects.bytes_with(size_bytes))
     return b"".join(pieces)
 
 

@@ -226,6 +226,10 @@ def test_what_is_made_of_a_body_is_counted(pack: Callable[[bytes], bytes]) -> No
     assert len(records) == 100_000
     assert decoded_bytes < held_bytes(body) < 5 * decoded_bytes
     assert held_bytes(body, "application/octet-stream") < len(body) + 100
+    points = b'{"records":[{"value":[' + b",".join([b'{"p":{"x":1,"y":1}}'] * 300_000) + b"]}]}"
+    assert held_bytes(points) < len(points) + 80_000_000, "nothing is made of what is in a value: it counted 420 MB"
+    headers = b'{"records":[{"headers":[' + b",".join([b'{"name":""}'] * 200_000) + b"]}]}"
+    assert held_bytes(headers) > 140_000_000
     assert held_bytes(body[: 30 << 10]) == 0, "a small body always finds room"
 
 
