@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import math
 import threading
 import time
@@ -67,6 +68,8 @@ def test_a_member_reads_commits_and_another_goes_on_behind_it(http: Http, topic:
     first = joined(http, topic, topic)
     found, token = read(http, first, 30)
     assert found == list(range(30))
+    longest = base64.urlsafe_b64encode(b"[1,[%b[]]]" % (b"[]," * 3_000_000)).decode()
+    assert "at most" in http.post(f"{first}/offsets", {"commit_token": longest}).json["detail"]
     assert http.post(f"{first}/offsets", {"commit_token": token}).status == 204
     assert http.get(f"/v1/groups/{topic}/lag").json["total"] == 0
     assert http.get(f"/v1/groups/{topic}").json["state"] == "Stable"
