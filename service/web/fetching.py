@@ -116,6 +116,11 @@ class Lens:
     as_events: bool = False
     text_numbers: bool = False
 
+    @property
+    def shows_all(self) -> bool:
+        """Whether every record passes."""
+        return self.key is None and self.key_prefix is None and self.header is None
+
     def passes(self, record: Record) -> bool:
         if self.key is not None and record.key != self.key:
             return False
@@ -236,7 +241,7 @@ async def opened(
     aborted = AbortedBatches(piece.aborted or ())
     view = memoryview(piece.data)
     at = looked_at = unpacked_bytes = size_bytes = 0
-    turn = Turn(NUMBERS_AT_ONCE)
+    turn, shows_all = Turn(NUMBERS_AT_ONCE), lens.shows_all
     try:
         while at + HEADER_BYTES <= len(view) and most > 0 and not held.is_full:
             if looked_at >= RECORDS_AT_ONCE:
@@ -264,20 +269,22 @@ async def opened(
             found: list[Shown] = []
             for record in read_records(batch, header, payload=payload, most_headers=HEADERS_MAX + 1):
                 at_offset, _, key, value, headers = record
-                looked_at += 1 + len(headers)
+                looked_at += 1
+                if headers:
+                    looked_at += len(headers)
                 if at_offset < offset:
                     if looked_at >= RECORDS_AT_ONCE:
                         looked_at = 0
                         await asyncio.sleep(0)
                     continue
-                if control is not None or lens.passes(record):
+                if shows_all or control is not None or lens.passes(record):
                     out = shown_record(piece.partition, record, header, lens, control, is_aborted)
                     if lens.text_numbers:
                         await _make_text_numbers(out, turn)
                     found.append(out)
                     size_bytes += RECORD_BYTES + len(key or b"") + len(value or b"")
                     if headers:
-                        size_bytes += sum(RECORD_BYTES + len(content or b"") for _, content in headers)
+                        size_bytes += sum(RECORD_BYTES + len(name) + len(content or b"") for name, content in headers)
                     most -= 1
                 if most == 0 or looked_at >= RECORDS_AT_ONCE or size_bytes >= PORTION_BYTES:
                     await held.take(records=size_bytes)
