@@ -18,10 +18,11 @@ from service.client.cluster import MOVED
 from service.client.failures import ClientFailure
 from service.web.answers import PiecedAnswer, path_int, query_bytes, query_choice, query_int
 from service.web.event_format import BATCHED, STRUCTURED, EventOut
-from service.web.fetching import EARLIEST, LATEST, Held, Lens, Shown, fetch, left_ms, opened, refused
+from service.web.fetching import EARLIEST, LATEST, READ_BYTES_MAX, Held, Lens, Shown, fetch, left_ms, opened, refused
 from service.web.following import ALL_THE_TIME, Cursor, Stream, read_cursor
+from service.web.forwarding import client_gone
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
-from service.web.holding import HOLDER, Holder
+from service.web.holding import HOLDER
 from service.web.problems import Problem
 from service.web.records import Int64, RecordOut, asked_time, with_text_numbers
 from service.web.routing import JSON, NDJSON, SSE, STREAMING, Parameter, Route, header, integer, text
@@ -37,7 +38,7 @@ PAGE_HEAD = b'{"records":['
 
 class Page(msgspec.Struct):
     """Records of a partition; `next_offset` is where the next page begins. With a filter, one page looks through 16 MiB
-    at most, so it may be empty although more records follow.
+    at most, or 128 MiB unpacked, so it may be empty although more records follow.
     """
 
     records: list[RecordOut]
@@ -97,12 +98,12 @@ async def page(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     max_bytes = query_int(request, "max_bytes", PAGE_BYTES, least=1, most=PAGE_BYTES_MAX)
     wait_ms = query_int(request, "wait_ms", 0, most=WAIT_MS_MAX)
     offset = await start_of(gateway, partition, request.query.get("offset", "earliest"), lens.isolation)
-    reading = PageReading(gateway, request[HOLDER], partition, lens, offset, most, max_bytes)
+    reading = PageReading(gateway, request, partition, lens, offset, most, max_bytes)
     with gateway.waiting():
         records, is_over = await reading.next_piece(wait_ms)
     if lens.as_events:
         # The head of a batch of events says where the next page begins, so all pieces are there before it leaves.
-        while not (is_over or reading.held.is_full):
+        while not is_over:
             try:
                 some, is_over = await reading.next_piece(0)
             except (Problem, ClientFailure):
@@ -146,7 +147,7 @@ async def one_event(gateway: Gateway, request: web.Request) -> EventOut:
     partition, offset = partition_of(gateway, request), path_int(request, "offset", most=2**63 - 1)
     lens, limits = Lens(as_events=True), (1, PAGE_BYTES)
     with gateway.waiting():
-        records, _ = await PageReading(gateway, request[HOLDER], partition, lens, offset, *limits).next_piece(0)
+        records, _ = await PageReading(gateway, request, partition, lens, offset, *limits).next_piece(0)
     if not records or records[0].offset != offset:
         raise Problem("not-found", f"there is no committed record at offset {offset}")
     (event,) = records
@@ -160,7 +161,7 @@ class PageReading:
     def __init__(
         self,
         gateway: Gateway,
-        holder: Holder,
+        request: web.Request,
         partition: TopicPartition,
         lens: Lens,
         offset: int,
@@ -168,14 +169,16 @@ class PageReading:
         max_bytes: int,
     ) -> None:
         self._gateway = gateway
-        self.held = Held(holder)
+        self._request = request
+        self.held = Held(request[HOLDER])
         self._partition = partition
         self._lens = lens
         self.offset = offset
         """Where to go on."""
         self._most = most
         self._max_bytes = max_bytes
-        self._looked_at_bytes = 0
+        self._stored_bytes = self._records_bytes = 0
+        """What was read so far."""
         self._has_found = False
         self.ends = -1, -1, -1
         """The start of the log, its last stable offset and its high watermark, when it was last read."""
@@ -187,7 +190,9 @@ class PageReading:
         deadline = loop.time() + wait_ms / 1000
         patience = loop.time() + TIMEOUT_S
         while True:
-            left_bytes = self._max_bytes - self._looked_at_bytes
+            if self._request.transport is None:
+                raise client_gone()
+            left_bytes = self._max_bytes - self._stored_bytes
             (piece,) = await fetch(
                 *(gateway, gateway.leader(partition), {partition: self.offset}, lens.isolation),
                 max_bytes=min(PAGE_BYTES, left_bytes if left_bytes > 0 else self._max_bytes),
@@ -199,7 +204,7 @@ class PageReading:
             if piece.error:
                 raise await refused(gateway, partition, piece, self.offset)
             records: list[Shown] = []
-            offset, moved = self.offset, False
+            offset, moved, before_bytes = self.offset, False, self.held.records_bytes
             await self.held.take(stored=len(piece.data))
             try:
                 async for some, next_offset in opened(gateway, piece, self.offset, lens, self._most, self.held):
@@ -207,22 +212,25 @@ class PageReading:
                     offset, moved = next_offset, True
             finally:
                 self.held.stored_bytes = 0
+                self.held.holder.hold(self.held.bytes)
             self.offset = offset  # not before: if the piece can't be read to its end, none of it is shown
             self.ends = piece.log_start_offset, piece.last_stable_offset, piece.high_watermark
-            self._looked_at_bytes += len(piece.data)
+            self._stored_bytes += len(piece.data)
+            self._records_bytes += self.held.records_bytes - before_bytes
             self._most -= len(records)
             self._has_found = self._has_found or bool(records)
             is_over = self._is_over(moved=moved, may_wait=left_ms(deadline) > 0)
             if records or is_over:
                 return records, is_over
-            self.held.holder.hold(0)
 
     def _is_over(self, *, moved: bool, may_wait: bool) -> bool:
+        if self.held.is_enough or self._records_bytes >= READ_BYTES_MAX:
+            return True
         if not self._has_found:
-            return self._looked_at_bytes >= PAGE_BYTES_MAX or (not moved and not may_wait)
+            return self._stored_bytes >= PAGE_BYTES_MAX or (not moved and not may_wait)
         _, stable, high = self.ends
         is_at_end = self.offset >= (stable if self._lens.isolation is Isolation.READ_COMMITTED else high)
-        is_full = self._most <= 0 or self._looked_at_bytes >= self._max_bytes or self._max_bytes <= PAGE_BYTES
+        is_full = self._most <= 0 or self._stored_bytes >= self._max_bytes or self._max_bytes <= PAGE_BYTES
         return is_full or is_at_end or not moved
 
 

@@ -54,6 +54,8 @@ PLAIN_TIMES = 8
 """How many times as long a packed batch is taken to be, if it does not tell; each time that it is longer, once more."""
 READ_BYTES_MAX = 16 << 20
 """How much of records is read at once, or the first of them if that is longer."""
+LOOKED_AT_BYTES_MAX = 128 << 20
+"""How much of batches is unpacked at once, or the first of them if that is longer: a filter may pass none of it."""
 PORTION_BYTES = 1 << 20
 RECORD_BYTES = 200
 """What a record that was read holds beside its key and value, and their text as well: measured 394 together."""
@@ -84,6 +86,8 @@ class Held:
     unpacked_bytes: int = 0
     """Of the batches that are being opened."""
     records_bytes: int = 0
+    looked_at_bytes: int = 0
+    """Of all batches that were unpacked. They are not held any more."""
 
     @property
     def bytes(self) -> int:
@@ -92,6 +96,11 @@ class Held:
     @property
     def is_full(self) -> bool:
         return self.records_bytes >= READ_BYTES_MAX
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether no other batch is opened."""
+        return self.is_full or self.looked_at_bytes >= LOOKED_AT_BYTES_MAX
 
     async def take(self, *, stored: int = 0, unpacked: int = 0, records: int = 0) -> None:
         """Hold so much more."""
@@ -235,15 +244,15 @@ def _pieces(gateway: Gateway, reading: Reading) -> list[Piece]:
 async def opened(
     gateway: Gateway, piece: Piece, offset: int, lens: Lens, most: int, held: Held
 ) -> AsyncGenerator[tuple[list[Shown], int], None]:
-    """The records to show from `offset` on, in portions, `most` in all, and until so much is held that it is full. Each
-    portion comes with the next position.
+    """The records to show from `offset` on, in portions, `most` in all, and until it is enough that is held or was
+    unpacked. Each portion comes with the next position.
     """
     aborted = AbortedBatches(piece.aborted or ())
     view = memoryview(piece.data)
     at = looked_at = unpacked_bytes = size_bytes = 0
     turn, shows_all = Turn(NUMBERS_AT_ONCE), lens.shows_all
     try:
-        while at + HEADER_BYTES <= len(view) and most > 0 and not held.is_full:
+        while at + HEADER_BYTES <= len(view) and most > 0 and not held.is_enough:
             if looked_at >= RECORDS_AT_ONCE:
                 looked_at = 0
                 await asyncio.sleep(0)
@@ -262,6 +271,7 @@ async def opened(
             if header.codec:
                 payload = await unpacked(gateway, batch, header, held)
                 unpacked_bytes = len(payload)
+                held.looked_at_bytes += unpacked_bytes
             control = None
             if header.is_control:
                 kind = read_marker(batch).type

@@ -525,7 +525,7 @@ class RecordsAnswer:
                     self._bytes += size
                     self._left = max(self._left - size, 0)
                 self._ends[piece.partition] = next_offset
-        self._is_full = self._left == 0 or self._held.is_full or len(self.records) >= RECORDS_MAX
+        self._is_full = self._left == 0 or self._held.is_enough or len(self.records) >= RECORDS_MAX
 
 
 PASSING = MOVED | {ErrorCode.OFFSET_OUT_OF_RANGE}

@@ -7,7 +7,7 @@ import json
 import random
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -22,10 +22,10 @@ from log.batch import build_batch
 from log.compress import Codec
 from log.ids import TopicPartition
 from service.settings.broker import Endpoint
-from service.web import app, consuming, following, forwarding, holding, instances, lane, transactions
+from service.web import app, consuming, fetching, following, forwarding, holding, instances, lane, transactions
 from service.web.fetching import PORTION_BYTES, READ_BYTES_MAX, Held, Lens, Piece, fetch, opened
 from service.web.gateway import Gateway
-from service.web.holding import SMALL_BYTES, Holder, Holding
+from service.web.holding import HOLDER, SMALL_BYTES, Holder, Holding
 from service.web.problems import Problem
 from service.web.records import HEADERS_MAX, RecordOut
 from tests.service.api.admin_stage import Stage, on_stage
@@ -540,5 +540,100 @@ def test_who_needs_more_room_is_not_ended_for_itself(monkeypatch: pytest.MonkeyP
             with pytest.raises(Problem, match="all the memory"):
                 await stream.take(120_000)
             assert not transport.is_aborted
+
+    asyncio.run(scene())
+
+
+class Request(dict[object, Holder]):
+    transport: object = "its client is there"
+
+
+class Packed:
+    """A partition of well packed records, and who reads it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, counts: Sequence[int], size_bytes: int, at_once: int) -> None:
+        self.partition = TopicPartition("held", 0)
+        self.unpacked_bytes, self.request = list[int](), Request({HOLDER: Holder(Holding(1 << 30))})
+        self._at_once, self._batches, end = at_once, list[tuple[int, bytes]](), 0
+        for count in counts:
+            records = [(b"k", bytes(size_bytes), (), 1000)] * count
+            batch = build_batch(records, base_offset=end, codec=Codec.ZSTD)
+            end += count
+            self._batches.append((end, batch))
+        self.end = end
+        monkeypatch.setattr(consuming, "fetch", self._fetch)
+        unpacked = fetching.unpacked
+
+        async def counted(*arguments: Any) -> bytes:
+            payload = await unpacked(*arguments)
+            self.unpacked_bytes.append(len(payload))
+            return payload
+
+        monkeypatch.setattr(fetching, "unpacked", counted)
+
+    async def _fetch(self, _: object, __: int, positions: dict[TopicPartition, int], *___: Any, **____: Any) -> Any:
+        await asyncio.sleep(0)
+        behind = [batch for end, batch in self._batches if end > positions[self.partition]]
+        return [Piece(self.partition, 0, 0, self.end, self.end, None, b"".join(behind[: self._at_once]))]
+
+    def reading(self, lens: Lens, offset: int) -> consuming.PageReading:
+        gateway = SimpleNamespace(leader=lambda _: 1, env=SimpleNamespace(blocking=asyncio.to_thread))
+        most = 10_000, consuming.PAGE_BYTES_MAX
+        return consuming.PageReading(
+            cast(Gateway, gateway), cast(Any, self.request), self.partition, lens, offset, *most
+        )
+
+
+@pytest.mark.parametrize("at_once", [1, 100])
+def test_a_page_with_a_filter_looks_through_so_much_as_unpacked(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    """16 MiB as stored were looked through, for a minute: gigabytes, of which nothing was shown."""
+    packed = Packed(monkeypatch, [20] * 30, 1_000_000, at_once)
+
+    async def scene() -> None:
+        offset = pages = 0
+        while offset < packed.end:
+            before = len(packed.unpacked_bytes)
+            reading = packed.reading(Lens(key=b"none"), offset)
+            assert await reading.next_piece(0) == ([], True)
+            assert reading.offset > offset
+            offset, pages = reading.offset, pages + 1
+            assert sum(packed.unpacked_bytes[before:]) < fetching.LOOKED_AT_BYTES_MAX + 21_000_000
+        assert (pages, len(packed.unpacked_bytes)) == (5, 30)
+
+    asyncio.run(scene())
+
+
+def test_a_page_is_given_up_when_its_client_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was looked for to the end, and its room was missing for others."""
+    packed = Packed(monkeypatch, [20] * 30, 1_000, 1)
+
+    async def scene() -> None:
+        reading = packed.reading(Lens(key=b"none"), 0)
+        piece = asyncio.ensure_future(reading.next_piece(0))
+        while len(packed.unpacked_bytes) < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        packed.request.transport = None
+        with pytest.raises(Problem, match="the client is gone"):
+            await piece
+        assert len(packed.unpacked_bytes) < 6
+
+    asyncio.run(scene())
+
+
+def test_a_page_in_pieces_ends_when_it_has_read_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page of 16 MiB as stored told gigabytes of records, piece by piece. None is left out, and none comes twice."""
+    packed = Packed(monkeypatch, [7] * 100, 100_000, 3)
+
+    async def scene() -> None:
+        offsets = list[int]()
+        while len(offsets) < packed.end:
+            reading, is_over, before = packed.reading(Lens(), len(offsets)), False, len(offsets)
+            while not is_over:
+                records, is_over = await reading.next_piece(0)
+                offsets += [record.offset for record in records]
+                reading.held.records_bytes = 0  # the piece is told
+            assert reading.offset == len(offsets)
+            assert (len(offsets) - before) * 100_000 < READ_BYTES_MAX + 3 * PORTION_BYTES
+        assert offsets == list(range(packed.end))
 
     asyncio.run(scene())
