@@ -18,7 +18,7 @@ import msgspec
 import pytest
 from yarl import URL
 
-from log.batch import build_batch
+from log.batch import Record, build_batch, read_header
 from log.compress import Codec
 from log.ids import TopicPartition
 from service.settings.broker import Endpoint
@@ -26,6 +26,7 @@ from service.web import app, consuming, fetching, following, forwarding, holding
 from service.web.fetching import PORTION_BYTES, READ_BYTES_MAX, Held, Lens, Piece, fetch, opened
 from service.web.gateway import Gateway
 from service.web.holding import HOLDER, SMALL_BYTES, Holder, Holding
+from service.web.pages import facts
 from service.web.problems import Problem
 from service.web.records import HEADERS_MAX, RecordOut
 from tests.service.api.admin_stage import Stage, on_stage
@@ -249,6 +250,24 @@ def test_records_of_very_many_headers_are_shown_in_turns() -> None:
     assert 5 < len(found) < 20, "a header counts as what is made of it"
     assert not any(each.headers_cut for each in found)
     assert longest_s < TURN_S
+
+
+def test_messages_on_pages_are_opened_as_they_are_looked_at() -> None:
+    """All records of a batch were a list before the first was looked at, with all their headers, and not counted."""
+    many = tuple(("", None) for _ in range(1_000_000))
+    batch = build_batch([(None, b"v", many, 1000)] + [(None, b"w", (), 1000)] * 100_000, codec=Codec.ZSTD)
+    found: list[Record] = []
+
+    async def work() -> None:
+        gateway = cast(Gateway, SimpleNamespace(env=SimpleNamespace(blocking=asyncio.to_thread)))
+        held = Held(Holder(Holding(1 << 30)))
+        async for record in facts._opened(gateway, memoryview(batch), read_header(batch), held):
+            assert held.unpacked_bytes > 2_000_000
+            found.append(record)
+
+    assert longest_turn_s(work()) < TURN_S
+    assert len(found) == 100_001
+    assert len(found[0].headers) == facts.HEADERS_SHOWN + 1
 
 
 @pytest.mark.parametrize("as_events", [False, True])
