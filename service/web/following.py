@@ -521,6 +521,7 @@ class Stream:
             finally:  # also if what is read of other leaders has ended the stream: the cursor is behind this
                 if not sending.done():
                     self._stalled = sending
+            self._held.holder.hold(self._held.bytes)
             if sending.done():
                 sending.result()
         self._said_s = self._loop.time()
@@ -533,6 +534,7 @@ class Stream:
         with self._held.holder.given(self._transport.get_write_buffer_size(), self._transport):
             async with asyncio.timeout(UNREAD_S):
                 await stalled
+        self._held.holder.hold(self._held.bytes)
         self._stalled = None
 
     async def _keep_alive(self) -> None:

@@ -555,7 +555,7 @@ async def _read(
     gateway: Gateway, holder: Holder, member: HttpMember, lens: Lens, most: int, max_bytes: int, wait_ms: int
 ) -> tuple[list[Shown], dict[TopicPartition, int]]:
     """Records, and the positions behind them. The member itself does not move: after an error in one partition nobody
-    gets what was found in the others.
+    gets what was found in the others, except if there was no room for more.
     """
     asked = {each: offset for each, offset in member.positions.items() if offset != SOMEWHERE}
     by_leader: dict[int, dict[TopicPartition, int]] = {}
@@ -584,9 +584,14 @@ async def _read(
                 raise of_error(piece.error, f"{piece.partition.topic} partition {piece.partition.partition}")
             if len(records) < most:
                 offset = asked[piece.partition]
-                async for some, next_offset in opened(gateway, piece, offset, lens, most - len(records), held):
-                    records += some
-                    moved[piece.partition] = next_offset
+                try:
+                    async for some, next_offset in opened(gateway, piece, offset, lens, most - len(records), held):
+                        records += some
+                        moved[piece.partition] = next_offset
+                except Problem as problem:
+                    if problem.slug != "not-now" or not records:
+                        raise
+                    return records, moved
     if not records:
         holder.hold(0)
     return records, moved

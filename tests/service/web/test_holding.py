@@ -22,7 +22,7 @@ from log.batch import Record, build_batch, read_header
 from log.compress import Codec
 from log.ids import TopicPartition
 from service.settings.broker import Endpoint
-from service.web import app, consuming, fetching, following, forwarding, holding, instances, lane, transactions
+from service.web import app, consuming, fetching, following, forwarding, holding, instances, lane, members, transactions
 from service.web.fetching import PORTION_BYTES, READ_BYTES_MAX, Held, Lens, Piece, fetch, opened
 from service.web.gateway import Gateway
 from service.web.holding import HOLDER, SMALL_BYTES, Holder, Holding
@@ -654,5 +654,38 @@ def test_a_page_in_pieces_ends_when_it_has_read_so_much(monkeypatch: pytest.Monk
             assert reading.offset == len(offsets)
             assert (len(offsets) - before) * 100_000 < READ_BYTES_MAX + 3 * PORTION_BYTES
         assert offsets == list(range(packed.end))
+
+    asyncio.run(scene())
+
+
+def test_a_poll_gives_what_there_was_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it had read of one partition was thrown away, each time, when a batch of another found no room."""
+    monkeypatch.setattr(holding, "PATIENCE_S", 0.05)
+    first, second = (TopicPartition("held", index) for index in range(2))
+    small = build_batch([(None, b"%d" % each, (), 1000) for each in range(3)])
+    large = build_batch([(None, bytes(1_000_000), (), 1000)] * 20, codec=Codec.ZSTD)
+
+    async def fetched(*_: Any, **__: Any) -> list[Piece]:
+        return [Piece(first, 0, data=small), Piece(second, 0, data=large)]
+
+    monkeypatch.setattr(members, "fetch", fetched)
+    image = SimpleNamespace(partition=lambda _: SimpleNamespace(leader=1))
+    gateway = cast(Gateway, SimpleNamespace(image=image, env=SimpleNamespace(blocking=asyncio.to_thread)))
+    member = SimpleNamespace(positions={first: 0, second: 0})
+
+    async def scene() -> None:
+        holding_all = Holding(20 << 20)
+        others, holder = Holder(holding_all), Holder(holding_all)
+        await others.take(10 << 20)
+        records, moved = await members._read(gateway, holder, cast(Any, member), Lens(), 100, 1 << 20, 0)
+        assert [each.offset for each in cast(list[Any], records)] == [0, 1, 2]
+        assert moved == {first: 3}
+        del member.positions[first]
+        monkeypatch.setattr(members, "fetch", lambda *_, **__: fetched_second())
+        with pytest.raises(Problem, match="all the memory"):
+            await members._read(gateway, holder, cast(Any, member), Lens(), 100, 1 << 20, 0)
+
+    async def fetched_second() -> list[Piece]:
+        return [Piece(second, 0, data=large)]
 
     asyncio.run(scene())
