@@ -24,13 +24,13 @@ import service.cluster.election
 import service.cluster.reassign_commands
 import tests.sim.cluster
 import tests.sim.cluster_faults
+from idempotence.producers import ProducerStates
 from isolation.stable import StableOffsets
 from log.batch import BatchHeader, Buffer
 from log.control import ControlType
 from log.epochs import LeaderEpochs
 from log.partition_log import PartitionLog
 from log.replica import ReplicaSet
-from log.snapshots import Snapshots
 from service.broker.acceptance import RefusedBatch
 from service.broker.in_sync import InSyncSets
 from service.broker.marker_courier import MarkerCourier
@@ -185,8 +185,11 @@ def who_lost_its_tail_is_taken_for_clean() -> Planting:
     return replaced(ClusterMetadata, "register", register)
 
 
-def folds_stay_as_they_were_when_the_log_is_cut() -> Planting:
-    return replaced(Snapshots, "restore", lambda snapshots, views, *, epochs, end_offset: end_offset)
+@contextlib.contextmanager
+def folds_stay_as_they_were_when_the_log_is_cut() -> Iterator[None]:
+    nothing = lambda view, other: None  # noqa: E731
+    with replaced(ProducerStates, "swap", nothing), replaced(StableOffsets, "swap", nothing):
+        yield
 
 
 def folds_are_not_fed_by_what_is_copied() -> Planting:

@@ -373,12 +373,12 @@ def retries_not_recognized() -> contextlib.AbstractContextManager[None]:
 
 def lost_on_restart(view: Any) -> Planting:
     """What a snapshot or the manifest says of what this view knows is thrown away."""
-    original = view.restore
+    original: Callable[[Any, None], Iterator[None]] = view.restoring
 
-    def restore(itself: Any, data: bytes | None) -> None:
-        original(itself, None)
+    def restoring(itself: Any, data: bytes | None) -> Iterator[None]:
+        return original(itself, None)
 
-    return lambda: replaced(view, "restore", restore)
+    return lambda: replaced(view, "restoring", restoring)
 
 
 def markers_before_the_decision() -> contextlib.AbstractContextManager[None]:
