@@ -99,10 +99,10 @@ async def altered(
     return rows
 
 
-def leader_of(metadata: ClusterMetadata, image: Image, state: PartitionState, listener: str) -> tuple[int, ErrorCode]:
-    """The leader of a partition as of `image`, if clients of `listener` can reach it."""
+def leader_of(image: Image, state: PartitionState, listener: str) -> tuple[int, ErrorCode]:
+    """The leader of a partition, if clients of `listener` can reach it."""
     broker = image.brokers.get(state.leader)
-    if state.leader == NO_LEADER or broker is None or metadata.is_suspect(broker):
+    if state.leader == NO_LEADER or broker is None:
         return NO_LEADER, ErrorCode.LEADER_NOT_AVAILABLE
     if broker.endpoint(listener) is None:
         return NO_LEADER, ErrorCode.LISTENER_NOT_FOUND

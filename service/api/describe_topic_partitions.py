@@ -32,13 +32,13 @@ def handle(
     header: RequestHeader,
     request: DescribeTopicPartitionsRequest,
 ) -> DescribeTopicPartitionsResponse | Awaitable[DescribeTopicPartitionsResponse]:
-    return now_or_in_turns(_described(metadata, config, session, request))
+    return now_or_in_turns(_described(metadata.image, config, session, request))
 
 
 def _described(
-    metadata: ClusterMetadata, config: BrokerConfig, session: Session, request: DescribeTopicPartitionsRequest
+    image: Image, config: BrokerConfig, session: Session, request: DescribeTopicPartitionsRequest
 ) -> Steps[DescribeTopicPartitionsResponse]:
-    image, turn = metadata.image, Turn(NAMED_A_TURN)
+    turn = Turn(NAMED_A_TURN)
     asked = [topic.name for topic in request.topics]
     cursor = request.cursor
     if cursor is not None and (cursor.partition_index < 0 or (asked and cursor.topic_name not in asked)):
@@ -63,7 +63,7 @@ def _described(
             topics.append(_unknown(name))
             continue
         indexes = [index for index in topic.partitions if index >= first]
-        topics.append((yield from _topic(metadata, image, topic, indexes[:room], session, turn)))
+        topics.append((yield from _topic(image, topic, indexes[:room], session, turn)))
         if len(indexes) > room:
             return _page(topics, name, indexes[room])
         room -= len(indexes)
@@ -86,14 +86,14 @@ def _unknown(name: str) -> DescribeTopicPartitionsResponseTopic:
 
 
 def _topic(
-    metadata: ClusterMetadata, image: Image, topic: Topic, indexes: list[int], session: Session, turn: Turn
+    image: Image, topic: Topic, indexes: list[int], session: Session, turn: Turn
 ) -> Steps[DescribeTopicPartitionsResponseTopic]:
     partitions = []
     for index in indexes:
         if turn.is_over():
             yield
         state = topic.partitions[index]
-        leader, error = leader_of(metadata, image, state, session.listener)
+        leader, error = leader_of(image, state, session.listener)
         partitions.append(
             DescribeTopicPartitionsResponsePartition(
                 error,

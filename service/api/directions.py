@@ -37,7 +37,7 @@ class Directions:
         if state is None:
             return None
         image = self._metadata.image
-        leader, _ = leader_of(self._metadata, image, state, self._listener)
+        leader, _ = leader_of(image, state, self._listener)
         if leader in (NO_LEADER, self._metadata.broker_id):
             return None
         node = image.brokers[leader]

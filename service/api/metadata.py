@@ -3,7 +3,6 @@
 The answer has the brokers, and topics by name or id, or all topics: version 0 asks for all by an empty list, later ones
 by null. A topic that does not exist is created with the broker's defaults if both sides allow it. Kafka answers
 UNKNOWN_TOPIC_OR_PARTITION then, and the client asks again; here the answer waits for the topic and describes it.
-A leader that may have died is not named: see `service/cluster/lookout.py`.
 Nothing is authorized yet, so the answer says that every operation is allowed.
 """
 
@@ -138,7 +137,7 @@ async def _after_creation(
 
 
 def _all(metadata: ClusterMetadata, session: Session, request: MetadataRequest) -> Steps[MetadataResponse]:
-    describer = _Describer(metadata, session.listener)
+    describer = _Describer(metadata.image, session.listener)
     topics = []
     for topic in metadata.image.topics.values():
         topics.append((yield from describer.topic(topic)))
@@ -151,7 +150,7 @@ def _named(
     """Each topic once: first those that exist, then the others."""
     image = metadata.image
     turn = Turn(NAMED_A_TURN)
-    describer = _Describer(metadata, session.listener)
+    describer = _Describer(image, session.listener)
     found: dict[str, MetadataResponseTopic] = {}
     unknown: dict[tuple[str | None, bytes], MetadataResponseTopic] = {}
     for asked in topics:
@@ -175,13 +174,12 @@ def _named(
 
 
 class _Describer:
-    """Describes topics of the present image to one caller. Many partitions have the same state, so what follows from a
-    state is computed once.
+    """Describes topics of one image to one caller. Many partitions have the same state, so what follows from a state is
+    computed once.
     """
 
-    def __init__(self, metadata: ClusterMetadata, listener: str) -> None:
-        self._metadata = metadata
-        self._image = metadata.image
+    def __init__(self, image: Image, listener: str) -> None:
+        self._image = image
         self._listener = listener
         self._turn = Turn(NAMED_A_TURN)
         self._known: dict[PartitionState, tuple[int, int, int, list[int], list[int], list[int]]] = {}
@@ -196,7 +194,7 @@ class _Describer:
         return MetadataResponseTopic(0, topic.name, topic.id, topic.name in INTERNAL_TOPICS, partitions)
 
     def _follows(self, state: PartitionState) -> tuple[int, int, int, list[int], list[int], list[int]]:
-        leader, error = leader_of(self._metadata, self._image, state, self._listener)
+        leader, error = leader_of(self._image, state, self._listener)
         missing = offline(self._image, state)
         follows = int(error), leader, state.leader_epoch, list(state.replicas), list(state.isr), missing
         self._known[state] = follows
@@ -208,7 +206,7 @@ def _answer(
 ) -> MetadataResponse:
     image = metadata.image
     brokers = []
-    for member in (*image.brokers.values(), *metadata.just_gone):
+    for member in image.brokers.values():
         if (endpoint := member.endpoint(session.listener)) is not None:
             brokers.append(MetadataResponseBroker(member.id, endpoint.host, endpoint.port, member.rack))
     if request.include_topic_authorized_operations:

@@ -135,8 +135,8 @@ class InternalTopics:
         self._being_made: set[str] = set()
 
     def coordinator_of(self, topic: InternalTopic, key: str, listener: str) -> NodeAddress | ErrorCode:
-        """The broker that coordinates `key`; COORDINATOR_NOT_AVAILABLE while there is none, or it may just have
-        died, or the topic does not exist yet.
+        """The broker that coordinates `key`; COORDINATOR_NOT_AVAILABLE while there is none, or the topic does not exist
+        yet.
         """
         made = self._metadata.image.topics.get(topic.name)
         if made is None:
@@ -145,7 +145,7 @@ class InternalTopics:
         state = made.partitions[topic.partition_of(key, len(made.partitions))]
         broker = self._metadata.image.brokers.get(state.leader) if state.leader != NO_LEADER else None
         endpoint = broker.endpoint(listener) if broker is not None else None
-        if broker is None or endpoint is None or self._metadata.is_suspect(broker):
+        if broker is None or endpoint is None:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return NodeAddress(broker.id, endpoint.host, endpoint.port)
 

@@ -83,10 +83,6 @@ REJOIN_S_MIN, REJOIN_S_MAX = 0.1, 5.0
 """The shortest and the longest pause before a new session is requested. It doubles each time."""
 LOOKS_PER_LEASE = 20
 """How often during one session timeout this broker checks whether it may still act on its session."""
-SUSPECTED_S = 3.0
-"""How long a broker is suspected after the line to it has broken: the time in which thousands of partitions are taken
-over. It has an end because clients may reach a broker that this one can't.
-"""
 NOT_ANSWERED = "the metadata store has not answered for too long"
 
 
@@ -126,7 +122,6 @@ class ClusterMetadata:
         self.trouble = ""
         """Why this broker may not act on the metadata now; empty while it may."""
         self._is_leaving = False
-        self._suspected: dict[int, tuple[RegisteredBroker, float]] = {}  # and until when, by broker epoch
         self.on_session_lost: Callable[[], None] = lambda: None
         self.on_session_regained: Callable[[], None] = lambda: None
         self._store = store
@@ -350,29 +345,6 @@ class ClusterMetadata:
 
     def topic_name(self, topic_id: TopicId) -> str | None:
         return self.image.topic_names.get(topic_id)
-
-    def suspect(self, broker: RegisteredBroker) -> None:
-        """The line to this life of `broker` has broken (`lookout.py`): its process may have died."""
-        now_s = self._env.clock.monotonic()
-        self._suspected = {epoch: each for epoch, each in self._suspected.items() if now_s < each[1]}
-        self._suspected[broker.epoch] = broker, now_s + SUSPECTED_S
-
-    def trust(self, broker: RegisteredBroker) -> None:
-        """The line stands again, or there is no way to try it."""
-        self._suspected.pop(broker.epoch, None)
-
-    def is_suspect(self, broker: RegisteredBroker) -> bool:
-        """Whether clients are told that `broker` leads nothing now. Nothing else depends on it."""
-        _, until_s = self._suspected.get(broker.epoch, (None, 0.0))
-        return self._env.clock.monotonic() < until_s
-
-    @property
-    def just_gone(self) -> list[RegisteredBroker]:
-        """The brokers that were suspected a moment ago, and have left the cluster since. Clients still hear of them: if
-        the old leader leaves the list in the answer that names the new one, librdkafka forgets the new one, too.
-        """
-        suspected = [broker for broker, _ in self._suspected.values() if self.is_suspect(broker)]
-        return [broker for broker in suspected if broker.id not in self.image.brokers]
 
     @property
     def in_session(self) -> bool:
