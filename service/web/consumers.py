@@ -364,7 +364,7 @@ async def committed(gateway: Gateway, request: web.Request) -> web.StreamRespons
     instance = _instance(gateway, request)
     for each in partitions:
         _look_up(gateway, each)
-    found = await committed_by(gateway, instance.group, partitions) if partitions else {}
+    found = await committed_by(gateway, request, instance.group, partitions) if partitions else {}
     offsets = [OffsetV2(*each, offset, metadata or "") for each, (offset, metadata) in found.items()]
     return _answer(OffsetsV2(offsets))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping
 from types import MappingProxyType
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
 from aiohttp import ClientConnectorError, ClientError, web
@@ -20,6 +21,8 @@ from service.settings.broker import WEB
 from service.web.gateway import Gateway
 from service.web.holding import HOLDER
 from service.web.problems import Problem
+
+T = TypeVar("T")
 
 FORWARDED = "X-Oncelog-Forwarded"
 LOOKED_S = 0.5
@@ -75,7 +78,7 @@ async def forward(
                 return web.Response(body=bytes(found), status=answer.status, headers=head)
 
     try:
-        return await (_while_there(request, ask()) if method == "GET" else ask())
+        return await (while_there(request, ask()) if method == "GET" else ask())
     except ClientConnectorError as error:
         raise Problem("not-now", f"broker {node} shall answer, and can't be reached: {error.strerror}") from None
     except (ClientError, TimeoutError, OSError) as error:
@@ -84,8 +87,8 @@ async def forward(
         raise Problem("outcome-unknown", f"broker {node}: {error}", outcome="unknown") from None
 
 
-async def _while_there(request: web.Request, answer: Coroutine[None, None, web.Response]) -> web.Response:
-    """The answer. It is given up when the client is gone."""
+async def while_there(request: web.Request, answer: Coroutine[Any, Any, T]) -> T:
+    """What is answered. It is given up when the client is gone."""
     task = asyncio.get_running_loop().create_task(answer)
     try:
         while not (await asyncio.wait([task], timeout=LOOKED_S))[0]:

@@ -16,7 +16,7 @@ from service.client.cluster import READ_COMMITTED, Cluster, by_topic
 from service.client.ends import ends_of
 from service.client.groups import committed_offsets, describe_group, list_groups
 from service.web.answers import as_json, read_json
-from service.web.forwarding import url_of
+from service.web.forwarding import url_of, while_there
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.problems import Problem, of_error
 from service.web.routing import Route
@@ -193,14 +193,25 @@ async def _offsets(cluster: Cluster, group: str) -> dict[TopicPartition, int]:
 
 Committed = dict[TopicPartition, tuple[int, str | None]]
 """Committed offsets with their metadata."""
+UNSETTLED_S: Final = 0.5
+"""The longest pause before offsets are asked for again."""
 NOBODY: tuple[str | None, int] = (None, -1)
 """Member id and epoch of a caller that is no member of the group."""
 
 
-async def committed_by(gateway: Gateway, group: str, partitions: Iterable[TopicPartition] | None) -> Committed:
+async def committed_by(
+    gateway: Gateway, request: web.Request, group: str, partitions: Iterable[TopicPartition] | None
+) -> Committed:
     """What the group has committed for these partitions; None: for all that it has committed something for. If a
     transaction is about to commit offsets, its end is waited for, but not for long.
     """
+    with gateway.waiting():
+        return await while_there(request, _settled(gateway, group, partitions))
+
+
+async def _settled(gateway: Gateway, group: str, partitions: Iterable[TopicPartition] | None) -> Committed:
+    """All are asked for again, so that what is told together was committed at one time."""
+    pause_s = PAUSE_S
     deadline = asyncio.get_running_loop().time() + TIMEOUT_S
     while True:
         committed, unsettled = await offsets_by_now(gateway, group, partitions)
@@ -208,7 +219,8 @@ async def committed_by(gateway: Gateway, group: str, partitions: Iterable[TopicP
             return committed
         if asyncio.get_running_loop().time() > deadline:
             raise of_error(ErrorCode.UNSTABLE_OFFSET_COMMIT, f"a transaction is open with offsets of group {group!r}")
-        await asyncio.sleep(PAUSE_S)
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, UNSETTLED_S)
 
 
 async def offsets_by_now(
@@ -246,7 +258,7 @@ async def offsets_by_now(
 
 async def offsets(gateway: Gateway, request: web.Request) -> web.Response:
     """Who asks may go on there, so what a transaction is about to commit is waited for."""
-    found = await committed_by(gateway, request.match_info["group"], None)
+    found = await committed_by(gateway, request, request.match_info["group"], None)
     return as_json(GroupOffsets([GroupOffset(*each, offset) for each, (offset, _) in sorted(found.items())]))
 
 

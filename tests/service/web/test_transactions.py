@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import pytest
 import requests
 
+from log.ids import TopicPartition
+from service.web import groups
+from service.web.problems import Problem
 from tests.service.web.kit import PATIENCE_S, Answer, Http, Served, read_all
 
 
@@ -276,3 +283,30 @@ def test_branches_are_thrown_away_and_their_token_stays_free(served: Served, htt
     assert values(served, topic) == [b"1"]
     for token in ("-1", "9223372036854775808", "x"):
         assert http.put(f"/v1/branches/{root}/decisions/{token}", {"commit": True}).status == 400
+
+
+def test_offsets_that_a_transaction_holds_up_are_waited_for_no_longer_than_their_client_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked_s: list[float] = []
+
+    async def never_settled(*about: object) -> tuple[groups.Committed, set[TopicPartition]]:
+        asked_s.append(time.monotonic())
+        return {}, {TopicPartition("t", 0)}
+
+    monkeypatch.setattr(groups, "offsets_by_now", never_settled)
+    gateway, request = Mock(waiting=nullcontext), Mock(transport=object())
+
+    async def scene() -> None:
+        asking = asyncio.ensure_future(groups.committed_by(gateway, request, "g", None))
+        await asyncio.sleep(2.0)
+        assert not asking.done()
+        assert len(asked_s) < 12, "not fifty times a second"
+        request.transport = None
+        with pytest.raises(Problem, match="gone"):
+            await asyncio.wait_for(asking, 5.0)
+        asked = len(asked_s)
+        await asyncio.sleep(0.8)
+        assert len(asked_s) == asked
+
+    asyncio.run(scene())
