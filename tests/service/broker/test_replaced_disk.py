@@ -7,6 +7,7 @@ import asyncio
 import errno
 import os
 import shutil
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,18 @@ async def nobody_leads(stage: ClusterStage) -> None:
     await until(lambda: stage.holds(1))
     assert (stage.state().isr, stage.state().leader) == ((), NO_LEADER)
     assert is_there(stage, 2) and not is_there(stage, 1)
+
+
+async def nobody_leads_without_the_second(
+    stage: ClusterStage, tmp_path: Path, end: Callable[[int], Awaitable[None]]
+) -> None:
+    """Broker 1 ends as the last one in sync, and its second folder, which had the partition, is lost."""
+    await stop_all_but_the_first(stage)
+    await end(1)
+    shutil.rmtree(tmp_path / f"1{SECOND}")
+    await stage.start(2)
+    await stage.start(1)
+    await nobody_leads(stage)
 
 
 def test_the_copies_of_others_stay_and_one_of_them_leads_when_asked_to(tmp_path: Path) -> None:
@@ -301,12 +314,7 @@ def test_a_list_of_before_does_not_say_that_there_was_nothing_in_a_folder_that_i
         await stage.in_sync(1, 2, 3)
         await stage.write(*RECORDS)
         await stage.alike(1, 2, 3)
-        await stop_all_but_the_first(stage)
-        await stage.stop(1)
-        shutil.rmtree(tmp_path / f"1{SECOND}")
-        await stage.start(2)
-        await stage.start(1)
-        await nobody_leads(stage)
+        await nobody_leads_without_the_second(stage, tmp_path, stage.stop)
 
     on_cluster_stage(tmp_path, scene)
 
@@ -328,12 +336,7 @@ def test_a_list_does_not_say_that_there_was_nothing_in_what_has_moved_to_a_folde
         await until(lambda: stage.partition(1).folder is second)
         await stage.write(*RECORDS)
         await stage.alike(1, 2, 3)
-        await stop_all_but_the_first(stage)
-        await stage.kill(1)
-        shutil.rmtree(tmp_path / f"1{SECOND}")
-        await stage.start(2)
-        await stage.start(1)
-        await nobody_leads(stage)
+        await nobody_leads_without_the_second(stage, tmp_path, stage.kill)
 
     on_cluster_stage(tmp_path, scene, given={"replica.high.watermark.checkpoint.interval.ms": "3600000"})
 
