@@ -582,15 +582,10 @@ class ProducerStates:
             head += _FORGOTTEN_COUNT.pack(len(self._forgotten)) + b"".join(packed)
         return [(head,), *self._producers.lend()]
 
-    def restore(self, data: Buffer | None) -> None:
-        """Replace the state by that of a snapshot; None: by an empty one. ValueError if the bytes are no snapshot;
-        nothing has changed then.
-        """
-        for _ in self.restoring(data):
-            pass
-
     def restoring(self, data: Buffer | None) -> Generator[None, None, None]:
-        """`restore`, step by step: to read a million producers takes a second, and to free them 40 ms."""
+        """Replace the state by that of a snapshot; None: by an empty one. ValueError if the bytes are no snapshot;
+        nothing has changed then. To read a million producers takes a second, and to free them 40 ms.
+        """
         producers, forgotten = (Shelves(), {}) if data is None else (yield from _reading(data))
         old, self._producers, self._forgotten = self._producers, producers, forgotten
         self._verifying.clear()

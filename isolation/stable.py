@@ -210,15 +210,10 @@ class StableOffsets:
         parts.append(self.markers.to_bytes())
         return [(b"".join(parts),), *self._aborted.lend()]
 
-    def restore(self, data: Buffer | None) -> None:
-        """Replace the state by that of a snapshot; None: by an empty one. ValueError if the bytes are no snapshot;
-        nothing has changed then.
-        """
-        for _ in self.restoring(data):
-            pass
-
     def restoring(self, data: Buffer | None) -> Generator[None, None, None]:
-        """`restore`, step by step. Nothing changes before the last step."""
+        """Replace the state by that of a snapshot; None: by an empty one. ValueError if the bytes are no snapshot.
+        Nothing changes before the last step.
+        """
         anew = self.anew()
         if data is not None:
             opened: list[OpenTransaction] = []

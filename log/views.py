@@ -1,8 +1,8 @@
 """What a fold over the log looks like to the log.
 
 What always holds: a view sees every batch once and in offset order (in a recovery only those that it must see). What it
-knows follows from its last `restore` and the batches it has seen since. The views are in other packages
-(`idempotence.producers`, `isolation.stable`) and know nothing of files.
+knows follows from the snapshot that it was last restored from, and the batches it has seen since. The views are in
+other packages (`idempotence.producers`, `isolation.stable`) and know nothing of files.
 """
 
 from collections.abc import Collection, Generator, Sequence
@@ -49,13 +49,12 @@ class View(Protocol):
         """The next batch. `batch` is valid during the call only."""
 
     def snapshot(self) -> Content:
-        """All that the view knows, for `restore`. Later batches don't change what was returned."""
-
-    def restore(self, data: Buffer | None) -> None:
-        """Replace all that the view knows by what the snapshot says; None: the view knows nothing then."""
+        """All that the view knows, for `restoring`. Later batches don't change what was returned."""
 
     def restoring(self, data: Buffer | None) -> Generator[None, None, None]:
-        """`restore`, step by step. Other work may be done between two steps, but not with this view."""
+        """Replace all that the view knows by what the snapshot says, step by step; None: the view knows nothing then.
+        Other work may be done between two steps, but not with this view.
+        """
 
     def anew(self) -> Self:
         """Another view of this kind, which knows nothing. It can be restored and fed beside this one."""

@@ -21,6 +21,7 @@ from idempotence.verdicts import (
 from isolation.stable import StableOffsets
 from log.batch import BatchHeader, build_batch, build_from_stored, read_header
 from log.cleaning_rules import LastBatches
+from log.steps import done_at_once
 from log.views import whole
 from tests import batches
 from tests.rules import rule
@@ -95,10 +96,10 @@ class Partition:
 
     def restart(self) -> None:
         stable, producers = self.stable.snapshot(), self.producers.snapshot()
-        self.stable.restore(None)
-        self.stable.restore(whole(stable))
-        self.producers.restore(None)
-        self.producers.restore(whole(producers))
+        done_at_once(self.stable.restoring(None))
+        done_at_once(self.stable.restoring(whole(stable)))
+        done_at_once(self.producers.restoring(None))
+        done_at_once(self.producers.restoring(whole(producers)))
 
 
 # ---------------------------------------------------------------- duplicates
@@ -505,7 +506,7 @@ def test_a_producer_that_wrote_before_the_clock_was_set_has_its_full_time(looked
     if looked_before:
         assert sum(partition.producers.expire(partition.now_ms, DAY_MS)) == 0
     snapshot = whole(partition.producers.snapshot())
-    partition.producers.restore(snapshot)
+    done_at_once(partition.producers.restoring(snapshot))
     assert partition.producers.evict_idle(set_ms // 1000, 10)[0] == 0
     assert sum(partition.producers.expire(set_ms, DAY_MS)) == 0
     assert sum(partition.producers.expire(set_ms + DAY_MS - 1_000, DAY_MS)) == 0
@@ -715,7 +716,7 @@ def test_a_snapshot_of_the_version_before_can_be_read() -> None:
     partition = Partition()
     partition.write(1)
     now = whole(partition.producers.snapshot())
-    partition.producers.restore(b"\x02" + now[1:5] + b"\0\0\0\x06" + now[5:])
+    done_at_once(partition.producers.restoring(b"\x02" + now[1:5] + b"\0\0\0\x06" + now[5:]))
     assert whole(partition.producers.snapshot()) == now
 
 
@@ -728,7 +729,7 @@ def test_a_snapshot_without_forgotten_producers_is_of_the_first_version() -> Non
     partition.end(8, epoch=0, coordinator_epoch=6)
     snapshot = whole(partition.producers.snapshot())
     assert snapshot[:1] == b"\x03"
-    partition.producers.restore(snapshot)
+    done_at_once(partition.producers.restoring(snapshot))
     assert whole(partition.producers.snapshot()) == snapshot
 
 
@@ -745,5 +746,5 @@ def test_a_damaged_snapshot_is_refused_and_changes_nothing(harm: str) -> None:
         "window": intact[:15] + b"\x06" + intact[16:],
     }[harm]
     with pytest.raises(ValueError, match=r"snapshot|window"):
-        partition.producers.restore(damaged)
+        done_at_once(partition.producers.restoring(damaged))
     assert whole(partition.producers.snapshot()) == intact

@@ -9,6 +9,7 @@ import pytest
 from isolation.aborted import AbortedRanges
 from isolation.markers import KEPT, NEVER, Left, Markers
 from isolation.stable import StableOffsets
+from log.steps import done_at_once
 from log.views import whole
 from tests import batches
 
@@ -61,7 +62,7 @@ def test_markers_are_known_after_a_restart() -> None:
         stable.apply(*batches.data(1, offset=offset, transactional=True))
         stable.apply(*batches.marker(1, commit=offset != 2, offset=offset + 1))
     again = StableOffsets()
-    again.restore(whole(stable.snapshot()))
+    done_at_once(again.restoring(whole(stable.snapshot())))
     assert again.markers.left(0, start=0, stable=6, high=6) == Left(3, 0, True)
     assert again.markers.left(5, start=0, stable=6, high=6) == Left(0, 0, True)
     assert again.aborted(0, 6) == [(1, 2)]
@@ -70,7 +71,7 @@ def test_markers_are_known_after_a_restart() -> None:
 def test_a_snapshot_of_an_older_version_knows_no_markers_and_the_next_ones_are_known() -> None:
     older = struct.pack(">BII", 1, 0, 0) + whole(AbortedRanges().lend())
     stable = StableOffsets()
-    stable.restore(older)
+    done_at_once(stable.restoring(older))
     assert stable.markers.known_from == NEVER
     assert stable.markers.left(5, start=0, stable=6, high=6) == Left(1, 0, False)
     stable.apply(*batches.data(1, offset=6, transactional=True))

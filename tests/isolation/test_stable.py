@@ -133,7 +133,7 @@ def test_a_transactional_batch_of_no_producer_opens_nothing() -> None:
     assert stable.open_transactions == {7: 1}
     saved = StableOffsets()
     saved._begin(-1, 0, 5)
-    stable.restore(whole(saved.snapshot()))
+    done_at_once(stable.restoring(whole(saved.snapshot())))
     assert stable.open_transactions == {}
     assert stable.last_stable_offset(2, 0) == 2
     assert fold(orphan, batches.marker(-1, commit=False, offset=1)).aborted_count == 0
@@ -168,7 +168,7 @@ def test_a_restore_while_ranges_are_forgotten_brings_none_of_them_back(monkeypat
     steps = stable.forget_aborted(range(1, 19, 2))
     for _ in range(5):
         next(steps)
-    stable.restore(saved)
+    done_at_once(stable.restoring(saved))
     done_at_once(steps)
     assert stable.aborted(0, ANY_END) == [(1, 18)]
 
@@ -177,9 +177,9 @@ def test_the_mapping_that_others_look_at_stays_the_same_after_a_restore() -> Non
     stable = fold(begun(1, 0))
     looked_at = stable.open_transactions
     saved = whole(stable.snapshot())
-    stable.restore(None)
+    done_at_once(stable.restoring(None))
     assert looked_at == {}
-    stable.restore(saved)
+    done_at_once(stable.restoring(saved))
     assert looked_at == {1: 0}
 
 

@@ -32,12 +32,9 @@ class SeenBatches:
     def snapshot(self) -> bytes:
         return json.dumps(self.seen).encode()
 
-    def restore(self, data: Buffer | None) -> None:
-        self.seen = [(base, crc) for base, crc in json.loads(bytes(data))] if data is not None else []
-
     def restoring(self, data: Buffer | None) -> Generator[None, None, None]:
         yield
-        self.restore(data)
+        self.seen = [(base, crc) for base, crc in json.loads(bytes(data))] if data is not None else []
 
     def anew(self) -> "SeenBatches":
         return SeenBatches()

@@ -36,13 +36,10 @@ class LastOfProducers:
     def snapshot(self) -> bytes:
         return b",".join(b"%d=%d" % item for item in sorted(self.last.items()))
 
-    def restore(self, data: Buffer | None) -> None:
-        pairs = [pair.split(b"=") for pair in bytes(data or b"").split(b",") if pair]
-        self.last = {int(producer): int(offset) for producer, offset in pairs}
-
     def restoring(self, data: Buffer | None) -> Generator[None, None, None]:
         yield
-        self.restore(data)
+        pairs = [pair.split(b"=") for pair in bytes(data or b"").split(b",") if pair]
+        self.last = {int(producer): int(offset) for producer, offset in pairs}
 
     def anew(self) -> "LastOfProducers":
         return LastOfProducers()

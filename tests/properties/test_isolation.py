@@ -11,6 +11,7 @@ from idempotence.producers import ProducerStates
 from isolation.read_filter import visible_batches
 from isolation.read_view import Isolation, aborted_transactions
 from isolation.stable import StableOffsets
+from log.steps import done_at_once
 from log.views import View, whole
 from tests import batches
 from tests.rules import rule
@@ -85,7 +86,7 @@ def test_the_last_stable_offset_is_that_of_a_full_search(
         previous = found
         if data.draw(st.booleans()):
             saved = whole(stable.snapshot())
-            stable.restore(saved)
+            done_at_once(stable.restoring(saved))
             assert whole(stable.snapshot()) == saved
             assert stable.last_stable_offset(high_watermark, 0) == found
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from idempotence.producers import ProducerStates
 from idempotence.verdicts import ACCEPTED, Duplicate, OutOfOrder, StaleEpoch, TransactionOpen, Verdict
 from isolation.stable import StableOffsets
+from log.steps import done_at_once
 from log.views import whole
 from tests import batches
 from tests.rules import rule
@@ -120,8 +121,8 @@ class Both:
 
     def restart(self) -> None:
         snapshots = whole(self.stable.snapshot()), whole(self.producers.snapshot())
-        self.stable.restore(snapshots[0])
-        self.producers.restore(snapshots[1])
+        done_at_once(self.stable.restoring(snapshots[0]))
+        done_at_once(self.producers.restoring(snapshots[1]))
         assert (whole(self.stable.snapshot()), whole(self.producers.snapshot())) == snapshots
 
     def _apply(self, batch: batches.Batch) -> None:
@@ -151,8 +152,8 @@ def test_a_follower_that_only_applied_the_log_judges_like_the_leader(steps: list
     first, follower = Both(), Both()
     for batch in leader.log[:cut]:
         first._apply(batch)
-    follower.stable.restore(whole(first.stable.snapshot()))
-    follower.producers.restore(whole(first.producers.snapshot()))
+    done_at_once(follower.stable.restoring(whole(first.stable.snapshot())))
+    done_at_once(follower.producers.restoring(whole(first.producers.snapshot())))
     for batch in leader.log[cut:]:
         follower._apply(batch)
     assert list(follower.producers.describe()) == list(leader.producers.describe())
