@@ -426,8 +426,7 @@ async def _list_of(body: bytes, name: str) -> list[bytes]:
     list is read in several turns of the loop.
     """
     scan = BodyScan(body, name=f'"{name}"'.encode())
-    for _ in scan.steps():
-        await asyncio.sleep(0)
+    await scan.look()
     if scan.records_end < 0:
         if len(body) > DECODED_AT_ONCE:
             raise Problem("malformed", f"the body is not JSON, or has no {name}")

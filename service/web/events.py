@@ -60,8 +60,8 @@ async def receive(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         try:
             events = read_json(body, _events)
         except Problem as problem:
-            look = BodyScan(b'{"records":%b}' % body, cut_bytes=0, value=DATA)
-            raise await about_its_record(problem, look, decoder=_any_json) from None
+            scan = BodyScan(b'{"records":%b}' % body, cut_bytes=0, value=DATA)
+            raise await about_its_record(problem, scan, decoder=_any_json) from None
         for each in events:
             try:
                 records.append(await _structured(bytes(each), now_ms))
@@ -92,8 +92,7 @@ async def receive(gateway: Gateway, request: web.Request) -> web.StreamResponse:
 
 async def _structured(body: bytes, now_ms: int) -> NewRecord:
     scan = BodyScan(body, TOP, value=DATA)
-    for _ in scan.steps():
-        await asyncio.sleep(0)
+    await scan.look()
     if scan.members > ATTRIBUTES_MAX:
         raise Problem("invalid-record", f"a CloudEvent has at most {ATTRIBUTES_MAX} attributes here")
     return from_structured(body, now_ms)

@@ -7,6 +7,7 @@ JSON is left to the decoder, which refuses it.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator, Sequence
 
@@ -58,12 +59,13 @@ class BodyScan:
         self.cuts: list[int] = []
         """The positions of commas between records, at least `cut_bytes` from each other."""
 
-    def all(self) -> None:
+    async def look(self) -> None:
+        """Scan the body, in several turns of the loop. Raises a problem if a member is named twice."""
         for _ in self.steps():
-            pass
+            await asyncio.sleep(0)
 
     def steps(self) -> Iterator[None]:
-        """Scan the body; each step fits into a turn of the loop. Raises a problem if a member is named twice."""
+        """The scan, of which each step fits into a turn of the loop."""
         text = self._text
         names: list[set[bytes] | None] = []
         exempt = 0  # the depth of the client's own value; 0 outside of one
@@ -79,9 +81,7 @@ class BodyScan:
                         name = _plain(name)
                     if name in known:
                         twice = f"{name[:60].decode(errors='replace')} is there twice in an object"
-                        is_in_record = self.records_end < 0 <= self.records_at
-                        problem = Problem("malformed", twice)
-                        raise problem.about_record(records) if is_in_record else problem
+                        raise self._about(records, Problem("malformed", twice))
                     known.add(name)
                     self.members += len(names) == 1
                     if name == self._value and len(names) == self._record:
@@ -101,7 +101,7 @@ class BodyScan:
                 elif len(names) == self._record + 1 and not exempt:
                     items += 1
                     if items >= HEADERS_MAX:
-                        raise Problem("record-too-large", TOO_MANY_HEADERS).about_record(records)
+                        raise self._about(records, Problem("record-too-large", TOO_MANY_HEADERS))
             elif kind in (_LIST, _OBJECT):
                 if kind == _LIST and len(names) == TOP and name == self._name and self.records_at < 0:
                     self.records_at = last_cut = last_comma = at + 1
@@ -119,6 +119,10 @@ class BodyScan:
                 if self.records_end < 0 <= self.records_at:
                     _refuse_long(at - last_comma, records)
                 yield
+
+    def _about(self, index: int, problem: Problem) -> Problem:
+        """The problem, which says in which record it is if it is in one of a list."""
+        return problem.about_record(index) if self.records_end < 0 <= self.records_at else problem
 
     @property
     def pieces(self) -> Iterator[bytes]:
@@ -148,7 +152,7 @@ def _plain(name: bytes) -> bytes:
         return name
 
 
-def refuse_doubles(body: bytes, records: Sequence[RecordIn], *, is_record: bool = False) -> None:
+async def refuse_doubles(body: bytes, records: Sequence[RecordIn], *, is_record: bool = False) -> None:
     """Raise a problem if an object of the body (with `is_record`: of a single record) names a member twice. The decoder
     has silently taken the last one.
 
@@ -156,7 +160,7 @@ def refuse_doubles(body: bytes, records: Sequence[RecordIn], *, is_record: bool 
     whole body is scanned.
     """
     if body.count(b":") != (not is_record) + _colons(records) or b"\\u" in body:
-        BodyScan(body, 1 if is_record else RECORD).all()
+        await BodyScan(body, TOP if is_record else RECORD).look()
 
 
 def _colons(records: Sequence[RecordIn]) -> int:

@@ -26,11 +26,12 @@ from log.ids import TopicPartition
 from service.broker.internal_topics import GROUPS
 from service.client.partitioner import partition_for_key
 from service.cluster.image import Topic
+from service.turns import Turn
 from service.web.answers import as_json, query_bytes, query_int, read_json
 from service.web.forwarding import RECORD_HEADER, headers_of_records
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.holding import HOLDER
-from service.web.looking import BodyScan, refuse_doubles
+from service.web.looking import RECORD_BYTES_MAX, TOP, BodyScan, refuse_doubles
 from service.web.problems import Outcome, Problem, of_error
 from service.web.producers import Producer
 from service.web.quick import read_lines
@@ -56,6 +57,8 @@ RUN_RECORDS = 4 * RECORDS_AT_ONCE
 """The most records in one batch."""
 DECODED_AT_ONCE = 128 << 10
 """A longer body is scanned first, and its records are decoded in several turns of the loop."""
+LINES_AT_ONCE_BYTES = 32 << 10
+"""How many bytes of lines are made into records in one turn of the loop: 5 ms, if they are nothing but brackets."""
 REST_BYTES_MAX = 1 << 20
 """The most bytes of a long body without its records."""
 ZSTD = 4
@@ -196,21 +199,20 @@ async def read_batch(body: bytes) -> tuple[BatchIn, list[RecordIn]]:
             batch = _decode(body, _batches, _IN_BODY)
         except Problem as problem:
             raise await about_its_record(problem, BodyScan(body, cut_bytes=0)) from None
-        refuse_doubles(body, batch.records)
+        await refuse_doubles(body, batch.records)
         return batch, batch.records
-    look = BodyScan(body)
-    for _ in look.steps():
-        await asyncio.sleep(0)
-    if look.records_end < 0:
+    scan = BodyScan(body)
+    await scan.look()
+    if scan.records_end < 0:
         raise Problem("malformed", "the body is not JSON, or has no list of records")
-    if len(look.rest) > REST_BYTES_MAX:
+    if len(scan.rest) > REST_BYTES_MAX:
         raise Problem("record-too-large", "there is more beside the records than a request may have")
     try:
-        batch = read_json(look.rest, _batches)
+        batch = read_json(scan.rest, _batches)
     except Problem as problem:
         raise await about_its_record(problem, BodyScan(body, cut_bytes=0)) from None
     records: list[RecordIn] = []
-    for piece in look.pieces:
+    for piece in scan.pieces:
         try:
             some: list[RecordIn] = _decode(piece, _lists, _IN_LIST, len(records))
         except Problem as problem:
@@ -222,16 +224,15 @@ async def read_batch(body: bytes) -> tuple[BatchIn, list[RecordIn]]:
 
 
 async def about_its_record(
-    problem: Problem, look: BodyScan, first: int = 0, decoder: msgspec.json.Decoder[Any] = _records
+    problem: Problem, scan: BodyScan, first: int = 0, decoder: msgspec.json.Decoder[Any] = _records
 ) -> Problem:
     """The problem of the first record that is no JSON, or no UTF-8; the given one, if that says where it is, or if no
     record alone is to blame. `first` is the number of the first record; `decoder` is that of a record.
     """
     if "records" in problem.more:
         return problem
-    for _ in look.steps():
-        await asyncio.sleep(0)
-    for index, piece in enumerate(look.pieces if look.records_end >= 0 else (), first):
+    await scan.look()
+    for index, piece in enumerate(scan.pieces if scan.records_end >= 0 else (), first):
         try:
             read_json(piece[1:-1], decoder)
         except Problem as found:
@@ -591,7 +592,7 @@ async def write_stream(gateway: Gateway, request: web.Request, topic_name: str |
     request[STREAMING] = True
     number = 0
     try:
-        async for empty, lines in _lines(request, gateway.config.http_max_body_bytes):
+        async for empty, lines in _lines(request, min(RECORD_BYTES_MAX, gateway.config.http_max_body_bytes)):
             number += empty
             for at in range(0, len(lines), RECORDS_AT_ONCE):
                 some = lines[at : at + RECORDS_AT_ONCE]
@@ -722,6 +723,16 @@ def _tell(runs: dict[TopicPartition, list[ToldRecords]], batches: Sequence[Outgo
                 report.topic = partition.topic
 
 
+async def _read_line(line: bytes) -> RecordIn:
+    """The record. A long line is scanned before anything is made of it."""
+    if len(line) > DECODED_AT_ONCE:
+        await BodyScan(line, TOP).look()
+        return read_json(line, _records)
+    given = read_json(line, _records)
+    await refuse_doubles(line, [given], is_record=True)
+    return given
+
+
 async def _write_lines(
     gateway: Gateway, lines: Sequence[bytes], first_number: int, topic_name: str | None
 ) -> list[Report]:
@@ -730,14 +741,16 @@ async def _write_lines(
     now_ms = gateway.env.clock.wall_ms()
     partitioner = Partitioner(gateway.next_turn())
     topics: dict[str, Topic] = {}
+    turn = Turn(LINES_AT_ONCE_BYTES)
     for index, line in enumerate(lines):
         if not line or line.isspace():
             continue
+        if turn.is_over(len(line)):
+            await asyncio.sleep(0)
         report = Report(first_number + index)
         reports.append(report)
         try:
-            given = read_json(line, _records)
-            refuse_doubles(line, [given], is_record=True)
+            given = await _read_line(line)
             name = given.topic or topic_name
             if name is None or (topic_name is not None and given.topic not in (None, topic_name)):
                 raise Problem("invalid-record", "the topic is missing, or another than the path's")

@@ -197,6 +197,7 @@ def longest_turn_s(work: Coroutine[Any, Any, None]) -> float:
 
     async def scenario() -> None:
         task = asyncio.create_task(watch())
+        await asyncio.sleep(0)  # or work that never waits would be over before the first look
         try:
             await work
         finally:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import Any
+from unittest.mock import AsyncMock, MagicMock, patch
 
 import msgspec
 import pytest
 
+from service.web import producing
 from service.web.looking import BodyScan, refuse_doubles
 from service.web.problems import Problem
-from service.web.producing import BatchIn, read_batch
+from service.web.producing import BatchIn, _read_line, _write_lines, read_batch
 from service.web.records import HEADERS_MAX, RecordIn, new_record
 from tests.service.web.kit import TURN_S, longest_turn_s
 
@@ -70,7 +72,8 @@ def test_a_body_is_read_as_the_decoder_reads_it(record: dict[str, Any], filling:
 
 def test_members_of_a_value_are_the_clients_own() -> None:
     read(b'{"records":[{"value":{"a":1,"a":{"a":2,"a":3}},"key":"x"},{"value":[{"b":1,"b":1}]}]}')
-    refuse_doubles(b'{"value":{"a":1,"a":2}}', [RecordIn(value=msgspec.Raw(b'{"a":1}'))], is_record=True)
+    known = [RecordIn(value=msgspec.Raw(b'{"a":1}'))]
+    asyncio.run(refuse_doubles(b'{"value":{"a":1,"a":2}}', known, is_record=True))
 
 
 @pytest.mark.parametrize(
@@ -98,6 +101,54 @@ def test_a_long_body_is_read_in_turns_of_the_loop(body: bytes) -> None:
     assert longest_turn_s(scenario()) < TURN_S
 
 
+LISTS = b"[" + b"[]," * 1_300_000 + b"[]]"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"value":%b,"headers":[{"name":"a"}]}' % LISTS,
+        b'{"headers":[' + b",".join([b'{"name":"a"}'] * 300_000) + b"]}",
+        b'{"headers":{' + b",".join(b'"%x":null' % each for each in range(300_000)) + b"}}",
+        b"\n".join([b'{"value":[' + b"[]," * 80 + b'[]],"headers":[{"name":"a"}]}'] * 500),
+        b'{"value":[' + b"[]," * 43_000 + b'[]],"headers":[{"name":"a"}]}',
+        b'{"value":1,"' * 40_000,
+    ],
+    ids=["a long value", "headers", "named headers", "many", "a short one", "no end"],
+)
+def test_lines_are_read_in_turns_of_the_loop(line: bytes) -> None:
+    """A line of 16 MiB, packed in 15 KB, was decoded and scanned in one turn of 5 s."""
+    gateway: Any = MagicMock()
+    gateway.env.clock.wall_ms.return_value = 0
+
+    async def scenario() -> None:
+        with (
+            patch.object(producing, "topic_to_write", AsyncMock()),
+            patch.object(producing, "_write_told", AsyncMock()),
+        ):
+            await _write_lines(gateway, line.split(b"\n"), 0, "t")
+
+    with patch.object(producing, "batch_bytes", return_value=1 << 20):
+        assert longest_turn_s(scenario()) < TURN_S / 3
+
+
+def test_a_long_line_is_read_as_a_short_one() -> None:
+    for wrong, why in (
+        ('"key":1', "str"),
+        ('"value":1,"value":2', "twice"),
+        (f'"headers":{json.dumps(dict.fromkeys(range(HEADERS_MAX + 1)))}', "at most 10000"),
+        ('"headers":[{"name":"a"}', "not JSON"),
+    ):
+        for filling in ("", '"value_string":"%s",' % ("x" * 200_000)):
+            with pytest.raises(Problem, match=why) as refused:
+                new_record(asyncio.run(_read_line(b"{%b}" % (filling + wrong).encode())), 0)
+            assert "records" not in refused.value.more, "a line is no record of a list"
+    line = b'{"key":"k","value":%b,"headers":{"a":"b"}}'
+    (long, short) = (asyncio.run(_read_line(line % value)) for value in (LISTS, b"[[]]"))
+    assert new_record(long, 0) == (b"k", LISTS, (("a", b"b"),), 0)
+    assert new_record(short, 0) == (b"k", b"[[]]", (("a", b"b"),), 0)
+
+
 def test_too_many_records_are_refused() -> None:
     with pytest.raises(Problem, match="more than"):
         read(b'{"records":[' + b"{}," * 100_000 + b"{}]}")
@@ -122,8 +173,8 @@ def test_headers_are_as_many_as_can_be_read(filling: int, as_list: bool) -> None
 
 def test_cuts_are_between_records() -> None:
     record = b'{"value":[{"a":"},{"}]}'
-    look = BodyScan(b'{"records":[' + (record + b" ,\n") * 9000 + record + b"]}")
-    look.all()
-    pieces = list(look.pieces)
+    scan = BodyScan(b'{"records":[' + (record + b" ,\n") * 9000 + record + b"]}")
+    asyncio.run(scan.look())
+    pieces = list(scan.pieces)
     assert len(pieces) > 3
     assert sum(len(json.loads(piece)) for piece in pieces) == 9001
