@@ -59,10 +59,10 @@ from service.web.origins import Origins
 from service.web.pages import routes as pages
 from service.web.problems import MEDIA_TYPE, Problem, of_failure
 from service.web.producers import ProducerPool
-from service.web.routing import IDEMPOTENCY_KEY, NDJSON, STREAMING, Route
+from service.web.routing import ENDED, IDEMPOTENCY_KEY, NDJSON, STREAMING, Route
 from service.web.sending import ProducerIds
 from service.web.sharing import Sharing
-from service.web.taking import Taking
+from service.web.taking import Taking, is_there
 from service.web.transactions import OpenTransactions
 from service.web.unpacking import BODY, PIECE_BYTES, body_of, encoding_of
 
@@ -356,17 +356,25 @@ class WebServer:
         """Count what the request holds. A long answer is written here, in pieces."""
         with self.gateway.holding.of_request() as holder:
             request[HOLDER] = holder
-            response = await handler(request)
-            body = response.body if isinstance(response, web.Response) and not response.prepared else None
-            if not isinstance(body, bytes) or len(body) <= SMALL_BYTES or request.method == "HEAD":
-                return response
-            request.pop(BODY, None)
-            pieced = web.StreamResponse(status=response.status, headers=response.headers)
-            pieced.content_length = len(body)
-            with suppress(ConnectionError):  # aiohttp notices it as well
-                await pieced.prepare(request)
-                await give(request, pieced, body)
-                await pieced.write_eof()
+            is_taken = False
+            try:
+                response = await handler(request)
+                body = response.body if isinstance(response, web.Response) and not response.prepared else None
+                if not isinstance(body, bytes) or request.method == "HEAD":
+                    return response
+                if len(body) <= SMALL_BYTES and ENDED not in request:
+                    return response
+                request.pop(BODY, None)
+                pieced = web.StreamResponse(status=response.status, headers=response.headers)
+                pieced.content_length = len(body)
+                with suppress(ConnectionError):  # aiohttp notices it as well
+                    await pieced.prepare(request)
+                    await give(request, pieced, body)
+                    await pieced.write_eof()
+                    is_taken = response.status == HTTPStatus.OK and is_there(request)
+            finally:
+                if ENDED in request:
+                    await request[ENDED](is_taken)
         return pieced
 
     @web.middleware

@@ -4,26 +4,35 @@ them, read, move, commit and delete. The errors are those of the REST Proxy.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Iterable
 from functools import partial
+from http import HTTPStatus
 from typing import Annotated, Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
-from aiohttp import web
+from aiohttp import ClientError, web
 
 from log.ids import TopicPartition
+from service.broker.internal_topics import GROUPS
+from service.client.failures import ClientFailure
 from service.web.answers import query_int
 from service.web.consuming import PAGE_BYTES, PAGE_BYTES_MAX, WAIT_MS_MAX
-from service.web.gateway import Gateway
+from service.web.forwarding import FORWARDED, url_of
+from service.web.gateway import PAUSE_S, Gateway
 from service.web.groups import committed_by
 from service.web.instances import Form, Instance, InstanceProblem, RecordV2, Wishes, not_in_form
 from service.web.members import EARLIEST, LATEST, home
 from service.web.problems import Problem
-from service.web.routing import JSON, Route, integer
+from service.web.routing import ENDED, JSON, Route, integer
+from service.web.taking import is_there
 from service.web.unpacking import body_of
 
 T = TypeVar("T")
+
+logger = logging.getLogger("oncelog.http")
 
 MEDIA = "application/vnd.kafka.v2+json"
 MEDIA_OF = {form: f"application/vnd.kafka.{form.value}.v2+json" for form in Form}
@@ -35,6 +44,9 @@ TIMEOUT_MS = 1000
 MIN_BYTES_MAX = 10_000_000
 READ, READ_CHARACTERS = "X-Oncelog-Read", 32
 """A request header that names a read which another broker forwards, and how many characters a name has."""
+LOST = "X-Oncelog-Lost"
+"""A request header that names a read which another broker has forwarded, and whose answer nobody got."""
+LOST_TRIES = 3
 CODES = {"unknown-topic": 40401, "denied": 40301, "unauthenticated": 40101, "not-now": 50003, "outcome-unknown": 50003}
 
 
@@ -278,7 +290,20 @@ async def records(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     form = _accepted(request)
     timeout_ms = query_int(request, "timeout", -1, least=-(2**63))
     max_bytes = query_int(request, "max_bytes", -1, least=-(2**63))
-    if (elsewhere := await _records_elsewhere(gateway, request)) is not None:
+    group, name = request.match_info["group"], request.match_info["instance"]
+    turn = gateway.instances.turn(group, name)
+    if (lost := request.headers.get(LOST)) is not None:
+        async with turn:
+            gateway.instances.lost(group, name, lost)
+        return _answer([])
+    try:
+        async with asyncio.timeout(min(timeout_ms if timeout_ms > 0 else TIMEOUT_MS, WAIT_MS_MAX) / 1000):
+            await turn.acquire()
+    except TimeoutError:
+        return _answer([], MEDIA_OF[form or Form.BINARY])  # the last answer is still on its way to the client
+    handing = Handing(gateway, request, turn)
+    request[ENDED] = handing.ended
+    if (elsewhere := await handing.elsewhere()) is not None:
         return elsewhere
     read = request.headers.get(READ, "")[:READ_CHARACTERS]
     instance = _instance(gateway, request, read)
@@ -289,20 +314,71 @@ async def records(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     longest_ms = min(instance.wishes.timeout_ms, WAIT_MS_MAX)
     wait_ms = longest_ms if timeout_ms <= 0 else min(timeout_ms, longest_ms)
     found = await gateway.instances.read(instance, request, read, max_bytes if max_bytes > 0 else PAGE_BYTES, wait_ms)
+    handing.instance = instance
     return _answer(found, MEDIA_OF[form])
 
 
-async def _records_elsewhere(gateway: Gateway, request: web.Request) -> web.StreamResponse | None:
-    """The answer of the broker where the instance lives. If it was lost on the way here, it is asked for once more:
-    the client would go on behind it.
+class Handing:
+    """A read that has its instance's turn, until its answer was taken by the client, or is lost. A lost one is taken
+    back, so that the next read gives it.
     """
-    named = {READ: gateway.env.unique().hex()}
-    try:
-        return await home(gateway, request, b"", named)
-    except Problem as lost:
-        if lost.outcome != "unknown":
-            raise
-    return await home(gateway, request, b"", named)
+
+    def __init__(self, gateway: Gateway, request: web.Request, turn: asyncio.Lock) -> None:
+        self._gateway = gateway
+        self._request = request
+        self._turn = turn
+        self.instance: Instance | None = None
+        """The instance that has moved on, if it lives here."""
+        self._named = ""
+        """The name of the read that was forwarded, if the instance may have moved on elsewhere."""
+
+    async def elsewhere(self) -> web.StreamResponse | None:
+        """The answer of the broker where the instance lives. If it was lost on the way here, it is asked for once more:
+        the client would go on behind it.
+        """
+        self._named = self._gateway.env.unique().hex()
+        named = {READ: self._named}
+        try:
+            found = await home(self._gateway, self._request, b"", named)
+        except Problem as lost:
+            if lost.outcome != "unknown":
+                if is_there(self._request):
+                    self._named = ""
+                raise
+            found = await home(self._gateway, self._request, b"", named)
+        if found is None or found.status != HTTPStatus.OK:
+            self._named = ""
+        return found
+
+    async def ended(self, is_taken: bool) -> None:
+        try:
+            if self.instance is not None:
+                self.instance.ended(is_taken=is_taken)
+            elif self._named and not is_taken:
+                await self._tell_lost()
+        finally:
+            self._turn.release()
+
+    async def _tell_lost(self) -> None:
+        """Tell the broker where the instance lives."""
+        gateway, request = self._gateway, self._request
+        group = request.match_info["group"]
+        why: object = None
+        for _ in range(LOST_TRIES):
+            try:
+                node = await gateway.coordinator(GROUPS, group)
+                if node == gateway.node_id:
+                    return  # the instance was lost with the broker that had it
+                headers = {FORWARDED: str(gateway.node_id), LOST: self._named}
+                async with gateway.http().get(url_of(gateway, node, request.path_qs), headers=headers) as answer:
+                    if answer.status == HTTPStatus.OK:
+                        return
+                    why = answer.status
+            except (Problem, ClientFailure, ClientError, OSError) as failure:  # `TimeoutError` is an OSError
+                why = failure
+            await asyncio.sleep(PAUSE_S)
+        instance = request.match_info["instance"]
+        logger.warning("consumer instance %s of group %s has moved on by a lost answer: %s", instance, group, why)
 
 
 def _accepted(request: web.Request) -> Form | None:

@@ -2,7 +2,8 @@
 assigned partitions by hand, and are read by their name.
 
 What always holds: an instance lives at the broker that coordinates its group. Its position moves only with an answer
-that shows the records before that position; it moves back if the answer was lost between two brokers. It reads nothing
+that shows the records before that position; it moves back if the answer could not be written to its client, or was lost
+between two brokers. Nothing is read for it before that is known. It reads nothing
 that its group has given to another member. It commits on its own only what it has shown to a client that has sent
 another request since, and only if the partition has been its own ever since. An instance that is lost with its broker
 is made again under its name; it takes its place in the group at once, and goes on where the group is.
@@ -18,6 +19,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import Enum
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 import msgspec
 from aiohttp import web
@@ -48,6 +50,7 @@ from service.web.members import (
 )
 from service.web.problems import Problem, of_error
 from service.web.records import RecordOut
+from service.web.taking import is_there
 from service.web.topics import at_time
 from service.wire.error_codes import ErrorCode
 
@@ -114,6 +117,8 @@ class Instance(HttpMember):
     """Partitions were assigned by hand: the instance is no member of its group."""
     shown: dict[TopicPartition, int] = field(default_factory=dict)
     """The positions after the last answer. It is not known whether the client got that answer."""
+    is_being_given: bool = False
+    """The last answer is being written. A request that comes meanwhile does not tell that the client got it."""
     uncommitted: dict[TopicPartition, int] = field(default_factory=dict)
     """The positions that the client is known to have read to since the last commit."""
     read: str = ""
@@ -124,8 +129,6 @@ class Instance(HttpMember):
     """The positions before the last answer."""
     committed_s: float = 0.0
     kept_bytes: int = 0
-    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by the one answer with records that is made at a time."""
 
     @property
     def is_subscribed(self) -> bool:
@@ -156,6 +159,12 @@ class Instance(HttpMember):
             if partition in self.shown and self.positions.get(partition) == self.shown.pop(partition):
                 self.positions[partition] = offset
 
+    def ended(self, *, is_taken: bool) -> None:
+        """The last answer was written, or its client is gone."""
+        self.is_being_given = False
+        if not is_taken:
+            self.take_back()
+
     def move(self, positions: Mapping[TopicPartition, int]) -> None:
         for partition, offset in positions.items():
             self.positions.pop(partition, None)  # other partitions come first next time
@@ -170,6 +179,13 @@ class Instances(Members):
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
         self._kept_bytes = 0
+        self._turns = WeakValueDictionary[tuple[str, str], asyncio.Lock]()
+
+    def turn(self, group: str, member_id: str) -> asyncio.Lock:
+        """Held by one read of an instance at a time, until its answer was taken: where the instance lives, and at a
+        broker that forwards the read.
+        """
+        return self._turns.setdefault((group, member_id), asyncio.Lock())
 
     def make(self, group: str, name: str | None, wishes: Wishes) -> Instance:
         gateway = self._gateway
@@ -193,11 +209,19 @@ class Instances(Members):
         if instance is None or instance.is_gone:
             raise not_found()
         instance.touched_s = asyncio.get_running_loop().time()
+        if instance.is_being_given:
+            return instance
         if not read or read != instance.read:  # else the client still waits for the last answer
             instance.uncommitted.update(instance.shown)
             instance.shown.clear()
             instance.read = ""
         return instance
+
+    def lost(self, group: str, member_id: str, read: str) -> None:
+        """Nobody got the answer to this read, which another broker has forwarded."""
+        instance = self._members.get((group, member_id))
+        if instance is not None and instance.read == read:
+            instance.take_back()
 
     def forget(self, member: HttpMember) -> None:
         assert isinstance(member, Instance)
@@ -298,6 +322,8 @@ class Instances(Members):
             if partition not in instance.positions:
                 raise conflict(f"No current assignment for partition {partition.topic}-{partition.partition}")
         found = {each: await self._place(each, offset) for each, offset in offsets.items()}
+        for each in found:
+            instance.before.pop(each, None)  # an answer that is lost takes the instance back elsewhere only
         instance.move({each: offset for each, offset in found.items() if each in instance.positions})
 
     async def _place(self, partition: TopicPartition, offset: int) -> int:
@@ -335,27 +361,28 @@ class Instances(Members):
     async def read(
         self, instance: Instance, request: web.Request, read: str, max_bytes: int, wait_ms: int
     ) -> list[RecordV2]:
+        """What there is for an answer, whose caller has the instance's turn, and tells it when the answer has ended."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
         if not instance.is_subscribed and not instance.is_assigned:
             raise conflict("Consumer is not subscribed to any topics or assigned any partitions")
         with self._gateway.waiting():
-            async with instance.reading:
-                if read and read == instance.read:
-                    instance.take_back()
-                if loop.time() - instance.committed_s >= COMMIT_EVERY_S:
-                    await self._commit_itself(instance)
-                answer = RecordsAnswer(self._gateway, request[HOLDER], instance, max_bytes)
-                try:
-                    await self._fill(answer, request, deadline)
-                except (Problem, ClientFailure):
-                    if not answer.records:
-                        raise
-                if request.transport is None:
-                    raise client_gone()
-                instance.touched_s = loop.time()
-                instance.read = read
-                return answer.given()
+            if read and read == instance.read:
+                instance.take_back()
+            if loop.time() - instance.committed_s >= COMMIT_EVERY_S:
+                await self._commit_itself(instance)
+            answer = RecordsAnswer(self._gateway, request[HOLDER], instance, max_bytes)
+            try:
+                await self._fill(answer, request, deadline)
+            except (Problem, ClientFailure):
+                if not answer.records:
+                    raise
+            if not is_there(request):
+                raise client_gone()
+            instance.touched_s = loop.time()
+            instance.read = read
+            instance.is_being_given = True
+            return answer.given()
 
     async def _fill(self, answer: RecordsAnswer, request: web.Request, deadline: float) -> None:
         loop = asyncio.get_running_loop()

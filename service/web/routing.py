@@ -22,6 +22,8 @@ SSE = "text/event-stream"
 IDEMPOTENCY_KEY = "Idempotency-Key"
 STREAMING = web.RequestKey("streaming", bool)
 """A request has this once the head of its answer is sent: no other answer is possible then."""
+ENDED: web.RequestKey[Callable[[bool], Awaitable[None]]] = web.RequestKey("ended")
+"""A request has this if somebody must know, in the end, whether its answer was written to a client that was there."""
 
 
 @dataclass(frozen=True, slots=True)

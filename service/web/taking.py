@@ -6,9 +6,16 @@ import struct
 import sys
 from typing import cast
 
+from aiohttp import web
+
 _ACKNOWLEDGED_AT = 120
 """Where Linux has `tcpi_bytes_acked` in its `tcp_info`."""
 _SIZE = _ACKNOWLEDGED_AT + 8
+
+
+def is_there(request: web.Request) -> bool:
+    """Whether the client's connection is open. One that was cut off just now is not, though it is still known."""
+    return request.transport is not None and not request.transport.is_closing()
 
 
 class Taking:

@@ -134,13 +134,13 @@ def asking(**facts: Any) -> Any:
     return request
 
 
-def ask_and_go(url: str, path: str, accept: str = "application/json") -> None:
+def ask_and_go(url: str, path: str, accept: str = "application/json", *, after_s: float = 0.2) -> None:
     """Ask, wait for a moment, and break the connection."""
     place = urlsplit(url)
     assert place.hostname is not None and place.port is not None
     with socket.create_connection((place.hostname, place.port), PATIENCE_S) as connection:
         connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {place.netloc}\r\nAccept: {accept}\r\n\r\n".encode())
-        time.sleep(0.2)
+        time.sleep(after_s)
 
 
 class Seen(NamedTuple):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
+import socket
 import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
+from urllib.parse import urlsplit
 
 import pytest
 from confluent_kafka import Consumer
@@ -303,6 +306,49 @@ def test_an_answer_that_was_lost_between_brokers_is_given_again_and_was_seen_by_
     reader.do("POST", "/positions/beginning", {"partitions": [{"topic": topic, "partition": 0}]})
     write(http, topic, 5)
     assert forwarded("d") == [1, 2, 3, 4, 5], "where its client has sent it"
+    reader.do("DELETE", "")
+
+
+def long_reader(http: Http, topic: str) -> Reader:
+    """Forty records of half a megabyte are to be read."""
+    make(http, topic)
+    for _ in range(40):
+        value = os.urandom(500_000)
+        octets = {"Content-Type": "application/octet-stream"}
+        assert http.post(f"/v1/topics/{topic}/records", value, headers=octets).status == 200
+    reader = Reader(http, topic, name="slow")
+    reader.do("POST", "/assignments", {"partitions": [{"topic": topic, "partition": 0}]})
+    return reader
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.001, 0.2, 1.0])
+def test_an_answer_that_its_client_did_not_take_is_given_again(http: Http, topic: str, after_s: float) -> None:
+    """Its records were lost: the group went on behind them."""
+    reader = long_reader(http, topic)
+    for _ in range(3):
+        ask_and_go(http.url, f"/consumers/{topic}/instances/slow/records?max_bytes=8000000", BINARY, after_s=after_s)
+    assert [each["offset"] for each in reader.records("?max_bytes=1200000")] == [0, 1]
+    assert [each["offset"] for each in reader.records("?max_bytes=1200000")] == [2, 3]
+    reader.do("DELETE", "")
+    assert http.get(f"/v1/groups/{topic}/offsets").json["offsets"][0]["offset"] == 4
+
+
+def test_while_an_answer_is_on_its_way_nothing_tells_that_it_was_taken(http: Http, topic: str) -> None:
+    """Other requests of the client may come meanwhile. What it seeks counts, and a read waits for its turn."""
+    reader = long_reader(http, topic)
+    place = urlsplit(http.url)
+    with socket.create_connection((str(place.hostname), int(str(place.port)))) as slow:
+        path = f"/consumers/{topic}/instances/slow/records?max_bytes=8000000"
+        slow.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nAccept: {BINARY}\r\n\r\n".encode())
+        assert slow.recv(100).startswith(b"HTTP/1.1 200")
+        assert reader.records("?timeout=200") == []
+        assert reader.committed(topic) is None
+    assert [each["offset"] for each in reader.records("?max_bytes=600000")] == [0]
+    with socket.create_connection((str(place.hostname), int(str(place.port)))) as slow:
+        slow.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nAccept: {BINARY}\r\n\r\n".encode())
+        assert slow.recv(100).startswith(b"HTTP/1.1 200")
+        reader.do("POST", "/positions", {"offsets": [{"topic": topic, "partition": 0, "offset": 30}]})
+    assert [each["offset"] for each in reader.records("?max_bytes=600000")] == [30]
     reader.do("DELETE", "")
 
 

@@ -355,6 +355,32 @@ def test_a_consumer_instance_is_served_by_whichever_broker(several: Several) -> 
         assert next(turns).delete(path, headers=media).json["error_code"] == 40403
 
 
+@pytest.mark.parametrize("after_s", [0.001, 0.05, 1.0])
+def test_an_answer_that_is_lost_in_front_is_given_again(several: Several, after_s: float) -> None:
+    """The broker in front had all of it when its client was gone: the instance lives elsewhere, and had moved on."""
+    topic = f"in-front-{next(_numbers)}"
+    make(several, topic, 1)
+    octets = {"Content-Type": "application/octet-stream"}
+    for _ in range(20):
+        assert several.clients[0].post(f"/v1/topics/{topic}/records", os.urandom(500_000), headers=octets).status == 200
+    binary = "application/vnd.kafka.binary.v2+json"
+    media = {"Accept": binary, "Content-Type": "application/vnd.kafka.v2+json"}
+    wishes = {"name": "any", "auto.offset.reset": "earliest"}
+    assigned = {"partitions": [{"topic": topic, "partition": 0}]}
+    for number, client in enumerate(several.clients):
+        path = f"/consumers/{topic}-{number}/instances/any"
+        assert client.post(f"/consumers/{topic}-{number}", wishes, headers=media).status == 200
+        assert client.post(f"{path}/assignments", assigned, headers=media).status == 204
+    for client in several.clients:
+        for number in range(COUNT):
+            path = f"/consumers/{topic}-{number}/instances/any/records"
+            ask_and_go(client.url, f"{path}?max_bytes=6000000", binary, after_s=after_s)
+            told = client.get(f"{path}?max_bytes=1200000", headers=media).json
+            assert [each["offset"] for each in told] == [0, 1], "what nobody has seen"
+            back = {"partitions": [{"topic": topic, "partition": 0}]}
+            assert client.post(f"{path[:-8]}/positions/beginning", back, headers=media).status == 204
+
+
 def test_an_expected_offset_is_looked_at_by_the_leader_of_the_partition(several: Several) -> None:
     make(several, "expected", 3)
     for number, client in enumerate(several.clients):
