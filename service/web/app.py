@@ -283,7 +283,7 @@ class WebServer:
             if waits_for_body and not (takes_lines and request.content_type == NDJSON):
                 try:
                     async with asyncio.timeout(BODY_S):
-                        await body_of(request)
+                        await body_of(request, route.body_bytes_max)
                 except TimeoutError:
                     raise Problem("too-slow", f"the body did not come within {BODY_S:g} s") from None
             try:

@@ -22,7 +22,7 @@ from service.web.answers import as_json, read_json
 from service.web.gateway import Gateway
 from service.web.problems import Outcome, Problem, of_error
 from service.web.producers import Producer
-from service.web.routing import Route
+from service.web.routing import LIST_BYTES, Route
 from service.web.unpacking import body_of
 from service.wire.messages import (
     DescribeBranchesRequest,
@@ -179,5 +179,6 @@ ROUTES = (
     Route("PUT", _ROOT + "/decisions/{token}", decide,
           "Decide over all branches of a token: those that are named show together, the others never. May be"
           " repeated: a token that is decided is answered, not decided again.",
-          "transactions", body=Decide, answer=DecisionOnBranches, problems=(400, 409, 413, 422, 503, 504)),
+          "transactions", body=Decide, body_bytes_max=LIST_BYTES, answer=DecisionOnBranches,
+          problems=(400, 409, 413, 422, 503, 504)),
 )  # fmt: skip

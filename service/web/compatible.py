@@ -594,10 +594,12 @@ def write_v2(form: str, gateway: Gateway, topic_name: str, body: bytes) -> quick
 _V3 = "/v3/clusters/{cluster}/topics/{topic}/records"
 _TAG = "as Confluent's REST Proxy"
 _PROBLEMS = (400, 404, 408, 413, 415, 422, 429, 503, 504)
-_v3 = partial(Route, "POST", tag=_TAG, problems=_PROBLEMS, refuse=refuse_v3, refusal=(JSON, ErrorV3))
+_v3 = partial(
+    Route, "POST", tag=_TAG, body_bytes_max=None, problems=_PROBLEMS, refuse=refuse_v3, refusal=(JSON, ErrorV3)
+)
 _v2 = partial(
-    Route, "POST", tag=_TAG, body=NewRecordsV2, body_media=MEDIA_V2, answer=AllWrittenV2, answer_media=V2_MEDIA,
-    problems=_PROBLEMS, refuse=refuse_v2, refusal=(V2_MEDIA, ErrorV2),
+    Route, "POST", tag=_TAG, body=NewRecordsV2, body_media=MEDIA_V2, body_bytes_max=None, answer=AllWrittenV2,
+    answer_media=V2_MEDIA, problems=_PROBLEMS, refuse=refuse_v2, refusal=(V2_MEDIA, ErrorV2),
 )  # fmt: skip
 ROUTES = (
     _v3(_V3, v3_records, "Write records, one or a stream of them; reports come back while the body is still coming.",

@@ -39,7 +39,6 @@ MEDIA_OF = {form: f"application/vnd.kafka.{form.value}.v2+json" for form in Form
 SCHEMA_FORMS = ("avro", "jsonschema", "protobuf")
 WITH_SCHEMAS = tuple(f"application/vnd.kafka.{form}.v2+json" for form in SCHEMA_FORMS)
 NAME_MAX = 249
-BODY_BYTES_MAX = 256 << 10
 TIMEOUT_MS = 1000
 MIN_BYTES_MAX = 10_000_000
 READ, READ_CHARACTERS = "X-Oncelog-Read", 32
@@ -135,8 +134,6 @@ async def _body(request: web.Request) -> bytes:
     body = await body_of(request)
     if body and request.content_type not in (MEDIA, JSON, *MEDIA_OF.values(), *WITH_SCHEMAS):
         raise InstanceProblem("unsupported-media-type", 415, "HTTP 415 Unsupported Media Type")
-    if len(body) > BODY_BYTES_MAX:
-        raise Problem("record-too-large", f"such a body has at most {BODY_BYTES_MAX} bytes")
     return body
 
 

@@ -121,7 +121,7 @@ async def show(gateway: Gateway, request: web.Request) -> web.Response:
 
 ROUTES = (
     Route("POST", "/v1/topics/{topic}/events", receive, "Write CloudEvents: binary, structured or a batch of them.",
-          "records", body_media=(STRUCTURED, BATCHED), answer=BatchOut,
+          "records", body_media=(STRUCTURED, BATCHED), body_bytes_max=None, answer=BatchOut,
           problems=(400, 404, 409, 413, 415, 422, 503, 504), parameters=(KEY_HEADER,)),
     Route("OPTIONS", "/v1/topics/{topic}/events", handshake, "Consent to a webhook, as its sender asks for it.",
           "records", only_asks=True,

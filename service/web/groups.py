@@ -19,7 +19,7 @@ from service.web.answers import as_json, read_json
 from service.web.forwarding import url_of, while_there
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.problems import Problem, of_error
-from service.web.routing import Route
+from service.web.routing import LIST_BYTES, Route
 from service.web.unpacking import body_of
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -315,7 +315,11 @@ async def new_offsets(gateway: Gateway, cluster: Cluster, group: str, wanted: Re
         return {TopicPartition(each.topic, each.partition): each.offset for each in wanted.offsets}
     now = await _offsets(cluster, group)
     if wanted.topics:
-        partitions = [TopicPartition(name, index) for name in wanted.topics for index in gateway.topic(name).partitions]
+        partitions = [
+            TopicPartition(name, index)
+            for name in dict.fromkeys(wanted.topics)
+            for index in gateway.topic(name).partitions
+        ]
     else:
         partitions = list(now)
     if not partitions:
@@ -348,7 +352,7 @@ ROUTES = (
     Route("GET", _GROUP + "/offsets", offsets, "The group's committed offsets. Those that a transaction is about to "
           "commit are waited for; with 503 it is still open.", "groups", answer=GroupOffsets, problems=(503,)),
     Route("PUT", _GROUP + "/offsets", reset, "Let the group go on elsewhere; it must have no members.", "groups",
-          body=Reset, answer=GroupOffsets, problems=(400, 404, 409, 422, 503, 504)),
+          body=Reset, body_bytes_max=LIST_BYTES, answer=GroupOffsets, problems=(400, 404, 409, 422, 503, 504)),
     Route("GET", _GROUP + "/lag", lag, "How far behind the group is, in decided and undecided records.", "groups",
           answer=GroupLag, problems=(503,)),
 )  # fmt: skip

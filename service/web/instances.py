@@ -57,8 +57,6 @@ from service.wire.error_codes import ErrorCode
 logger = logging.getLogger("oncelog.http")
 
 COMMIT_EVERY_S = 5.0
-KEPT_BYTES_MAX = 16 << 20
-"""The most bytes of subscriptions and assignments, in the form in which they came, of all instances together."""
 COMMIT_TRIES = 3
 
 
@@ -128,7 +126,6 @@ class Instance(HttpMember):
     before: dict[TopicPartition, int] = field(default_factory=dict)
     """The positions before the last answer."""
     committed_s: float = 0.0
-    kept_bytes: int = 0
 
     @property
     def is_subscribed(self) -> bool:
@@ -178,7 +175,6 @@ class Instances(Members):
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
-        self._kept_bytes = 0
         self._turns = WeakValueDictionary[tuple[str, str], asyncio.Lock]()
 
     def turn(self, group: str, member_id: str) -> asyncio.Lock:
@@ -222,17 +218,6 @@ class Instances(Members):
         instance = self._members.get((group, member_id))
         if instance is not None and instance.read == read:
             instance.take_back()
-
-    def forget(self, member: HttpMember) -> None:
-        assert isinstance(member, Instance)
-        super().forget(member)
-        self._keep(member, 0)
-
-    def _keep(self, instance: Instance, size: int) -> None:
-        kept = self._kept_bytes - instance.kept_bytes + size
-        if size and kept > KEPT_BYTES_MAX:
-            raise Problem("throttled", "the consumer instances here read too many topics")
-        self._kept_bytes, instance.kept_bytes = kept, size
 
     async def leave(self, member: HttpMember) -> None:
         """Delete an instance. Its client has asked for it, so it has seen the last answer."""

@@ -15,6 +15,7 @@ import binascii
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from sys import getsizeof
 from types import MappingProxyType
 from typing import Literal
 from urllib.parse import quote
@@ -68,6 +69,8 @@ SOMEWHERE = -1
 """The position of a partition that can't be read yet, because it is not known where the group is in it."""
 LEAVE = -1
 MEMBERS_MAX = 10_000
+KEPT_BYTES_MAX = 16 << 20
+"""The most bytes of subscriptions of all members together, and of subscriptions and assignments of all instances."""
 STEP_MS = 500
 """How often a poll checks whether the partitions still belong to its member."""
 REJOIN = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH)
@@ -119,8 +122,8 @@ _commits = msgspec.json.Decoder(Commit)
 Position = tuple[str, int, int]
 Token = tuple[int, list[Position]]
 _tokens = msgspec.json.Decoder(Token)
-TOKEN_CHARACTERS_MAX = 2 << 20
-"""The longest token that is read, in one turn of the loop. One of 15,000 partitions has 0.8 million characters."""
+COMMIT_BYTES = 2 << 20
+"""The longest body of a commit. A token of 15,000 partitions has 0.8 million characters."""
 
 
 class Idler:
@@ -155,6 +158,7 @@ class HttpMember:
     interval_s: float = 3.0
     beaten_s: float = 0.0
     is_gone: bool = False
+    kept_bytes: int = 0
     said: int = 0
     """How many polls have said how far the client has got. What an earlier poll would find, the last one gives."""
     stamp: tuple[int, int, int] | None = None
@@ -201,12 +205,14 @@ class Members:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._members: dict[tuple[str, str], HttpMember] = {}
+        self._kept_bytes = 0
 
     async def add(self, group: str, join: Join) -> HttpMember:
         if len(self._members) >= MEMBERS_MAX:
             raise Problem("throttled", f"{MEMBERS_MAX} members read by HTTP here")
         member_id = str(UUID(bytes=self._gateway.env.unique(), version=4))
         member = HttpMember(group, member_id, join, asyncio.get_running_loop().time())
+        self._keep(member, sum(map(getsizeof, join.topics)))
         self._members[group, member_id] = member  # it counts while it joins
         try:
             await self.beat(member)
@@ -248,6 +254,14 @@ class Members:
         member.stir()
         if self._members.get((member.group, member.member_id)) is member:
             del self._members[member.group, member.member_id]
+        self._keep(member, 0)
+
+    def _keep(self, member: HttpMember, size_bytes: int) -> None:
+        """Count what a member keeps of names. Raises a problem if that is too much."""
+        kept_bytes = self._kept_bytes - member.kept_bytes + size_bytes
+        if size_bytes and kept_bytes > KEPT_BYTES_MAX:
+            raise Problem("throttled", "the members here read too many topics")
+        self._kept_bytes, member.kept_bytes = kept_bytes, size_bytes
 
     async def depart(self, member: HttpMember) -> None:
         """Leave the group, so that others take over the partitions."""
@@ -460,6 +474,7 @@ async def join(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         raise Problem("invalid-request", "a member names topics, and a session of a second to an hour")
     if (elsewhere := await home(gateway, request, body)) is not None:
         return elsewhere
+    wanted.topics = list(dict.fromkeys(wanted.topics))
     group = request.match_info["group"]
     member = await gateway.members.add(group, wanted)
     where = f"/v1/groups/{quote(group, safe='')}/members/{member.member_id}"  # the name may not fit a header
@@ -606,8 +621,6 @@ def _token(member: HttpMember) -> str:
 
 
 def _read_token(given: str) -> Token:
-    if len(given) > TOKEN_CHARACTERS_MAX:
-        raise Problem("malformed", f"a commit_token has at most {TOKEN_CHARACTERS_MAX} characters")
     try:
         token: Token = _tokens.decode(base64.b64decode(given, altchars=b"-_", validate=True))
     except (binascii.Error, ValueError, msgspec.MsgspecError):
@@ -657,8 +670,8 @@ ROUTES = (
               integer("wait_ms", "Wait this long if there is nothing.", most=WAIT_MS_MAX),
               text("after", "The commit_token of the last answer that came: what later answers held that did not come"
                             " is given again."), *LENS)),
-    Route("POST", _ONE + "/offsets", commit, "Commit what was read.", "groups", body=Commit, status=204,
-          problems=(400, 404, 409, 410, 422, 503, 504)),
+    Route("POST", _ONE + "/offsets", commit, "Commit what was read.", "groups", body=Commit,
+          body_bytes_max=COMMIT_BYTES, status=204, problems=(400, 404, 409, 410, 422, 503, 504)),
     Route("DELETE", _ONE, leave, "Leave the group: others take over at once.", "groups", status=204,
           problems=(409, 410, 503, 504)),
 )  # fmt: skip

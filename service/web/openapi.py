@@ -106,7 +106,8 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
             media, kind = route.refusal
             told[media] = {"schema": schema_of[kind]}
         problem = {"description": "A problem", "content": told}
-        for status in sorted({400, *route.problems}):  # what can't be read is refused everywhere
+        has_body = route.body is not None or bool(route.body_media)
+        for status in sorted({400, *route.problems, *((413,) if has_body else ())}):  # what can't be read is refused
             responses[str(status)] = problem
         responses["default"] = problem
         operation: dict[str, Any] = {
@@ -120,7 +121,7 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
             ],
             "responses": responses,
         }
-        if route.body is not None or route.body_media:
+        if has_body:
             content: dict[str, Any] = {} if route.body is None else {JSON: {"schema": schema_of[route.body]}}
             text = {"schema": {"type": "string"}}
             for media in route.body_media:

@@ -786,6 +786,7 @@ ROUTES = (
     Route(
         *("POST", "/v1/topics/{topic}/records", write_batch, f"Write records to a topic. {_ABOUT}{_STREAM}", "records"),
         body=BatchIn,
+        body_bytes_max=None,
         body_media=(NDJSON, OCTETS),
         answer=BatchOut,
         problems=_PROBLEMS,
@@ -794,6 +795,7 @@ ROUTES = (
     Route(
         *("PUT", "/v1/topics/{topic}/records", put_file, "Write a file as one record, once for each key.", "records"),
         body_media=(OCTETS,),
+        body_bytes_max=None,
         answer=BatchOut,
         problems=_PROBLEMS,
         parameters=(KEY_HEADER, *_OCTETS),
@@ -801,6 +803,7 @@ ROUTES = (
     Route(
         *("POST", "/v1/records", write_batch, f"Write records to any topics. {_ABOUT}{_STREAM}", "records"),
         body=BatchIn,
+        body_bytes_max=None,
         body_media=(NDJSON,),
         answer=BatchOut,
         problems=_PROBLEMS,

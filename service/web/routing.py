@@ -20,6 +20,10 @@ NDJSON = "application/x-ndjson"
 OCTETS = "application/octet-stream"
 SSE = "text/event-stream"
 IDEMPOTENCY_KEY = "Idempotency-Key"
+BODY_BYTES = 256 << 10
+"""The longest body in which no records are: what it asks for is made of it in one turn of the loop."""
+LIST_BYTES = 1 << 20
+"""The longest body that names what may be many: offsets of 15,000 partitions, or the 10,000 branches of a decision."""
 STREAMING = web.RequestKey("streaming", bool)
 """A request has this once the head of its answer is sent: no other answer is possible then."""
 ENDED: web.RequestKey[Callable[[bool], Awaitable[None]]] = web.RequestKey("ended")
@@ -49,6 +53,8 @@ class Route:
     """The type of a JSON body."""
     body_media: Sequence[str] = ()
     """Further media types of the body; if `body` has no type, all its media types."""
+    body_bytes_max: int | None = BODY_BYTES
+    """The longest body. None: only `http.max.body.bytes` bounds it, and the handler works on it in turns."""
     body_streams: bool = False
     """The handler reads the body as it comes."""
     answer: Any = None

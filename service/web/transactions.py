@@ -59,7 +59,7 @@ from service.web.producing import (
     results_of,
 )
 from service.web.records import Partitioner
-from service.web.routing import JSON, Route, integer, text
+from service.web.routing import JSON, LIST_BYTES, Route, integer, text
 from service.web.sending import OutgoingBatch
 from service.web.unpacking import body_of
 from service.wire.error_codes import ErrorCode
@@ -599,7 +599,7 @@ async def find_hanging(gateway: Gateway, request: web.Request) -> web.Response:
     """Transactions that are open in a partition and that no coordinator knows. Nothing will ever end them by itself."""
     body = await body_of(request)
     wanted = read_json(body or b"{}", _finds)
-    names = wanted.topics or list(gateway.image.topics)
+    names = dict.fromkeys(wanted.topics or gateway.image.topics)
     partitions = [TopicPartition(name, index) for name in names for index in gateway.topic(name).partitions]
     return as_json(Hanging(await _hanging(gateway, partitions)))
 
@@ -661,9 +661,11 @@ ROUTES = (
           problems=(404, 503)),
     Route("PUT", _ONE + "/batches/{number}", put_batch,
           "Write a batch: 0, then 1, and so on. The same number again is answered again, and written once.",
-          "transactions", body=BatchIn, answer=BatchOut, problems=(400, 404, 409, 410, 413, 422, 503, 504)),
+          "transactions", body=BatchIn, body_bytes_max=None, answer=BatchOut,
+          problems=(400, 404, 409, 410, 413, 422, 503, 504)),
     Route("PUT", _ONE + "/offsets/{group}", put_offsets, "Commit what a group has read, with the transaction.",
-          "transactions", body=GroupOffsetsIn, answer=TransactionOutcome, problems=(400, 404, 409, 410, 422, 503, 504)),
+          "transactions", body=GroupOffsetsIn, body_bytes_max=LIST_BYTES, answer=TransactionOutcome,
+          problems=(400, 404, 409, 410, 422, 503, 504)),
     Route("POST", _ONE + ":commit", commit, "Make everything visible at once. May be repeated.", "transactions",
           answer=TransactionStatus, problems=(404, 409, 410, 503, 504)),
     Route("POST", _ONE + ":abort", abort, "Let nothing become visible. May be repeated.", "transactions",

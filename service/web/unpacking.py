@@ -169,19 +169,20 @@ def encoding_of(request: web.Request) -> str:
     return request.headers.get("Content-Encoding", "identity").lower()
 
 
-async def body_of(request: web.Request) -> bytes:
-    """The whole body, unpacked."""
+async def body_of(request: web.Request, most_bytes: int | None = None) -> bytes:
+    """The whole body, unpacked. It is at most so long, and never longer than `http.max.body.bytes` says."""
     if BODY not in request:
         encoding = encoding_of(request)
         is_packed, is_text = encoding != "identity", request.content_type != OCTETS
-        body = await _whole(request, counts_objects=is_text and not is_packed)
+        most_bytes = min(request.client_max_size, most_bytes or request.client_max_size)
+        body = await _whole(request, most_bytes, counts_objects=is_text and not is_packed)
         if is_packed and request.body_exists:
-            body = await _unpacked(request, Unpacker(encoding), body, counts_objects=is_text)
+            body = await _unpacked(request, Unpacker(encoding), body, most_bytes, counts_objects=is_text)
         request[BODY] = body
     return request[BODY]
 
 
-async def _whole(request: web.Request, *, counts_objects: bool) -> bytes:
+async def _whole(request: web.Request, most_bytes: int, *, counts_objects: bool) -> bytes:
     pieces: list[bytes] = []
     size_bytes = held_bytes = 0
     objects, holder = Objects(are_counted=counts_objects), request[HOLDER]
@@ -190,8 +191,8 @@ async def _whole(request: web.Request, *, counts_objects: bool) -> bytes:
         size_bytes += len(some)
         held_bytes += getsizeof(some)
         objects.look_at(some)
-        if size_bytes > request.client_max_size:
-            raise Problem("record-too-large", f"the body is longer than {request.client_max_size} bytes")
+        if size_bytes > most_bytes:
+            raise Problem("record-too-large", f"the body is longer than {most_bytes} bytes")
         await holder.take(objects.bytes_with(held_bytes))
     return b"".join(pieces)
 
@@ -203,8 +204,9 @@ async def _others_first(request: web.Request) -> None:
         raise ConnectionResetError("the client is gone")
 
 
-async def _unpacked(request: web.Request, unpacker: Unpacker, packed: bytes, *, counts_objects: bool) -> bytes:
-    most_bytes = request.client_max_size
+async def _unpacked(
+    request: web.Request, unpacker: Unpacker, packed: bytes, most_bytes: int, *, counts_objects: bool
+) -> bytes:
     pieces: list[bytes] = []
     size_bytes, objects, holder = 0, Objects(are_counted=counts_objects), request[HOLDER]
     for number, piece in enumerate(unpacker.feed(packed)):

@@ -34,7 +34,8 @@ async def home(gateway: Gateway, request: web.Request) -> web.StreamResponse:
 
 
 def _page(path: str, handle: Handler, summary: str, method: str = "GET") -> Route:
-    return Route(method, path, handle, summary, "ui", body_media=(FORM,) if method == "POST" else (), documented=False)
+    media = (FORM,) if method == "POST" else ()
+    return Route(method, path, handle, summary, "ui", body_media=media, body_bytes_max=None, documented=False)
 
 
 ROUTES = (

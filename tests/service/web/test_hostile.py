@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import gzip
 import json
 import re
 import resource
@@ -22,9 +23,10 @@ import pytest
 from aiohttp import StreamReader, web
 
 from service.settings.broker import Endpoint
-from service.web import app, lane, unpacking
+from service.web import app, lane, openapi, unpacking
 from service.web.event_format import BATCHED
 from service.web.pages import routes
+from service.web.routing import Route
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.web.kit import PATIENCE_S, Http, Served, read_all
 
@@ -138,6 +140,26 @@ def test_a_client_that_vanishes_in_a_stream_leaves_what_it_was_told(served: Serv
         connection.sendall(b"%x\r\n%s" % (len(line), line[:5]))
     assert http.get("/livez").status == 200
     assert [each["value"] for each in http.get(f"/v1/topics/{topic}/partitions/0/records").json["records"]] == [1]
+
+
+LONG = [
+    *("put_batch", "write_batch", "put_file", "receive", "v3_records", "v3_batch", "v2_records"),  # records
+    *("put_offsets", "reset", "commit", "decide"),  # a list of what may be many
+]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("route", [each for table in app.TABLES for each in table if each.body is not None])
+def test_a_body_is_no_longer_than_what_is_made_of_it_in_a_turn(http: Http, route: Route, packed: bool) -> None:
+    """16 MiB of names, packed in 15 KB, were ten seconds of work, and 640 MB."""
+    path, body = re.sub(r"{cluster}", http.get("/v1/cluster").json["cluster_id"], route.path), b" " * 300_000
+    path = re.sub(r"{(\w+)(:[^{}]*({[^{}]*})?[^{}]*)?}", "0", path)
+    headers = {"Content-Type": "application/json"} | ({"Content-Encoding": "gzip"} if packed else {})
+    answer = http.ask(route.method, path, gzip.compress(body) if packed else body, headers=headers)
+    is_long = route.handle.__name__ in LONG and route.tag != "consumers of version 2"
+    assert (answer.status != 413) == is_long, answer
+    operations = http.get("/openapi.json").json["paths"][openapi.path_of(route)]
+    assert "413" in operations[route.method.lower()]["responses"]
 
 
 def test_names_and_numbers_beyond_their_types_are_problems(http: Http) -> None:
