@@ -14,6 +14,7 @@ import msgspec
 from aiohttp import web
 
 from log.batch import NewRecord
+from service.turns import Turn
 from service.web.answers import read_json
 from service.web.consuming import one_event
 from service.web.event_format import BATCHED, STRUCTURED, from_binary, from_structured, to_binary
@@ -24,6 +25,7 @@ from service.web.problems import Problem
 from service.web.producing import (
     KEY_HEADER,
     RECORDS_AT_ONCE,
+    SCANNED_AT_ONCE,
     BatchOut,
     PlacedRecords,
     Seal,
@@ -47,6 +49,7 @@ INERT = {"Content-Security-Policy": "sandbox; default-src 'none'", "X-Content-Ty
 
 _encode = msgspec.json.Encoder().encode
 _any_json = msgspec.json.Decoder(msgspec.Raw)
+_LIST = b'{"records":%b}'
 _events = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -56,18 +59,13 @@ async def receive(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     now_ms = gateway.env.clock.wall_ms()
     media = request.content_type
     if media == BATCHED:
-        records = []
-        try:
-            events = read_json(body, _events)
-        except Problem as problem:
-            scan = BodyScan(b'{"records":%b}' % body, cut_bytes=0, value=DATA)
-            raise await about_its_record(problem, scan, decoder=_any_json) from None
-        for each in events:
+        records, turn = [], Turn(SCANNED_AT_ONCE)
+        for each in await _events_of(body):
             try:
                 records.append(await _structured(bytes(each), now_ms))
             except Problem as problem:
                 raise problem.about_record(len(records)) from None
-            if len(records) % RECORDS_AT_ONCE == 0:
+            if turn.is_over(SCANNED_AT_ONCE // RECORDS_AT_ONCE + len(each)):
                 await asyncio.sleep(0)
     elif media == STRUCTURED:
         records = [await _structured(body, now_ms)]
@@ -88,6 +86,25 @@ async def receive(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         return await write_together(gateway, placed, seal=seal)
 
     return await once(gateway, request, body, write)
+
+
+async def _events_of(body: bytes) -> list[msgspec.Raw]:
+    """The events of a batch. They are scanned before the list is made, and that in several turns of the loop."""
+    scan = BodyScan(_LIST % body, value=DATA)
+    await scan.look()
+    if scan.records_end < 0:
+        raise Problem("malformed", "the body is not JSON, or no list")
+    read_json(scan.rest[len(_LIST % b"") - 1 : -1], _events)  # a list, and nothing behind it
+    events: list[msgspec.Raw] = []
+    for piece in scan.pieces:
+        try:
+            some: list[msgspec.Raw] = read_json(piece, _events)
+        except Problem as problem:
+            alone = BodyScan(_LIST % piece, cut_bytes=0, value=DATA)
+            raise await about_its_record(problem, alone, len(events), _any_json) from None
+        events += some
+        await asyncio.sleep(0)
+    return events
 
 
 async def _structured(body: bytes, now_ms: int) -> NewRecord:

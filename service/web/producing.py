@@ -57,8 +57,10 @@ RUN_RECORDS = 4 * RECORDS_AT_ONCE
 """The most records in one batch."""
 DECODED_AT_ONCE = 128 << 10
 """A longer body is scanned first, and its records are decoded in several turns of the loop."""
-LINES_AT_ONCE_BYTES = 32 << 10
-"""How many bytes of lines are made into records in one turn of the loop: 5 ms, if they are nothing but brackets."""
+SCANNED_AT_ONCE = 32 << 10
+"""How many bytes of short lines, or events, are scanned and made into records in one turn of the loop: 5 ms, if they
+are nothing but brackets.
+"""
 REST_BYTES_MAX = 1 << 20
 """The most bytes of a long body without its records."""
 ZSTD = 4
@@ -741,7 +743,7 @@ async def _write_lines(
     now_ms = gateway.env.clock.wall_ms()
     partitioner = Partitioner(gateway.next_turn())
     topics: dict[str, Topic] = {}
-    turn = Turn(LINES_AT_ONCE_BYTES)
+    turn = Turn(SCANNED_AT_ONCE)
     for index, line in enumerate(lines):
         if not line or line.isspace():
             continue
