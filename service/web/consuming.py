@@ -194,7 +194,7 @@ class PageReading:
                 raise client_gone()
             left_bytes = self._max_bytes - self._stored_bytes
             (piece,) = await fetch(
-                *(gateway, gateway.leader(partition), {partition: self.offset}, lens.isolation),
+                *(gateway, gateway.leader(partition), {partition: self.offset}, lens.isolation, self.held),
                 max_bytes=min(PAGE_BYTES, left_bytes if left_bytes > 0 else self._max_bytes),
                 wait_ms=left_ms(deadline),
             )
@@ -205,14 +205,12 @@ class PageReading:
                 raise await refused(gateway, partition, piece, self.offset)
             records: list[Shown] = []
             offset, moved, before_bytes = self.offset, False, self.held.records_bytes
-            await self.held.take(stored=len(piece.data))
             try:
                 async for some, next_offset in opened(gateway, piece, self.offset, lens, self._most, self.held):
                     records += some
                     offset, moved = next_offset, True
             finally:
-                self.held.stored_bytes = 0
-                self.held.holder.hold(self.held.bytes)
+                self.held.drop([piece])
             self.offset = offset  # not before: if the piece can't be read to its end, none of it is shown
             self.ends = piece.log_start_offset, piece.last_stable_offset, piece.high_watermark
             self._stored_bytes += len(piece.data)

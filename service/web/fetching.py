@@ -8,7 +8,7 @@ records that were handed out or that must not be shown, and no further.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,7 +28,7 @@ from service.client.cluster import by_topic
 from service.turns import Turn, done_in_turns
 from service.web.event_format import EventOut, shown_event
 from service.web.gateway import CLIENT_ID, PAUSE_S, Gateway, not_yet
-from service.web.holding import SMALL_BYTES, Holder
+from service.web.holding import SMALL_BYTES, Holder, NoRoom
 from service.web.problems import Problem, of_error
 from service.web.records import (
     HEADERS_MAX,
@@ -56,6 +56,12 @@ READ_BYTES_MAX = 16 << 20
 """How much of records is read at once, or the first of them if that is longer."""
 LOOKED_AT_BYTES_MAX = 128 << 20
 """How much of batches is unpacked at once, or the first of them if that is longer: a filter may pass none of it."""
+LEAST_BYTES = 256 << 10
+"""So much is asked for where there is no room for more, and waited for."""
+HELD_TIMES = 3
+"""What was fetched is there as stored, as records, and as their text when it was opened. Readers that took room for the
+first alone would all be in the way of each other.
+"""
 PORTION_BYTES = 1 << 20
 RECORD_BYTES = 200
 """What a record that was read holds beside its key and value, and their text as well: measured 394 together."""
@@ -82,6 +88,8 @@ class Held:
     """What a reading holds. There was room for all of it."""
 
     holder: Holder
+    times: int = HELD_TIMES
+    """How many times its length what was fetched is taken to hold."""
     stored_bytes: int = 0
     unpacked_bytes: int = 0
     """Of the batches that are being opened."""
@@ -91,7 +99,13 @@ class Held:
 
     @property
     def bytes(self) -> int:
-        return self.stored_bytes + self.unpacked_bytes + 2 * self.records_bytes  # as records, and as their text
+        return self._with()
+
+    def _with(self, *, stored: int = 0, unpacked: int = 0, records: int = 0) -> int:
+        """What would be held with so much more."""
+        stored_bytes = self.stored_bytes + stored
+        opened_bytes = self.unpacked_bytes + unpacked + 2 * (self.records_bytes + records)  # and as their text
+        return max(stored_bytes + opened_bytes, self.times * stored_bytes)
 
     @property
     def is_full(self) -> bool:
@@ -104,10 +118,29 @@ class Held:
 
     async def take(self, *, stored: int = 0, unpacked: int = 0, records: int = 0) -> None:
         """Hold so much more."""
-        await self.holder.take(self.bytes + stored + unpacked + 2 * records)
+        needed_bytes = self._with(stored=stored, unpacked=unpacked, records=records)
+        if needed_bytes > self.holder.bytes:
+            await self.holder.take(needed_bytes)
         self.stored_bytes += stored
         self.unpacked_bytes += unpacked
         self.records_bytes += records
+        self.holder.hold(self.bytes)  # what others have taken for the same request meanwhile counts as well
+
+    def takes(self, *, stored: int) -> bool:
+        """Hold so much more, if there is room now."""
+        if not self.holder.takes(self._with(stored=stored)):
+            return False
+        self.stored_bytes += stored
+        return True
+
+    def leave(self, *, stored: int) -> None:
+        """Hold so much less. This may come when the request has ended, so it never makes that more."""
+        self.stored_bytes -= stored
+        self.holder.hold(min(self.bytes, self.holder.bytes))
+
+    def drop(self, pieces: Iterable[Piece]) -> None:
+        """Hold no longer what was fetched."""
+        self.leave(stored=sum(len(piece.data) for piece in pieces))
 
 
 @dataclass(slots=True)
@@ -157,18 +190,90 @@ async def before_the_next(began_s: float, wait_ms: int) -> None:
     await asyncio.sleep(due_s if is_early else 0)
 
 
+@dataclass(slots=True)
+class Room:
+    """Room for what is fetched. It is taken in the turn of the loop in which that is there."""
+
+    held: Held
+    waited_bytes: int
+    """Of this there is room already, because it was waited for."""
+    wanted_bytes: int = 0
+    """What there was no room for."""
+
+    def takes(self, size_bytes: int) -> bool:
+        self.wanted_bytes = size_bytes
+        return self.held.takes(stored=size_bytes - self.waited_bytes)
+
+
 async def fetch(
     gateway: Gateway,
     node: int,
     positions: Mapping[TopicPartition, int],
     isolation: Isolation,
+    held: Held,
     *,
     max_bytes: int,
     wait_ms: int,
 ) -> list[Piece]:
-    """What one leader has. If it has nothing, it waits for this long."""
-    if node == gateway.node_id:
-        return await _fetch_here(gateway, positions, isolation, max_bytes, wait_ms)
+    """What one leader has, as far as there is room. It is held, until the caller drops it. If there is nothing, this
+    waits for so long, and holds nothing meanwhile. What comes and finds no room is dropped before that is waited for.
+    """
+    once = _fetch_here if node == gateway.node_id else _fetch_there
+    room_bytes = 0
+    try:
+        while True:
+            asked_bytes = min(max_bytes, max(held.holder.room_bytes // held.times, LEAST_BYTES))
+            room = Room(held, room_bytes)
+            found = await once(gateway, node, positions, isolation, room, asked_bytes, wait_ms)
+            if found is not None:
+                room_bytes = 0
+                return found
+            wait_ms = 0
+            if asked_bytes > LEAST_BYTES:
+                max_bytes = LEAST_BYTES
+            else:
+                await held.take(stored=room.wanted_bytes - room_bytes)
+                room_bytes = room.wanted_bytes
+    finally:
+        held.leave(stored=room_bytes)
+
+
+async def fetch_all(
+    gateway: Gateway,
+    by_leader: Mapping[int, Mapping[TopicPartition, int]],
+    isolation: Isolation,
+    held: Held,
+    *,
+    max_bytes: int,
+    wait_ms: int,
+) -> list[Piece]:
+    """What these leaders have. After an error of one of them there is nothing, except if it found no room and others
+    did.
+    """
+    work = (
+        fetch(gateway, node, positions, isolation, held, max_bytes=max_bytes, wait_ms=wait_ms)
+        for node, positions in by_leader.items()
+    )
+    # All are waited for: what comes after the end of the request would be held for ever.
+    found = await asyncio.gather(*work, return_exceptions=True)
+    pieces = [piece for each in found if not isinstance(each, BaseException) for piece in each]
+    for each in found:
+        if isinstance(each, BaseException) and not (isinstance(each, NoRoom) and any(piece.data for piece in pieces)):
+            held.drop(pieces)
+            raise each
+    return pieces
+
+
+async def _fetch_there(
+    gateway: Gateway,
+    node: int,
+    positions: Mapping[TopicPartition, int],
+    isolation: Isolation,
+    room: Room,
+    max_bytes: int,
+    wait_ms: int,
+) -> list[Piece] | None:
+    """What another broker has. None: there is no room for it."""
     image = gateway.image
     topics = [
         FetchTopic(
@@ -189,6 +294,8 @@ async def fetch(
     if not waits_there:
         request.max_wait_ms = 0
     answer = await gateway.ask(node, request, wait_s=wait_ms / 1000 if waits_there else 0.0)
+    if not room.takes(sum(len(data.records or b"") for topic in answer.responses for data in topic.partitions)):
+        return None
     names = {topic.topic_id: topic.topic for topic in topics}
     pieces = [
         Piece(
@@ -206,8 +313,15 @@ async def fetch(
 
 
 async def _fetch_here(
-    gateway: Gateway, positions: Mapping[TopicPartition, int], isolation: Isolation, max_bytes: int, wait_ms: int
-) -> list[Piece]:
+    gateway: Gateway,
+    _: int,
+    positions: Mapping[TopicPartition, int],
+    isolation: Isolation,
+    room: Room,
+    max_bytes: int,
+    wait_ms: int,
+) -> list[Piece] | None:
+    """What this broker has. None: there is no room for it. It is not read then."""
     wanted: dict[SessionKey, WantedPartition] = {
         (each.topic, each.partition): WantedPartition(each.partition, offset, max_bytes, -1, -1, -1)
         for each, offset in positions.items()
@@ -217,7 +331,12 @@ async def _fetch_here(
     try:
         if not await reading.read() and wait_ms > 0:
             await reading.wait()
-        return _pieces(gateway, reading)
+        size_bytes = sum(len(each.records or b"") for each in reading.found.values())
+        if not room.takes(size_bytes):
+            return None
+        pieces = _pieces(gateway, reading)
+        room.held.leave(stored=size_bytes - sum(len(piece.data) for piece in pieces))  # a disk may have failed
+        return pieces
     finally:
         reading.caller.unpin()
 

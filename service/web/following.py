@@ -259,7 +259,7 @@ class Stream:
         until: dict[int, int] | None,
     ) -> None:
         self._gateway = gateway
-        self._held = Held(holder)
+        self._held = Held(holder, times=1)  # it is opened and sent portion by portion
         """What was fetched that is not shown yet."""
         self._response = response
         self._transport = transport
@@ -372,8 +372,13 @@ class Stream:
             raise failures[0]
 
     async def _read(self, node: int, positions: dict[TopicPartition, int]) -> None:
+        pieces: list[Piece] = []
         if self._form is None:
-            await self._take_all(await self._fetch(node, positions), positions)
+            try:
+                pieces = await self._fetch(node, positions)
+                await self._take_all(pieces, positions)
+            finally:
+                self._held.drop(pieces)
             return
         place, reading = self._place(node, positions), self._gateway.reading
         found = await reading.join(place, self._quiet_for_s)
@@ -382,17 +387,19 @@ class Stream:
             return
         found = []
         try:
-            pieces = await self._fetch(node, positions)
-            is_shared = sum(len(piece.data) for piece in pieces) <= SHARED_BYTES
-            if is_shared and not any(piece.error for piece in pieces):
-                found = await self._shared(pieces, positions)
+            try:
+                pieces = await self._fetch(node, positions)
+                is_shared = sum(len(piece.data) for piece in pieces) <= SHARED_BYTES
+                if is_shared and not any(piece.error for piece in pieces):
+                    found = await self._shared(pieces, positions)
+            finally:
+                reading.leave(place, found)
+            if found:
+                await self._take(found, node, positions)
+            else:
+                await self._take_all(pieces, positions)
         finally:
-            self._held.holder.hold(self._held.bytes)
-            reading.leave(place, found)
-        if found:
-            await self._take(found, node, positions)
-        else:
-            await self._take_all(pieces, positions)
+            self._held.drop(pieces)
 
     def _place(self, node: int, positions: dict[TopicPartition, int]) -> Place:
         assert self._form is not None
@@ -403,7 +410,8 @@ class Stream:
             return []  # while this waited for its turn to read; what is to be read is looked at again
         wait_ms = int(1000 * self._quiet_for_s)
         isolation = self._lens.isolation
-        fetching = fetch(self._gateway, node, positions, isolation, max_bytes=STREAM_BYTES, wait_ms=wait_ms)
+        how = {"max_bytes": STREAM_BYTES, "wait_ms": wait_ms}
+        fetching = fetch(self._gateway, node, positions, isolation, self._held, **how)
         return await self._gateway.reading.fetched(self._topic, fetching)
 
     async def _shared(self, pieces: Sequence[Piece], positions: dict[TopicPartition, int]) -> list[Portion]:
@@ -439,26 +447,20 @@ class Stream:
 
     async def _take_all(self, pieces: Sequence[Piece], positions: dict[TopicPartition, int]) -> None:
         """Send the records of all pieces, portion by portion."""
-        fetched_bytes = sum(len(piece.data) for piece in pieces)
-        await self._held.take(stored=fetched_bytes)
-        try:
-            for piece in pieces:
-                if piece.error in MOVED:
-                    await asyncio.sleep(PAUSE_S)
-                    continue
-                if piece.error:
-                    raise await refused(self._gateway, piece.partition, piece, positions[piece.partition])
-                async with aclosing(self._portions(piece, positions)) as portions:
-                    async for portion in portions:
-                        async with self._turn:
-                            if self._stalled is not None:
-                                return
-                            await self._write_all([self._told_of(portion)])
-                        if self._left <= 0:
+        for piece in pieces:
+            if piece.error in MOVED:
+                await asyncio.sleep(PAUSE_S)
+                continue
+            if piece.error:
+                raise await refused(self._gateway, piece.partition, piece, positions[piece.partition])
+            async with aclosing(self._portions(piece, positions)) as portions:
+                async for portion in portions:
+                    async with self._turn:
+                        if self._stalled is not None:
                             return
-        finally:
-            self._held.stored_bytes -= fetched_bytes
-            self._held.holder.hold(self._held.bytes)
+                        await self._write_all([self._told_of(portion)])
+                    if self._left <= 0:
+                        return
 
     async def _take(self, found: Sequence[Portion] | None, node: int, positions: dict[TopicPartition, int]) -> None:
         """Send what was read together, and what was read after it meanwhile."""

@@ -45,6 +45,10 @@ class Holding:
         finally:
             holder.hold(0)
 
+    def room_bytes(self, holder: Holder) -> int:
+        """How much `holder` may hold beside others."""
+        return max(self._most_bytes - (self.bytes - holder.bytes), 0)
+
     def has_room(self, holder: Holder, size_bytes: int, *, freed_bytes: int = 0) -> bool:
         """Whether `holder` may hold so much, once others have freed this."""
         others_bytes = self.bytes - holder.bytes - freed_bytes
@@ -61,6 +65,13 @@ class Holding:
             if self.has_room(holder, size_bytes):
                 return
             each.be_ended()
+
+
+class NoRoom(Problem):
+    """Requests hold all the memory that they may have."""
+
+    def __init__(self) -> None:
+        super().__init__("not-now", "requests hold all the memory that they may have (queued.max.request.bytes)")
 
 
 class Holder:
@@ -90,6 +101,17 @@ class Holder:
             holding.freed.set()
         self.bytes = size_bytes
 
+    @property
+    def room_bytes(self) -> int:
+        return self._holding.room_bytes(self)
+
+    def takes(self, size_bytes: int) -> bool:
+        """Hold so much from now on, if there is room now."""
+        if size_bytes > SMALL_BYTES and not self._holding.has_room(self, size_bytes):
+            return False
+        self.hold(size_bytes)
+        return True
+
     async def take(self, size_bytes: int) -> None:
         """Hold so much from now on, as soon as there is room. Raises a problem if there is none."""
         if size_bytes > SMALL_BYTES and not self._holding.has_room(self, size_bytes):
@@ -98,7 +120,7 @@ class Holder:
                     await self._room(size_bytes)
             self._holding.make_room(self, size_bytes)
             if not self._holding.has_room(self, size_bytes):
-                raise _no_room()
+                raise NoRoom
         self.hold(size_bytes)
 
     async def _room(self, size_bytes: int) -> None:
@@ -119,7 +141,7 @@ class Holder:
             if not self._is_ended:
                 raise
         if self._is_ended:
-            raise _no_room()
+            raise NoRoom
         return found
 
     @contextmanager
@@ -141,10 +163,6 @@ class Holder:
         self.hold(0)
         self.end()
         self.end = None
-
-
-def _no_room() -> Problem:
-    return Problem("not-now", "requests hold all the memory that they may have (queued.max.request.bytes)")
 
 
 HOLDER = web.RequestKey("holder", Holder)

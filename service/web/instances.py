@@ -31,7 +31,7 @@ from service.client.cluster import MOVED
 from service.client.failures import ClientFailure
 from service.cluster.image import NO_LEADER
 from service.web.consuming import PAGE_BYTES_MAX, RECORDS_MAX
-from service.web.fetching import Held, Lens, Piece, before_the_next, fetch, left_ms, opened
+from service.web.fetching import Held, Lens, Piece, before_the_next, fetch_all, left_ms, opened
 from service.web.following import passes
 from service.web.forwarding import client_gone
 from service.web.gateway import PAUSE_S, Gateway
@@ -494,27 +494,19 @@ class RecordsAnswer:
                 by_leader.setdefault(state.leader, {})[partition] = self._ends.get(partition, offset)
         if not by_leader:
             await asyncio.sleep(min(wait_ms / 1000, PAUSE_S))
-        work = [
-            fetch(self._gateway, node, positions, Isolation.READ_COMMITTED, max_bytes=self._left, wait_ms=wait_ms)
-            for node, positions in by_leader.items()
-        ]
         elsewhere = []
-        found = await asyncio.gather(*work)
-        stored_bytes = sum(len(piece.data) for pieces in found for piece in pieces)
-        await self._held.take(stored=stored_bytes)
+        how = {"max_bytes": self._left, "wait_ms": wait_ms}
+        pieces = await fetch_all(self._gateway, by_leader, Isolation.READ_COMMITTED, self._held, **how)
         try:
-            for pieces in found:
-                for piece in pieces:
-                    if piece.error == ErrorCode.OFFSET_OUT_OF_RANGE and piece.partition not in self._ends:
-                        elsewhere.append(piece.partition)
-                    elif not self._is_full and piece.error not in PASSING:
-                        if piece.error:
-                            where = f"{piece.partition.topic}-{piece.partition.partition}"
-                            raise of_error(piece.error, where)
-                        await self._open(piece)
+            for piece in pieces:
+                if piece.error == ErrorCode.OFFSET_OUT_OF_RANGE and piece.partition not in self._ends:
+                    elsewhere.append(piece.partition)
+                elif not self._is_full and piece.error not in PASSING:
+                    if piece.error:
+                        raise of_error(piece.error, f"{piece.partition.topic}-{piece.partition.partition}")
+                    await self._open(piece)
         finally:
-            self._held.stored_bytes -= stored_bytes
-            self._held.holder.hold(self._held.bytes)
+            self._held.drop(pieces)
         return elsewhere
 
     async def _open(self, piece: Piece) -> None:

@@ -42,12 +42,12 @@ from service.web.consuming import (
     lens_of,
 )
 from service.web.event_format import BATCHED
-from service.web.fetching import Held, Lens, Shown, before_the_next, fetch, left_ms, opened
+from service.web.fetching import Held, Lens, Shown, before_the_next, fetch_all, left_ms, opened
 from service.web.following import passes
 from service.web.forwarding import client_gone, forward
 from service.web.gateway import Gateway
 from service.web.groups import Assigned, commit_offsets, offsets_by_now
-from service.web.holding import HOLDER, Holder
+from service.web.holding import HOLDER, Holder, NoRoom
 from service.web.problems import Problem, of_error
 from service.web.records import RecordOut, with_text_numbers
 from service.web.routing import JSON, Route, integer, text
@@ -578,16 +578,11 @@ async def _read(
         state = gateway.image.partition(partition)
         if state is not None and state.leader != NO_LEADER:
             by_leader.setdefault(state.leader, {})[partition] = offset
-    work = [
-        fetch(gateway, node, positions, lens.isolation, max_bytes=max_bytes, wait_ms=wait_ms)
-        for node, positions in by_leader.items()
-    ]
     records: list[Shown] = []
     moved: dict[TopicPartition, int] = {}
-    found = await asyncio.gather(*work)
     held = Held(holder)
-    await held.take(stored=sum(len(piece.data) for pieces in found for piece in pieces))
-    for pieces in found:
+    pieces = await fetch_all(gateway, by_leader, lens.isolation, held, max_bytes=max_bytes, wait_ms=wait_ms)
+    try:
         for piece in pieces:
             if piece.error in MOVED or piece.partition not in member.positions:
                 continue
@@ -603,12 +598,12 @@ async def _read(
                     async for some, next_offset in opened(gateway, piece, offset, lens, most - len(records), held):
                         records += some
                         moved[piece.partition] = next_offset
-                except Problem as problem:
-                    if problem.slug != "not-now" or not records:
+                except NoRoom:
+                    if not records:
                         raise
-                    return records, moved
-    if not records:
-        holder.hold(0)
+                    break
+    finally:
+        held.drop(pieces)
     return records, moved
 
 

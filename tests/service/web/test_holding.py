@@ -18,8 +18,10 @@ import msgspec
 import pytest
 from yarl import URL
 
+from isolation.read_view import Isolation
 from log.batch import Record, build_batch, read_header
 from log.compress import Codec
+from log.disk import FileSlice
 from log.ids import TopicPartition
 from service.settings.broker import Endpoint
 from service.web import app, consuming, fetching, following, forwarding, holding, instances, lane, members, transactions
@@ -54,7 +56,7 @@ class Place:
         self.cluster = stage.broker.metadata.image.cluster_id.encode()
         self.where = "127.0.0.1", server.endpoints[0].port
         self._server = server
-        self.holding, self.lanes = server.gateway.holding, server._lanes
+        self.gateway, self.holding, self.lanes = server.gateway, server.gateway.holding, server._lanes
 
     @property
     def connections(self) -> int:
@@ -296,12 +298,12 @@ def test_a_batch_of_events_is_read_as_there_is_room(tmp_path: Path, monkeypatch:
     async def scene(place: Place) -> None:
         await filled(place)
         others = Holder(place.holding)
-        await others.take(3_000_000)
+        await others.take(3_900_000)
         asked = PAGE.replace(b"\r\n\r\n", b"\r\nAccept: application/cloudevents-batch+json\r\n\r\n")
         from_server, to_server = await asyncio.open_connection(*place.where)
         to_server.write(asked)
         assert (await from_server.readline()).startswith(b"HTTP/1.1 503")
-        assert len(read_bytes) == 1
+        assert not read_bytes
         to_server.close()
         others.hold(0)
         from_server, to_server = await asyncio.open_connection(*place.where)
@@ -478,14 +480,14 @@ def test_a_consumer_that_finds_no_room_holds_nothing_meanwhile(monkeypatch: pyte
     data = build_batch([(None, bytes(1_000_000), (), 1000)] * 20, codec=Codec.ZSTD)
     data += build_batch([(None, random.Random(1).randbytes(900_000), (), 1000)])
 
-    async def fetched(*_: Any, **__: Any) -> list[Piece]:
-        return [Piece(partition, 0, data=data)]
+    async def fetched(*asked: Any) -> list[Piece] | None:
+        return [Piece(partition, 0, data=data)] if asked[4].takes(len(data)) else None
 
-    monkeypatch.setattr(instances, "fetch", fetched)
+    monkeypatch.setattr(fetching, "_fetch_there", fetched)
     wishes = SimpleNamespace(form=instances.Form.BINARY, min_bytes=1)
     instance = SimpleNamespace(positions={partition: 0}, wishes=wishes)
     image = SimpleNamespace(partition=lambda _: SimpleNamespace(leader=1))
-    gateway = SimpleNamespace(image=image, env=SimpleNamespace(blocking=asyncio.to_thread))
+    gateway = SimpleNamespace(image=image, env=SimpleNamespace(blocking=asyncio.to_thread), node_id=0)
 
     async def scene() -> None:
         holding_all = Holding(20 << 20)
@@ -590,10 +592,14 @@ class Packed:
 
         monkeypatch.setattr(fetching, "unpacked", counted)
 
-    async def _fetch(self, _: object, __: int, positions: dict[TopicPartition, int], *___: Any, **____: Any) -> Any:
+    async def _fetch(
+        self, _: object, __: int, positions: dict[TopicPartition, int], ___: Any, held: Held, **_____: Any
+    ) -> Any:
         await asyncio.sleep(0)
         behind = [batch for end, batch in self._batches if end > positions[self.partition]]
-        return [Piece(self.partition, 0, 0, self.end, self.end, None, b"".join(behind[: self._at_once]))]
+        data = b"".join(behind[: self._at_once])
+        assert held.takes(stored=len(data))
+        return [Piece(self.partition, 0, 0, self.end, self.end, None, data)]
 
     def reading(self, lens: Lens, offset: int) -> consuming.PageReading:
         gateway = SimpleNamespace(leader=lambda _: 1, env=SimpleNamespace(blocking=asyncio.to_thread))
@@ -665,12 +671,16 @@ def test_a_poll_gives_what_there_was_room_for(monkeypatch: pytest.MonkeyPatch) -
     small = build_batch([(None, b"%d" % each, (), 1000) for each in range(3)])
     large = build_batch([(None, bytes(1_000_000), (), 1000)] * 20, codec=Codec.ZSTD)
 
-    async def fetched(*_: Any, **__: Any) -> list[Piece]:
-        return [Piece(first, 0, data=small), Piece(second, 0, data=large)]
+    async def fetched(*asked: Any) -> list[Piece]:
+        pieces = [Piece(first, 0, data=small)] if first in asked[2] else []
+        pieces.append(Piece(second, 0, data=large))
+        assert asked[4].takes(sum(len(piece.data) for piece in pieces))
+        return pieces
 
-    monkeypatch.setattr(members, "fetch", fetched)
+    monkeypatch.setattr(fetching, "_fetch_there", fetched)
     image = SimpleNamespace(partition=lambda _: SimpleNamespace(leader=1))
-    gateway = cast(Gateway, SimpleNamespace(image=image, env=SimpleNamespace(blocking=asyncio.to_thread)))
+    env = SimpleNamespace(blocking=asyncio.to_thread)
+    gateway = cast(Gateway, SimpleNamespace(image=image, env=env, node_id=0))
     member = SimpleNamespace(positions={first: 0, second: 0})
 
     async def scene() -> None:
@@ -681,11 +691,119 @@ def test_a_poll_gives_what_there_was_room_for(monkeypatch: pytest.MonkeyPatch) -
         assert [each.offset for each in cast(list[Any], records)] == [0, 1, 2]
         assert moved == {first: 3}
         del member.positions[first]
-        monkeypatch.setattr(members, "fetch", lambda *_, **__: fetched_second())
         with pytest.raises(Problem, match="all the memory"):
             await members._read(gateway, holder, cast(Any, member), Lens(), 100, 1 << 20, 0)
 
-    async def fetched_second() -> list[Piece]:
-        return [Piece(second, 0, data=large)]
+    asyncio.run(scene())
+
+
+def test_what_is_fetched_is_read_as_there_is_room_and_readers_are_not_in_the_way_of_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them had up to 16 MiB before any asked for room, and most were refused: each held the first part of what
+    it needed.
+    """
+    reads: list[int] = []
+    read = FileSlice.read
+
+    def reading(stored: FileSlice) -> bytes:
+        reads.append(stored.size)
+        return read(stored)
+
+    monkeypatch.setattr(FileSlice, "read", reading)
+
+    async def scene(place: Place) -> None:
+        await filled(place)
+        member, gateway = SimpleNamespace(positions={TopicPartition("held", 0): 0}), place.gateway
+        most_bytes = 0
+
+        async def poll() -> int:
+            nonlocal most_bytes
+            with place.holding.of_request() as holder:
+                records, _ = await members._read(gateway, holder, cast(Any, member), Lens(), 10_000, 16 << 20, 0)
+                most_bytes = max(most_bytes, place.holding.bytes)
+                await asyncio.sleep(0.02)  # it is being given
+                return len(records)
+
+        reads.clear()
+        polls = [asyncio.ensure_future(poll()) for _ in range(20)]
+        await asyncio.sleep(0)
+        while not reads:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert sum(reads) <= MOST_BYTES
+        told = await asyncio.gather(*polls, return_exceptions=True)
+        assert all(isinstance(each, int) and each > 0 for each in told), told
+        assert most_bytes <= MOST_BYTES
+
+    held(tmp_path, scene)
+
+
+def test_a_record_for_which_there_is_no_room_is_dropped_before_it_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However little is asked for, a leader gives the first record as a whole. It is fetched again when there is room
+    for it; a failure, or the end of a reader, leaves nothing that is counted.
+    """
+    monkeypatch.setattr(holding, "PATIENCE_S", 0.1)
+    partition = TopicPartition("held", 0)
+    data = build_batch([(None, bytes(3_000_000), (), 1000)])
+    asked: list[int] = []
+
+    async def fetched(*given: Any) -> list[Piece] | None:
+        asked.append(given[5])
+        return [Piece(partition, 0, data=data)] if given[4].takes(len(data)) else None
+
+    monkeypatch.setattr(fetching, "_fetch_there", fetched)
+    gateway = cast(Gateway, SimpleNamespace(node_id=0))
+
+    async def scene() -> None:
+        holding_all = Holding(20 << 20)
+        others, holder = Holder(holding_all), Holder(holding_all)
+        await others.take(15 << 20)
+        mine = Held(holder)
+        read = partial(fetch, gateway, 1, {partition: 0}, Isolation.READ_COMMITTED, mine, max_bytes=16 << 20, wait_ms=0)
+        with pytest.raises(Problem, match="all the memory"):
+            await read()
+        assert (mine.bytes, holder.bytes) == (0, 0)
+        assert asked == [(5 << 20) // 3, 256 << 10]
+        waits = asyncio.ensure_future(read())
+        await asyncio.sleep(0.02)
+        assert (len(asked), mine.bytes) == (4, 0)
+        waits.cancel()
+        await asyncio.wait([waits])
+        assert (mine.bytes, holder.bytes) == (0, 0)
+        waits = asyncio.ensure_future(read())
+        await asyncio.sleep(0.02)
+        others.hold(0)
+        (piece,) = await waits
+        assert (len(piece.data), mine.stored_bytes, holder.bytes) == (len(data), len(data), 3 * len(data))
+        mine.drop([piece])
+        assert (mine.bytes, holding_all.bytes) == (0, 0)
+
+    asyncio.run(scene())
+
+
+def test_after_an_error_of_one_leader_nothing_of_the_others_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came of another leader after the error was counted for ever."""
+    first, second = (TopicPartition("held", index) for index in range(2))
+
+    async def fetched(*given: Any) -> list[Piece] | None:
+        if given[1] == 1:
+            raise Problem("not-now", "nobody is there")
+        await asyncio.sleep(0.01)
+        return [Piece(second, 0, data=bytes(100_000))] if given[4].takes(100_000) else None
+
+    monkeypatch.setattr(fetching, "_fetch_there", fetched)
+
+    async def scene() -> None:
+        holding_all = Holding(1 << 20)
+        with holding_all.of_request() as holder:
+            by_leader = {1: {first: 0}, 2: {second: 0}}
+            gateway, how = cast(Gateway, SimpleNamespace(node_id=0)), {"max_bytes": 1 << 20, "wait_ms": 0}
+            with pytest.raises(Problem, match="nobody is there"):
+                await fetching.fetch_all(gateway, by_leader, Isolation.READ_COMMITTED, Held(holder), **how)
+            assert holder.bytes == 0
+        await asyncio.sleep(0.05)
+        assert holding_all.bytes == 0
 
     asyncio.run(scene())

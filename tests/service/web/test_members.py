@@ -19,7 +19,7 @@ from aiohttp import web
 
 from log.ids import TopicPartition
 from service.cluster.image import NO_LEADER
-from service.web import groups, members, transactions
+from service.web import fetching, groups, members, transactions
 from service.web.fetching import Lens, Piece
 from service.web.holding import Holder, Holding
 from service.web.instances import Instance, Instances
@@ -286,7 +286,7 @@ def test_an_answer_that_did_not_come_is_given_again_though_the_log_ended_before_
     async def end(*_: Any) -> int:
         return 2
 
-    monkeypatch.setattr(members, "fetch", found)
+    monkeypatch.setattr(fetching, "fetch", found)
     monkeypatch.setattr(members, "at_time", end)
     gateway: Any = Mock(leader=lambda partition: 1, members=Mock(is_due=lambda member: False, idle=AsyncMock()))
     member = HttpMember("group", "member", Join(["t"]), 0.0, positions={WHERE: 8}, begun={WHERE: 8}, beaten_s=math.inf)
@@ -590,7 +590,7 @@ def test_a_partition_without_a_leader_does_not_hold_up_the_others(monkeypatch: p
         asked.append(positions)
         return []
 
-    monkeypatch.setattr(members, "fetch", found)
+    monkeypatch.setattr(fetching, "fetch", found)
     leaders = {first: Mock(leader=3), second: Mock(leader=NO_LEADER)}
     gateway: Any = Mock(image=Mock(partition=leaders.get))
     member = HttpMember("g", "m", Join(["t"]), 0.0, positions={first: 7, second: 8, TopicPartition("gone", 0): 1})
@@ -654,7 +654,7 @@ def test_an_error_in_one_partition_skips_nothing_in_another(monkeypatch: pytest.
     async def found(*_: Any, **__: Any) -> list[Piece]:
         return [Piece(good, 0, data=batch), Piece(bad, ErrorCode.KAFKA_STORAGE_ERROR)]
 
-    monkeypatch.setattr(members, "fetch", found)
+    monkeypatch.setattr(fetching, "fetch", found)
     gateway: Any = Mock(leader=lambda partition: 1, members=Mock(is_due=lambda member: False, idle=AsyncMock()))
     member = HttpMember("group", "member", Join(["orders"]), 0.0, positions={good: 0, bad: 0}, beaten_s=math.inf)
     with pytest.raises(Problem):
@@ -763,11 +763,13 @@ def test_a_poll_holds_nothing_of_what_its_filter_leaves_out(monkeypatch: pytest.
     held: list[int] = []
     request = asking()
 
-    async def found(*_: Any, **__: Any) -> list[Piece]:
+    async def found(*given: Any, **_: Any) -> list[Piece]:
         held.append(request["holder"].bytes)
-        return [Piece(WHERE, 0, data=batch if len(held) == 1 else b"")]
+        content = batch if len(held) == 1 else b""
+        assert given[4].takes(stored=len(content))
+        return [Piece(WHERE, 0, data=content)]
 
-    monkeypatch.setattr(members, "fetch", found)
+    monkeypatch.setattr(fetching, "fetch", found)
     gateway: Any = Mock(leader=lambda partition: 1, members=Mock(is_due=lambda member: False, idle=AsyncMock()))
     member = HttpMember("group", "member", Join(["t"]), 0.0, positions={WHERE: 0}, begun={WHERE: 0}, beaten_s=math.inf)
 

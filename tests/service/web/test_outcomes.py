@@ -33,6 +33,7 @@ from service.web.forwarding import forward
 from service.web.gateway import Gateway, Outgoing
 from service.web.holding import Holder, Holding
 from service.web.idempotency import KeyRecord, Keys, Memory
+from service.web.instances import Instances
 from service.web.members import HttpMember, Join
 from service.web.problems import Problem, of_error
 from service.web.producers import Producer, ProducerPool
@@ -181,6 +182,7 @@ def test_records_for_an_instance_that_were_lost_on_their_way_are_asked_for_by_th
         env = SimpleNamespace(unique=lambda: b"%016d" % len(asked))
         gateway: Any = SimpleNamespace(node_id=1, image=image, outgoing=Outgoing(), _http=None, env=env)
         gateway.http, gateway.coordinator = lambda: Gateway.http(gateway), AsyncMock(return_value=2)
+        gateway.instances = Instances(gateway)
         path = "/consumers/g/instances/i/records"
         request = asking(headers={}, method="GET", path_qs=path, transport=True, query={})
         request.match_info = {"group": "g", "instance": "i"}
@@ -218,7 +220,8 @@ def test_a_reader_for_whom_there_is_no_room_at_another_broker_asks_now_and_then(
         outgoing = Outgoing(1)
         gateway: Any = SimpleNamespace(node_id=1, image=image, ask=ask, may_wait_at=outgoing.has_room)
         loop, began_s = asyncio.get_running_loop(), asyncio.get_running_loop().time()
-        read = partial(fetch, gateway, 2, {TopicPartition("t", 0): 0}, Isolation.READ_COMMITTED, max_bytes=1)
+        held = Held(Holder(Holding(1 << 30)))
+        read = partial(fetch, gateway, 2, {TopicPartition("t", 0): 0}, Isolation.READ_COMMITTED, held, max_bytes=1)
         await read(wait_ms=9000)
         with outgoing.to(2):
             await read(wait_ms=9000)
@@ -242,7 +245,8 @@ def test_a_leader_that_has_not_heard_of_its_partition_is_asked_again(code: Error
         image, where = SimpleNamespace(topics={"t": SimpleNamespace(id=bytes(16))}), TopicPartition("t", 0)
         gateway: Any = SimpleNamespace(node_id=1, image=image, ask=AsyncMock(side_effect=[fetched, listed]))
         gateway.leader = lambda partition: 2
-        (piece,) = await fetch(gateway, 2, {where: 0}, Isolation.READ_COMMITTED, max_bytes=1, wait_ms=0)
+        held = Held(Holder(Holding(1 << 30)))
+        (piece,) = await fetch(gateway, 2, {where: 0}, Isolation.READ_COMMITTED, held, max_bytes=1, wait_ms=0)
         assert piece.error in MOVED
         with pytest.raises(Problem) as told:
             await at_time(gateway, where, EARLIEST, 0)
