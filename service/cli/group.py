@@ -274,7 +274,7 @@ async def reset(
         raise click.UsageError("Say where to: --to or --shift, one of them.")
     if numbers and len(topics) != 1:
         raise click.UsageError("--partition needs exactly one --topic.")
-    committed = await committed_offsets(cluster, name)
+    committed = await committed_offsets(cluster, name, settled=shift is not None)
     partitions = await _partitions_to_reset(cluster, name, committed, topics, numbers)
     rows = await _plan(cluster, name, committed, partitions, to=to, shift=shift)
     if not dry_run:

@@ -140,10 +140,15 @@ def read_assignment(data: bytes) -> ConsumerProtocolAssignment:
         raise ClientFailure(f"the group's leader has given out something that is no assignment: {error}") from None
 
 
-async def committed_offsets(cluster: Cluster, group: str) -> dict[TopicPartition, int]:
-    """The committed offsets of the group, for every partition that has one."""
+async def committed_offsets(cluster: Cluster, group: str, *, settled: bool = False) -> dict[TopicPartition, int]:
+    """The committed offsets of the group, for every partition that has one. With `settled`, it is a failure if an open
+    transaction is about to commit others.
+    """
     request = OffsetFetchRequest(
-        group_id=group, topics=None, groups=[OffsetFetchRequestGroup(group_id=group, topics=None)]
+        group_id=group,
+        topics=None,
+        groups=[OffsetFetchRequestGroup(group_id=group, topics=None)],
+        require_stable=settled,
     )
     deadline = Deadline(cluster.timeout_s)
     while True:
@@ -154,6 +159,10 @@ async def committed_offsets(cluster: Cluster, group: str) -> dict[TopicPartition
         if code not in MOVED or deadline.passed():
             raise refused(f"offsets of group {group}", code)
         await asyncio.sleep(RETRY_PAUSE_S)
+    listed = [topic.partitions for group_told in response.groups for topic in group_told.topics]
+    told = (part.error_code for partitions in listed for part in partitions)
+    if settled and ErrorCode.UNSTABLE_OFFSET_COMMIT in told:
+        raise refused(f"offsets of group {group}", ErrorCode.UNSTABLE_OFFSET_COMMIT, "a transaction is open with some")
     if not response.groups:  # an old version of the request, which is about a single group
         return _fetched((topic.name, topic.partitions) for topic in response.topics)
     topics = response.groups[0].topics

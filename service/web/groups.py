@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Final, Literal
+from urllib.parse import quote
 
 import msgspec
 from aiohttp import ClientError, web
@@ -195,6 +196,8 @@ Committed = dict[TopicPartition, tuple[int, str | None]]
 """Committed offsets with their metadata."""
 UNSETTLED_S: Final = 0.5
 """The longest pause before offsets are asked for again."""
+NAMED: Final = 5
+"""So many partitions are named whose offsets are not settled."""
 NOBODY: tuple[str | None, int] = (None, -1)
 """Member id and epoch of a caller that is no member of the group."""
 
@@ -218,9 +221,24 @@ async def _settled(gateway: Gateway, group: str, partitions: Iterable[TopicParti
         if not unsettled:
             return committed
         if asyncio.get_running_loop().time() > deadline:
-            raise of_error(ErrorCode.UNSTABLE_OFFSET_COMMIT, f"a transaction is open with offsets of group {group!r}")
+            raise held_up(gateway, group, unsettled)
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, UNSETTLED_S)
+
+
+def held_up(gateway: Gateway, group: str, unsettled: Iterable[TopicPartition]) -> Problem:
+    """The problem for who asks for offsets that are not settled. If the transaction hangs, it does so in the partition
+    of the group's coordinator.
+    """
+    names = [f"{each.topic} partition {each.partition}" for each in sorted(unsettled)]
+    left = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    where = gateway.home(GROUPS, group)
+    return of_error(
+        ErrorCode.UNSTABLE_OFFSET_COMMIT,
+        f"a transaction is open with offsets of group {group!r} for {', '.join(names[:NAMED])}{left}. If it hangs "
+        f"(POST /v1/transactions:find-hanging), it does so in {where.topic} partition {where.partition}. "
+        f"/v1/groups/{quote(group, safe='')}/lag tells what was committed before, and does not wait",
+    )
 
 
 async def offsets_by_now(
@@ -313,7 +331,10 @@ async def new_offsets(gateway: Gateway, cluster: Cluster, group: str, wanted: Re
         if not wanted.offsets:
             raise Problem("invalid-request", "no offsets are named")
         return {TopicPartition(each.topic, each.partition): each.offset for each in wanted.offsets}
-    now = await _offsets(cluster, group)
+    now, unsettled = await _offsets(cluster, group), set[TopicPartition]()
+    if wanted.to == "shift":  # from where nothing is about to move it: an open transaction would move it there in vain
+        committed, unsettled = await offsets_by_now(gateway, group, None)
+        now = {each: offset for each, (offset, _) in sorted(committed.items())}
     if wanted.topics:
         partitions = [
             TopicPartition(name, index)
@@ -322,6 +343,8 @@ async def new_offsets(gateway: Gateway, cluster: Cluster, group: str, wanted: Re
         ]
     else:
         partitions = list(now)
+    if held := unsettled.intersection(partitions) if wanted.topics else unsettled:
+        raise held_up(gateway, group, held)
     if not partitions:
         raise Problem("invalid-request", "the group has read nothing yet: name topics")
     starts = await cluster.list_offsets(dict.fromkeys(partitions, EARLIEST))

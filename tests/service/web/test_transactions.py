@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -75,6 +77,34 @@ def test_committed_offsets_are_not_told_while_a_transaction_is_about_to_commit_o
         assert not asked.done()
         assert http.post(f"{txn}:commit").json["outcome"] == "applied"
         assert asked.result().json()["offsets"] == [{"topic": topic, "partition": 0, "offset": 7}]
+
+
+def test_a_group_is_not_shifted_from_where_a_transaction_is_about_to_move_it(served: Served, topic: str) -> None:
+    """The transaction's offset was dropped without a word: its commit was `applied`, and the group one before where it
+    had been.
+    """
+    http, group = Http(served.url), f"group-{topic}"
+    assert http.post("/v1/topics", {"name": topic}).status == 201
+    assert http.post(f"/v1/topics/{topic}/records", {"records": [{"value": 1}] * 20}).status == 200
+    first = {"offsets": [{"topic": topic, "partition": 0, "offset": 3}]}
+    assert http.put(f"/v1/groups/{group}/offsets", first).status == 200
+    txn = begin(http, topic)
+    offsets = {"offsets": [{"topic": topic, "partition": 0, "offset": 10}]}
+    assert http.put(f"{txn}/offsets/{group}", offsets).status == 200
+    told = http.put(f"/v1/groups/{group}/offsets", {"to": "shift", "shift": -1})
+    assert (told.status, told.json["outcome"], told.json["kafka_error"]) == (503, "none", "UNSTABLE_OFFSET_COMMIT")
+    assert re.search(
+        rf"for {topic} partition 0\. .*__consumer_offsets partition \d+\..*/{group}/lag", told.json["detail"]
+    )
+    page = requests.get(f"{served.url}/ui/groups/{group}/reset?to=shift&value=-1", timeout=PATIENCE_S).text
+    assert "a transaction is open with offsets" in page
+    command = [*served.program, "group", "reset", group, "--shift", "-1", "--yes", "-b", served.bootstrap]
+    shifted = subprocess.run(command, capture_output=True, text=True, cwd=served.tree, check=False)
+    assert shifted.returncode and "UNSTABLE_OFFSET_COMMIT" in shifted.stderr, shifted
+    assert http.post(f"{txn}:commit").json["outcome"] == "applied"
+    assert http.get(f"/v1/groups/{group}/offsets").json == offsets
+    moved = http.put(f"/v1/groups/{group}/offsets", {"to": "shift", "shift": -1})
+    assert (moved.status, moved.json["offsets"][0]["offset"]) == (200, 9)
 
 
 def test_a_batch_is_written_once_however_often_it_is_put(served: Served, http: Http, topic: str) -> None:
