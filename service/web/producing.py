@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from sys import getsizeof
@@ -30,7 +30,7 @@ from service.turns import Turn
 from service.web.answers import as_json, query_bytes, query_int, read_json
 from service.web.forwarding import RECORD_HEADER, headers_of_records
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
-from service.web.holding import HOLDER
+from service.web.holding import HOLDER, Holder
 from service.web.looking import RECORD_BYTES_MAX, TOP, BodyScan, refuse_doubles
 from service.web.problems import Outcome, Problem, of_error
 from service.web.producers import Producer
@@ -55,8 +55,14 @@ AROUND_BYTES = 40
 """The most bytes that a record without headers has in a batch beside its key and its value."""
 RUN_RECORDS = 4 * RECORDS_AT_ONCE
 """The most records in one batch."""
+HEADERS_OF_RECORD = 5
+"""So many headers are as much work as a record."""
 DECODED_AT_ONCE = 128 << 10
 """A longer body is scanned first, and its records are decoded in several turns of the loop."""
+NAMED_BYTES = 250
+"""What is made of a header that is a member of an object, until it is answered. A header that is an object itself is
+counted as that (`OBJECT_BYTES`).
+"""
 SCANNED_AT_ONCE = 32 << 10
 """How many bytes of short lines, or events, are scanned and made into records in one turn of the loop: 5 ms, if they
 are nothing but brackets.
@@ -194,14 +200,17 @@ def _decode(body: bytes, decoder: msgspec.json.Decoder[T], place: re.Pattern[str
         raise
 
 
-async def read_batch(body: bytes) -> tuple[BatchIn, list[RecordIn]]:
-    """The body and its records. A long body is decoded in several turns of the loop."""
+async def read_batch(body: bytes, holder: Holder) -> tuple[BatchIn, list[RecordIn]]:
+    """The body and its records. A long body is decoded in several turns of the loop. `holder` counts the body, and gets
+    what was not seen of it before: headers that are members of an object.
+    """
     if len(body) <= DECODED_AT_ONCE:
         try:
             batch = _decode(body, _batches, _IN_BODY)
         except Problem as problem:
             raise await about_its_record(problem, BodyScan(body, cut_bytes=0)) from None
         await refuse_doubles(body, batch.records)
+        await _hold_headers(holder, batch.records)
         return batch, batch.records
     scan = BodyScan(body)
     await scan.look()
@@ -221,8 +230,14 @@ async def read_batch(body: bytes) -> tuple[BatchIn, list[RecordIn]]:
             scan = BodyScan(b'{"records":%b}' % piece, cut_bytes=0)
             raise await about_its_record(problem, scan, len(records)) from None
         records += some
+        await _hold_headers(holder, some)
         await asyncio.sleep(0)
     return batch, records
+
+
+async def _hold_headers(holder: Holder, records: Sequence[RecordIn]) -> None:
+    if named := sum(len(each.headers) for each in records if isinstance(each.headers, dict)):
+        await holder.take(holder.bytes + NAMED_BYTES * named)
 
 
 async def about_its_record(
@@ -258,7 +273,7 @@ async def place_all(
     have none.
     """
     topics = {} if topics is None else topics
-    placed = PlacedRecords({}, [], topic_name)
+    placed, turn = PlacedRecords({}, [], topic_name), Turn(RECORDS_AT_ONCE)
     for index, given in enumerate(records):
         name = given.topic or topic_name
         try:
@@ -271,23 +286,30 @@ async def place_all(
             placed.add(partitioner.place(topic, given.partition, record[0]), record)
         except Problem as problem:
             raise problem.about_record(index) from None
-        if index % RECORDS_AT_ONCE == RECORDS_AT_ONCE - 1:
+        if turn.is_over(work_of(record)):
             await asyncio.sleep(0)
     return placed
 
 
-def cut(records: Sequence[NewRecord], bytes_max: int = BATCH_BYTES) -> list[list[NewRecord]]:
-    """The records in runs, each of which fits into a batch and takes one turn of the loop to build."""
-    runs: list[list[NewRecord]] = []
-    size_bytes = bytes_max
+def work_of(record: NewRecord) -> int:
+    """How much it is to place and to build, as a number of records without headers."""
+    return 1 + len(record[2]) // HEADERS_OF_RECORD
+
+
+def cut(records: Iterable[NewRecord], bytes_max: int = BATCH_BYTES) -> Iterator[list[NewRecord]]:
+    """The records in runs, each of which fits into a batch and takes one turn of the loop to make and to build."""
+    run: list[NewRecord] = []
+    size_bytes = size = 0
     for record in records:
-        own_bytes = bytes_of(record)
-        if not runs or size_bytes + own_bytes > bytes_max or len(runs[-1]) >= RUN_RECORDS:
-            runs.append([])
-            size_bytes = 0
-        runs[-1].append(record)
+        own_bytes, own = bytes_of(record), work_of(record)
+        if run and (size_bytes + own_bytes > bytes_max or size + own > RUN_RECORDS):
+            yield run
+            run, size_bytes, size = [], 0, 0
+        run.append(record)
         size_bytes += own_bytes
-    return runs
+        size += own
+    if run:
+        yield run
 
 
 def bytes_of(record: NewRecord) -> int:
@@ -316,11 +338,10 @@ async def in_runs(
     for partition, records in placed.by_partition.items():
         if partition.topic not in limits:
             limits[partition.topic] = batch_bytes(gateway, partition.topic)
-        bytes_max = limits[partition.topic]
-        for at in range(0, len(records), RUN_RECORDS):
-            runs += [(partition, run) for run in cut(records[at : at + RUN_RECORDS], bytes_max)]
-            if at:
+        for number, run in enumerate(cut(records, limits[partition.topic])):
+            if number:
                 await asyncio.sleep(0)
+            runs.append((partition, run))
     return runs
 
 
@@ -403,13 +424,14 @@ async def write_alone(
         where.append(gateway.home(GROUPS, offsets.group))
     async with gateway.producers.transaction(gateway.needed_by(where)) as producer:
         batches = []
+        turn = Turn(RECORDS_AT_ONCE)
         first: set[TopicPartition] = set()
         for partition, run in runs:
             batches.append(producer.build(partition, run))
             if partition not in first:
                 first.add(partition)
                 batches[-1].expected_offset = expected.get(partition)
-            if len(run) >= RECORDS_AT_ONCE:
+            if turn.is_over(sum(map(work_of, run))):
                 await asyncio.sleep(0)
         if offsets is not None:
             await commit_offsets(producer, offsets)
@@ -517,13 +539,15 @@ async def write_batch(gateway: Gateway, request: web.Request) -> web.StreamRespo
     body = await body_of(request)
 
     async def write(seal: Seal | None) -> BatchOut:
-        return await answer_to(gateway, body, topic_name, seal)
+        return await answer_to(gateway, body, topic_name, seal, request[HOLDER])
 
     return await once(gateway, request, body, write)
 
 
-async def answer_to(gateway: Gateway, body: bytes, topic_name: str | None, seal: Seal | None) -> BatchOut:
-    batch, records = await read_batch(body)
+async def answer_to(
+    gateway: Gateway, body: bytes, topic_name: str | None, seal: Seal | None, holder: Holder
+) -> BatchOut:
+    batch, records = await read_batch(body, holder)
     if not records and (batch.offsets is None or not batch.offsets.offsets):
         raise Problem("invalid-request", "there are no records, and no offsets")
     now_ms = gateway.env.clock.wall_ms()

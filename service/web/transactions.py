@@ -43,6 +43,7 @@ from service.web.answers import as_json, path_int, query_int, read_json, sha256_
 from service.web.branches import COMMITTED, LAST_EPOCH, BranchName
 from service.web.forwarding import forward
 from service.web.gateway import Gateway
+from service.web.holding import HOLDER
 from service.web.problems import Outcome, Problem, of_error
 from service.web.producers import AGAIN, FENCED, Producer
 from service.web.producing import (
@@ -330,7 +331,7 @@ async def put_batch(gateway: Gateway, request: web.Request) -> web.StreamRespons
             raise Problem("batch-changed", f"batch {number} was written in part with another body")
         if number > len(open_one.batches):
             raise Problem("batch-gap", f"the next batch is {len(open_one.batches)}", next_batch=len(open_one.batches))
-        answer = await _write(gateway, name, open_one, number, body, fingerprint)
+        answer = await _write(gateway, request, name, open_one, number, body, fingerprint)
         encoded = _encode(answer)
         open_one.in_part = None
         open_one.batches.append(WrittenOnce(fingerprint, encoded))
@@ -356,8 +357,10 @@ def _who(name: Name) -> str:
     return f"transactional id {name.transactional_id!r}"
 
 
-async def _write(gateway: Gateway, name: Name, open_one: Open, number: int, body: bytes, fingerprint: str) -> BatchOut:
-    batch, records = await read_batch(body)
+async def _write(
+    gateway: Gateway, request: web.Request, name: Name, open_one: Open, number: int, body: bytes, fingerprint: str
+) -> BatchOut:
+    batch, records = await read_batch(body, request[HOLDER])
     if not records or batch.offsets is not None or batch.expected:
         raise Problem("invalid-request", "a batch of a transaction has records, and nothing else")
     # The number chooses the partitions, so that the same batch, sent again, goes to the same ones.

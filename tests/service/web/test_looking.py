@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, MagicMock, patch
 
 import msgspec
 import pytest
 
+from log.batch import build_batch
 from service.web import producing
+from service.web.holding import Holder, Holding
 from service.web.looking import BodyScan, refuse_doubles
 from service.web.problems import Problem
-from service.web.producing import BatchIn, _read_line, _write_lines, read_batch
-from service.web.records import HEADERS_MAX, RecordIn, new_record
+from service.web.producing import BatchIn, _read_line, _write_lines, in_runs, place_all, read_batch, write_alone
+from service.web.records import HEADERS_MAX, Partitioner, RecordIn, new_record
+from service.web.sending import OutgoingBatch
 from tests.service.web.kit import TURN_S, longest_turn_s
 
 
-def read(body: bytes) -> list[RecordIn]:
-    return asyncio.run(read_batch(body))[1]
+def read(body: bytes, holder: Holder | None = None) -> list[RecordIn]:
+    return asyncio.run(read_batch(body, holder or Holder(Holding(1 << 30))))[1]
 
 
 @pytest.mark.parametrize("filling", [0, 4_000])
@@ -64,7 +69,7 @@ def test_a_body_is_read_as_the_decoder_reads_it(record: dict[str, Any], filling:
     records = [record, *[{"key": "k", "value": {"n": number}} for number in range(filling)], record]
     offsets = {"group": "g", "offsets": [{"topic": "t", "partition": 0, "offset": 1}]}
     body = json.dumps({"offsets": offsets, "records": records, "expected": []}, indent=1).encode()
-    batch, found = asyncio.run(read_batch(body))
+    batch, found = asyncio.run(read_batch(body, Holder(Holding(1 << 30))))
     whole = msgspec.json.decode(body, type=BatchIn)
     assert msgspec.json.encode(found) == msgspec.json.encode(whole.records)
     assert batch.offsets == whole.offsets
@@ -94,11 +99,37 @@ def test_members_of_a_value_are_the_clients_own() -> None:
 def test_a_long_body_is_read_in_turns_of_the_loop(body: bytes) -> None:
     async def scenario() -> None:
         try:
-            await read_batch(body)
+            await read_batch(body, Holder(Holding(1 << 30)))
         except Problem as problem:
             assert problem.slug in ("malformed", "record-too-large")
 
     assert longest_turn_s(scenario()) < TURN_S
+
+
+NAMED = b'{"headers":{%b}}' % b",".join(b'"%x":"a"' % each for each in range(4096, 4096 + HEADERS_MAX))
+
+
+def test_headers_that_are_members_of_an_object_are_counted() -> None:
+    """15 MB of them made 200 MB, of which 15 counted."""
+    for body, names in (
+        (b'{"records":[%b]}' % b",".join([NAMED] * 20), 20 * HEADERS_MAX),
+        (b'{"records":[{"headers":{%b}},{}]}' % b",".join(b'"%x":""' % each for each in range(8_000)), 8_000),
+    ):
+        holder = Holder(Holding(1 << 30))
+        tracemalloc.start()
+        made = [new_record(each, 0) for each in read(body, holder)]
+        made_bytes, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert sum(len(each[2]) for each in made) == names
+        assert made_bytes / 2 < holder.bytes < 3 * made_bytes
+    full = Holding(30 << 20)
+
+    async def no_room() -> None:
+        await Holder(full).take(1 << 20)
+        await read_batch(b'{"records":[%b]}' % b",".join([NAMED] * 20), Holder(full))
+
+    with pytest.raises(Problem, match="all the memory"):
+        asyncio.run(no_room())
 
 
 LISTS = b"[" + b"[]," * 1_300_000 + b"[]]"
@@ -130,6 +161,30 @@ def test_lines_are_read_in_turns_of_the_loop(line: bytes) -> None:
 
     with patch.object(producing, "batch_bytes", return_value=1 << 20):
         assert longest_turn_s(scenario()) < TURN_S / 3
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_many_headers_are_placed_and_built_in_turns(sealed: bool) -> None:
+    """110 records of 10,000 headers were placed in one turn of 0.3 s."""
+    records = read(b'{"records":[%b]}' % b",".join([NAMED] * 120))
+    topic = MagicMock(partitions={0: None}, config={})
+    topic.name = "t"
+    gateway = MagicMock(producers=MagicMock(), config=SimpleNamespace(message_max_bytes=1 << 20))
+    gateway.topic.return_value = topic
+    producer = gateway.producers.transaction.return_value.__aenter__.return_value
+    producer.build = lambda where, run: OutgoingBatch(where, build_batch(run), len(run))
+    producer.write = AsyncMock(side_effect=LookupError)
+
+    async def work() -> None:
+        placed = await place_all(gateway, records, "t", Partitioner(0), 0, {"t": topic})
+        if sealed:
+            with pytest.raises(LookupError):
+                await write_alone(gateway, placed, seal=MagicMock())
+            return
+        runs = await in_runs(gateway, placed)
+        assert [len(run) for _, run in runs] == [1] * 120
+
+    assert longest_turn_s(work()) < TURN_S
 
 
 def test_a_long_line_is_read_as_a_short_one() -> None:

@@ -31,7 +31,7 @@ from service.web.fetching import EARLIEST, Held, Lens, Piece, fetch, opened
 from service.web.following import passes
 from service.web.forwarding import forward
 from service.web.gateway import Gateway, Outgoing
-from service.web.holding import Holder, Holding
+from service.web.holding import HOLDER, Holder, Holding
 from service.web.idempotency import KeyRecord, Keys, Memory
 from service.web.instances import Instances
 from service.web.members import HttpMember, Join
@@ -41,6 +41,7 @@ from service.web.producing import RUN_RECORDS, BatchOut, Seal
 from service.web.sending import OutgoingBatch
 from service.web.topics import at_time
 from service.web.transactions import Name, Open, OpenTransactions, commit, name_of, put_batch
+from service.web.unpacking import BODY
 from service.wire.base import Struct
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -879,7 +880,8 @@ def test_a_batch_in_part_goes_on_behind_what_is_written_and_to_the_same_partitio
         records = [{"topic": "t", "key": "c", "value": each} for each in range(4 * RUN_RECORDS)]
         request = MagicMock(match_info={"txn": str(name), "number": "0"})
         request.__contains__.return_value = True
-        request.__getitem__.return_value = json.dumps({"records": records}).encode()
+        facts = {BODY: json.dumps({"records": records}).encode(), HOLDER: Holder(Holding(1 << 30))}
+        request.__getitem__.side_effect = facts.get
         with pytest.raises(Problem, match="t partition 0"):
             await put_batch(gateway, request)
         producer.fails = False

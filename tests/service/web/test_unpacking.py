@@ -220,7 +220,7 @@ def test_what_is_made_of_a_body_is_counted(pack: Callable[[bytes], bytes]) -> No
 
     body = b'{"records":[' + b",".join([b'{"value":1}'] * 100_000) + b"]}"
     tracemalloc.start()
-    _, records = asyncio.run(producing.read_batch(body))
+    _, records = asyncio.run(producing.read_batch(body, Holder(Holding(1 << 30))))
     decoded_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(records) == 100_000
