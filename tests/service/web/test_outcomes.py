@@ -817,9 +817,7 @@ def test_a_batch_that_is_written_in_part_is_put_again_as_it_was_before_anything_
         open_one: Open = gateway.open_transactions.find(name)
 
         async def put(body: bytes) -> None:
-            request = MagicMock(match_info={"txn": str(name), "number": "0"})
-            request.__contains__.side_effect, request.__getitem__.side_effect = [True], [body]
-            await put_batch(gateway, request)
+            await put_batch(gateway, putting(name, body))
 
         with pytest.raises(Problem, match="not-now"):
             await put(b'{"records": [{"topic": "t", "value": 1}]}')
@@ -834,6 +832,14 @@ def test_a_batch_that_is_written_in_part_is_put_again_as_it_was_before_anything_
         assert producer.times == [1000] * 2, "the time that is told is the one that is stored"
 
     asyncio.run(scenario())
+
+
+def putting(name: Name, body: bytes) -> Any:
+    """The request that puts this as the first batch."""
+    facts = {BODY: body, HOLDER: Holder(Holding(1 << 30))}
+    request = MagicMock(match_info={"txn": str(name), "number": "0"})
+    request.__contains__.side_effect, request.__getitem__.side_effect = facts.__contains__, facts.get
+    return request
 
 
 class Forgetful(Partly):
@@ -878,10 +884,7 @@ def test_a_batch_in_part_goes_on_behind_what_is_written_and_to_the_same_partitio
         gateway.open_transactions.add(name, producer)
         open_one: Open = gateway.open_transactions.find(name)
         records = [{"topic": "t", "key": "c", "value": each} for each in range(4 * RUN_RECORDS)]
-        request = MagicMock(match_info={"txn": str(name), "number": "0"})
-        request.__contains__.return_value = True
-        facts = {BODY: json.dumps({"records": records}).encode(), HOLDER: Holder(Holding(1 << 30))}
-        request.__getitem__.side_effect = facts.get
+        request = putting(name, json.dumps({"records": records}).encode())
         with pytest.raises(Problem, match="t partition 0"):
             await put_batch(gateway, request)
         producer.fails = False
