@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import astuple
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -229,10 +229,10 @@ def has_same_partitions(before: Topic, now: Topic) -> bool:
     return (before.id, before.partitions.keys()) == (now.id, now.partitions.keys())
 
 
-def _ended(fetching: asyncio.Task[list[Piece]]) -> None:
-    """If its reader is gone, nobody else asks."""
-    if not fetching.cancelled():
-        fetching.exception()
+def _ended(task: asyncio.Task[Any]) -> None:
+    """If its stream has ended, nobody else asks how it went."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _end_with(waiting: asyncio.Future[list[Portion] | None], found: list[Portion]) -> None:
@@ -517,6 +517,7 @@ class Stream:
             await self._response.write(content)  # does not wait, so no time need be set for it
         else:
             sending = self._loop.create_task(self._response.write(content))
+            sending.add_done_callback(_ended)
             try:
                 with self._held.holder.given(len(content) + self._held.bytes, transport):
                     await asyncio.wait([sending], timeout=STALLED_S)

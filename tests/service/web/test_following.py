@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -149,6 +151,35 @@ def test_a_change_of_partitions_is_heard_between_the_turn_to_read_and_the_questi
         assert stream._partitions() == [0, 1]
 
     played(scene)
+
+
+def test_a_client_that_goes_while_it_has_not_taken_all_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each such client was an error in the log: "Task exception was never retrieved"."""
+    monkeypatch.setattr(following, "STALLED_S", 0.01)
+    told: list[dict[str, Any]] = []
+
+    async def scene(_: SharedReading) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        gone = asyncio.Event()
+
+        async def write(_: bytes) -> None:
+            await gone.wait()
+            raise ConnectionResetError("the client is gone")
+
+        response, transport = Mock(write=write), Mock(get_write_buffer_size=lambda: 1)
+        more: Any = {"is_sse": True, "most": following.ALL_THE_TIME, "until": None}
+        cursor = Cursor(bytes(16), {0: 7})
+        stream = Stream(Mock(), Holder(Holding(1 << 20)), response, transport, "t", None, cursor, Lens(), **more)
+        await stream._write(bytes(100_000))
+        assert stream._stalled is not None
+        gone.set()
+        await asyncio.sleep(0.01)
+        stream._stalled = None
+        del stream
+        gc.collect()
+
+    played(scene)
+    assert not told, told
 
 
 def test_well_packed_records_are_not_held_together_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
