@@ -6,8 +6,10 @@ import asyncio
 import base64
 import math
 import os
+import random
 import threading
 import time
+import zlib
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import AsyncMock, Mock
@@ -261,19 +263,19 @@ def test_partitions_that_no_answer_has_named_begin_again_where_they_began() -> N
     known, new = TopicPartition("orders", 0), TopicPartition("orders", 1)
     positions, begun = {known: 9, new: 8}, {known: 1, new: 5}
     member = HttpMember("group", "member", Join(["orders"]), 0.0, positions=positions, begun=begun)
-    member.go_back([("orders", 0, 7), ("orders", 2, 3)])
+    member.go_back({"orders": {0: 7, 2: 3}})
     assert member.positions == {known: 7, new: 5}
-    member.go_back([("orders", 0, 8), ("orders", 1, 8)])
+    member.go_back({"orders": {0: 8, 1: 8}})
     assert member.positions == {known: 7, new: 5}, "never forward: then records could be skipped"
 
 
 def test_a_client_goes_back_no_further_than_to_where_the_group_was_when_the_partition_came_back() -> None:
     """Its last answer was from before another member had the partition, and what that one had committed came again."""
     member = HttpMember("group", "member", Join(["t"]), 0.0, positions={WHERE: 6}, begun={WHERE: 6})
-    member.go_back([(*WHERE, 3)])
+    member.go_back({WHERE.topic: {WHERE.partition: 3}})
     assert member.positions == {WHERE: 6}
     member.positions[WHERE] = 9
-    member.go_back([(*WHERE, 3)])
+    member.go_back({WHERE.topic: {WHERE.partition: 3}})
     assert member.positions == {WHERE: 6}, "the answer after that one did not come"
 
 
@@ -293,7 +295,7 @@ def test_an_answer_that_did_not_come_is_given_again_though_the_log_ended_before_
     asyncio.run(members._poll(gateway, asking(), member, None, Lens(), 500, 1000, 0.0))
     assert member.positions == {WHERE: 2}
     member.positions[WHERE] = 5
-    member.go_back([(*WHERE, 2)])
+    member.go_back({WHERE.topic: {WHERE.partition: 2}})
     assert member.positions == {WHERE: 2}
 
 
@@ -574,7 +576,7 @@ def test_a_partition_whose_leader_does_not_tell_where_it_begins_is_read_later(
         async with asyncio.timeout(0.5):
             await here.beat(member)
         assert member.positions == {first: 5} | dict.fromkeys(others, SOMEWHERE)
-        member.go_back([(*first, 5)])
+        member.go_back({first.topic: {first.partition: 5}})
         is_over = True
         await here.beat(member)
         assert member.positions == member.begun == dict.fromkeys([first, *others], 5)
@@ -629,7 +631,7 @@ def test_a_member_goes_on_beating_while_a_transaction_is_open_with_offsets_of_it
                 here, member = members.Members(cast(Any, coordinator)), HttpMember("group", "m1", Join(["t"]), 0.0)
                 await here.beat(member)
                 assert member.positions == {first: 5, second: SOMEWHERE}
-                assert members._read_token(members._token(member)) == (1, [("t", 0, 5)])
+                assert members._read_token(members._token(member)) == (1, {"t": {0: 5}})
                 answers[0] = ErrorCode.NONE, 7
                 await here.beat(member)
                 assert member.begun == {first: 5, second: 7}
@@ -780,3 +782,36 @@ def test_a_poll_holds_nothing_of_what_its_filter_leaves_out(monkeypatch: pytest.
     asyncio.run(poll())
     assert len(batch) > 32 << 10 and len(held) > 1
     assert (set(held), request["holder"].bytes, member.positions) == ({0}, 0, {WHERE: 10_000})
+
+
+def test_a_token_of_many_partitions_fits_a_request_line(http: Http, topic: str) -> None:
+    """It could be committed with, and not be sent as `after`: 200 partitions took 13,460 characters."""
+    name = f"{topic}-{'x' * 40}"
+    assert http.post("/v1/topics", {"name": name, "partitions": 500}).status == 201
+    member = http.post(f"/v1/groups/{topic}/members", {"topics": [name]}).headers["Location"]
+    deadline = time.monotonic() + PATIENCE_S
+    while len((polled := http.get(f"{member}/records?wait_ms=100").json)["assignment"]) < 500:
+        assert time.monotonic() < deadline
+    again = http.get(f"{member}/records", params={"after": polled["commit_token"]})
+    assert again.status == 200, again
+    assert http.post(f"{member}/offsets", {"commit_token": polled["commit_token"]}).status == 204
+    assert http.delete(member).status == 204
+
+
+def test_a_token_is_what_was_given() -> None:
+    """Unpacked it is bounded. It is unpacked no further than that."""
+    chance = random.Random(1)
+    places = {TopicPartition("orders-of-the-region", each): chance.randrange(10**9) for each in range(500)}
+    member = HttpMember("g", "m", Join(["t"]), 0.0, positions=dict(places), epoch=7)
+    token = members._token(member)
+    assert len(token) < 6_000
+    assert members._read_token(token) == (
+        7,
+        {"orders-of-the-region": {each.partition: offset for each, offset in places.items()}},
+    )
+    bomb = zlib.compress(b'[1,{"t":{' + b" " * (64 << 20) + b"}}]")
+    for content in (bomb, zlib.compress(b"[1,{}]")[:-3], b"[1,{}]", zlib.compress(b"[1,[]]"), b""):
+        with pytest.raises(Problem, match="commit_token"):
+            members._read_token(base64.urlsafe_b64encode(content).decode())
+    with pytest.raises(Problem, match="commit_token"):
+        members._read_token("!")
