@@ -88,6 +88,14 @@ async def give(request: web.Request, response: web.StreamResponse, content: byte
             await response.write(content[at : at + GIVEN_AT_ONCE])
 
 
+async def tell(request: web.Request, response: web.StreamResponse, content: bytes) -> None:
+    """Write a report on a part of the body, the rest of which the request goes on to hold."""
+    if request.transport is None:
+        raise ConnectionResetError("the client is gone")
+    with request[HOLDER].told(request.transport):
+        await response.write(content)
+
+
 class PiecedAnswer:
     """An answer that is made piece by piece while its client takes it. It is packed if the client likes that."""
 

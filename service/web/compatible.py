@@ -25,7 +25,7 @@ from log.ids import TopicPartition
 from service.broker.partition import Appended
 from service.turns import Turn
 from service.web import quick
-from service.web.answers import refuse_bytes
+from service.web.answers import refuse_bytes, tell
 from service.web.consumers import ErrorV2
 from service.web.gateway import Gateway
 from service.web.holding import HOLDER
@@ -374,14 +374,14 @@ async def v3_records(gateway: Gateway, request: web.Request) -> web.StreamRespon
             if count % WRITTEN_AT_ONCE == 0:
                 await asyncio.sleep(0)
             try:
-                report = await _write(gateway, topic_name, *_v3_record(value, now_ms()))
+                told = await _write(gateway, topic_name, *_v3_record(value, now_ms()))
             except Problem as problem:
-                report = _v3_error(problem)
+                told = _v3_error(problem)
             if response is None:
                 response = web.StreamResponse(headers={"Content-Type": JSON})
                 await response.prepare(request)
                 request[STREAMING] = True
-            await response.write(msgspec.json.encode(report) + b"\r\n")
+            await tell(request, response, msgspec.json.encode(told) + b"\r\n")
     except Problem as problem:
         if response is None:
             raise

@@ -150,12 +150,20 @@ class Holder:
         self._holding.make_room(self, size_bytes)
         self.hold(0)
         self.hold(size_bytes)
+        try:
+            with self.told(transport):
+                yield
+        finally:
+            self.hold(0)
+
+    @contextmanager
+    def told(self, transport: asyncio.Transport) -> Iterator[None]:
+        """While something is written to the client, and what is held stays."""
         self.end = transport.abort
         try:
             yield
         finally:
             self.end = None
-            self.hold(0)
 
     def be_ended(self) -> None:
         assert self.end is not None

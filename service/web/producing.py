@@ -27,7 +27,7 @@ from service.broker.internal_topics import GROUPS
 from service.client.partitioner import partition_for_key
 from service.cluster.image import Topic
 from service.turns import Turn
-from service.web.answers import as_json, query_bytes, query_int, read_json
+from service.web.answers import as_json, query_bytes, query_int, read_json, tell
 from service.web.forwarding import RECORD_HEADER, headers_of_records
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.holding import HOLDER, Holder
@@ -63,6 +63,8 @@ NAMED_BYTES = 250
 """What is made of a header that is a member of an object, until it is answered. A header that is an object itself is
 counted as that (`OBJECT_BYTES`).
 """
+LINE_BYTES = 57
+"""What a line takes beside its own bytes."""
 SCANNED_AT_ONCE = 32 << 10
 """How many bytes of short lines, or events, are scanned and made into records in one turn of the loop: 5 ms, if they
 are nothing but brackets.
@@ -628,8 +630,8 @@ async def write_stream(gateway: Gateway, request: web.Request, topic_name: str |
                 told = None if topic_name is None else await _write_plain_lines(gateway, some, number, topic_name)
                 if told is None:
                     reports = await _write_lines(gateway, some, number, topic_name)
-                    told = b"".join(_encode(report) + b"\n" for report in reports)
-                await response.write(told)
+                    told = b"".join(_encode(each) + b"\n" for each in reports)
+                await tell(request, response, told)
                 await asyncio.sleep(0)
                 number += len(some)
             some = []
@@ -653,9 +655,10 @@ async def _lines(request: web.Request, line_bytes_max: int) -> AsyncIterator[tup
             whole = b"".join([*rest, chunk])
             text = whole.lstrip()
             empty = whole.count(b"\n", 0, len(whole) - len(text))
+            rest, rest_bytes, held_bytes = [], 0, 0
+            await holder.take(len(text) + LINE_BYTES * text.count(b"\n") + pace.window_bytes)
             *lines, more = text.split(b"\n")
-            whole, text, rest = b"", b"", []
-            rest_bytes = held_bytes = 0
+            whole = text = b""
         if not rest:
             more = more.lstrip()  # what begins the next line is no blank
         if more:

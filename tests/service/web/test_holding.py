@@ -336,6 +336,24 @@ def test_a_stream_that_nobody_reads_holds_what_was_sent_last_and_goes_on_behind_
     held(tmp_path, scene, most_bytes=16_000_000)
 
 
+def test_a_stream_whose_reports_are_not_taken_is_cut_off_for_others(tmp_path: Path) -> None:
+    """Nobody could end it, and its lines did not count: 40 of them held 200 MB."""
+    lines = b"aa\n" * 80_000
+    request = HEAD.replace(b"application/json", b"application/x-ndjson")
+    request += b"Content-Length: %d\r\n\r\n" % len(lines) + lines
+
+    async def scene(place: Place) -> None:
+        async with AsyncExitStack() as stack:
+            for _ in range(3):
+                await place.unread(stack, request)
+            await place.until(lambda: place.holding.bytes > 3 << 20)
+            while await place.told(posted(LONG + b'"}]}')) != b"HTTP/1.1 200 OK":  # noqa: ASYNC110
+                await asyncio.sleep(0.1)  # the systems of both ends still take reports
+            assert place.connections < 4
+
+    held(tmp_path, scene)
+
+
 def test_an_answer_that_is_not_taken_is_cut_off_for_others(tmp_path: Path) -> None:
     async def scene(place: Place) -> None:
         await filled(place)

@@ -89,7 +89,7 @@ class Coming(dict[Any, Any]):
 
     body_exists, client_max_size = True, 1 << 30
     content_type = "application/json"
-    transport: object = "the client is there"
+    transport: object = MagicMock()
 
     def __init__(self, body: bytes, encoding: str = "identity") -> None:
         super().__init__()
@@ -231,6 +231,24 @@ def test_what_is_made_of_a_body_is_counted(pack: Callable[[bytes], bytes]) -> No
     headers = b'{"records":[{"headers":[' + b",".join([b'{"name":""}'] * 200_000) + b"]}]}"
     assert held_bytes(headers) > 140_000_000
     assert held_bytes(body[: 30 << 10]) == 0, "a small body always finds room"
+
+
+def test_lines_are_counted_while_they_are_written() -> None:
+    """128 KiB of short lines take 3 MB once they are split, for as long as the client does not read the reports."""
+
+    async def scene() -> list[tuple[int, int]]:
+        request, seen = Coming(b"aa\n" * 80_000), []
+        tracemalloc.start()
+        async for _, lines in producing._lines(cast(web.Request, request), 1 << 20):
+            seen.append((tracemalloc.get_traced_memory()[0], request[HOLDER].bytes))
+            lines.clear()
+        tracemalloc.stop()
+        assert request[HOLDER].bytes == 0
+        return seen
+
+    ((made_bytes, held_bytes),) = asyncio.run(scene())
+    assert made_bytes > 3 << 20
+    assert 0.8 < held_bytes / made_bytes < 1.5
 
 
 def test_lines_that_come_together_are_written_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
