@@ -18,7 +18,7 @@ from sys import getsizeof
 import zstandard
 from aiohttp import web
 
-from service.web.holding import HOLDER, SMALL_BYTES
+from service.web.holding import HOLDER
 from service.web.looking import RECORDS_MAX
 from service.web.problems import Problem
 from service.web.routing import OCTETS
@@ -64,9 +64,8 @@ class Objects:
             self._names += piece.count(b'"name"') + piece.count(b"\\u00")  # which may be a letter of it
 
     def bytes_with(self, size_bytes: int) -> int:
-        """What a body of this length holds when it is decoded. What is made of a small one is not counted."""
-        made = min(self._objects, RECORDS_MAX + self._names)
-        return size_bytes + OBJECT_BYTES * made if size_bytes > SMALL_BYTES else size_bytes
+        """What a body of this length holds when it is decoded."""
+        return size_bytes + OBJECT_BYTES * min(self._objects, RECORDS_MAX + self._names)
 
 
 class Unpacker:

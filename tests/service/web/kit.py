@@ -21,8 +21,9 @@ from urllib.parse import urlsplit
 import requests
 from confluent_kafka import Consumer, KafkaError
 from confluent_kafka import TopicPartition as KafkaPartition
+from multidict import CIMultiDict
 
-from service.web.holding import Holder, Holding
+from service.web.holding import HOLDER, Holder, Holding
 
 ROOT = Path(__file__).resolve().parents[3]
 PATIENCE_S = 30.0
@@ -125,6 +126,24 @@ class Http:
 
     def delete(self, path: str, **more: Any) -> Answer:
         return self.ask("DELETE", path, **more)
+
+
+class Coming(dict[Any, Any]):
+    """A request whose body has come as a whole."""
+
+    body_exists, client_max_size = True, 1 << 30
+    content_type = "application/json"
+    transport: object = MagicMock()
+
+    def __init__(self, body: bytes, encoding: str = "identity") -> None:
+        super().__init__()
+        self[HOLDER] = Holder(Holding(1 << 30))
+        self.headers, self.content = CIMultiDict({"Content-Encoding": encoding}), self
+        self.rest = body
+
+    async def readany(self) -> bytes:
+        rest, self.rest = self.rest, b""
+        return rest
 
 
 def asking(**facts: Any) -> Any:

@@ -20,14 +20,13 @@ from unittest.mock import AsyncMock, MagicMock
 import pytest
 import zstandard
 from aiohttp import web
-from multidict import CIMultiDict
 
 from service.web import producing
-from service.web.holding import HOLDER, Holder, Holding
+from service.web.holding import HOLDER, SMALL_BYTES, Holder, Holding
 from service.web.problems import Problem
 from service.web.producing import write_stream
 from service.web.unpacking import PACKED_AT_ONCE, PIECE_BYTES, PIECES_AT_ONCE, Pace, Unpacker, body_of, pieces_of
-from tests.service.web.kit import ROOT, Http, Served, read_all
+from tests.service.web.kit import ROOT, Coming, Http, Served, read_all
 
 CONTENT = random.Random(14).randbytes(300) * 3_000
 
@@ -82,24 +81,6 @@ def test_what_stands_behind_a_packed_body_is_refused(
     for more in (b"x", b"\0\0", b"{}" * 20):
         with pytest.raises(Problem, match="packed"):
             unpacked(encoding, pack(CONTENT) + more, at_once)
-
-
-class Coming(dict[Any, Any]):
-    """A request whose body has come as a whole."""
-
-    body_exists, client_max_size = True, 1 << 30
-    content_type = "application/json"
-    transport: object = MagicMock()
-
-    def __init__(self, body: bytes, encoding: str = "identity") -> None:
-        super().__init__()
-        self[HOLDER] = Holder(Holding(1 << 30))
-        self.headers, self.content = CIMultiDict({"Content-Encoding": encoding}), self
-        self.rest = body
-
-    async def readany(self) -> bytes:
-        rest, self.rest = self.rest, b""
-        return rest
 
 
 def turns_of(work: Coroutine[Any, Any, object]) -> int:
@@ -230,7 +211,11 @@ def test_what_is_made_of_a_body_is_counted(pack: Callable[[bytes], bytes]) -> No
     assert held_bytes(points) < len(points) + 80_000_000, "nothing is made of what is in a value: it counted 420 MB"
     headers = b'{"records":[{"headers":[' + b",".join([b'{"name":""}'] * 200_000) + b"]}]}"
     assert held_bytes(headers) > 140_000_000
-    assert held_bytes(body[: 30 << 10]) == 0, "a small body always finds room"
+    many = b'{"records":[' + b"{}," * 10_900 + b"{}]}"
+    assert len(many) <= SMALL_BYTES + 16
+    assert held_bytes(many) > 7_000_000, "300 of them held 1.4 GB, and none was counted"
+    few = b'{"records":[' + b'{"headers":[{"name":"a"}],"value":"%b"},' % (b"x" * 1000) * 10 + b"{}]}"
+    assert held_bytes(few) == 0, "a small body with few records always finds room"
 
 
 def test_lines_are_counted_while_they_are_written() -> None:
