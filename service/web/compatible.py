@@ -36,6 +36,7 @@ from service.web.producing import (
     DECODED_AT_ONCE,
     RECORDS_AT_ONCE,
     REST_BYTES_MAX,
+    SCANNED_AT_ONCE,
     PlacedRecords,
     in_runs,
     topic_to_write,
@@ -348,9 +349,11 @@ async def _values(request: web.Request, most_bytes: int) -> AsyncIterator[Any]:
     utf8 = codecs.getincrementaldecoder("utf-8")()
     try:
         async for chunk in pieces_of(request, pace):
-            for value in objects.feed(utf8.decode(chunk)):
-                yield value
-                pace.moved()
+            for at in range(0, len(chunk), SCANNED_AT_ONCE):
+                for value in objects.feed(utf8.decode(chunk[at : at + SCANNED_AT_ONCE])):
+                    yield value
+                    pace.moved()
+                await asyncio.sleep(0)
             if objects.waiting > most_bytes:
                 raise Problem("record-too-large", f"a record is longer than {most_bytes} bytes")
             await request[HOLDER].take(objects.waiting_bytes + pace.window_bytes)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from contextlib import suppress
+from typing import cast
 
 import pytest
+from aiohttp import web
 
-from service.web.compatible import _bytes_of, _decoded_briefly, _list_of, _Objects, _v3_record
+from service.web.compatible import _bytes_of, _decoded_briefly, _list_of, _Objects, _v3_record, _values
 from service.web.problems import Problem
-from tests.service.web.kit import TURN_S, Http, Served, longest_turn_s, read_all
+from tests.service.web.kit import TURN_S, Coming, Http, Served, longest_turn_s, read_all
 
 
 def cluster(http: Http) -> str:
@@ -215,6 +218,16 @@ def test_lists_in_a_value_are_not_made_for_nothing(records: int) -> None:
             await asyncio.sleep(0)
 
     assert longest_turn_s(work()) < TURN_S
+
+
+@pytest.mark.parametrize("text", [b"[[" + b"[]," * 80_000, b'{"a":"' + b'\\"' * 120_000])
+def test_what_comes_of_a_stream_is_looked_through_in_turns(text: bytes) -> None:
+    async def work() -> None:
+        with suppress(Problem):
+            async for _ in _values(cast(web.Request, Coming(text)), 1 << 20):
+                pass
+
+    assert longest_turn_s(work()) < TURN_S / 4
 
 
 def test_a_long_record_of_version_3_is_read_as_a_short_one() -> None:
