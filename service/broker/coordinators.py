@@ -181,6 +181,12 @@ class Coordinators(Generic[MachineT]):
             raise CoordinatorLoading
         return shard
 
+    def write_gathered(self, index: int) -> None:
+        """Before anything else is written to that partition of the topic: what was decided before comes before it."""
+        shard = self._shards.get(index)
+        if shard is not None:
+            shard.write_gathered()
+
     def marked(self, index: int, producer_id: int, producer_epoch: int, kind: ControlType) -> None:
         """A transaction's marker was written to one of the topic's partitions."""
         shard = self._shards.get(index)

@@ -113,6 +113,9 @@ class MarkerWriter:
         if partition is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         kind = ControlType.COMMIT if commit else ControlType.ABORT
+        is_groups = topic_partition.topic == GROUPS.name
+        if is_groups:
+            self._groups.write_gathered(topic_partition.partition)
         outcome = partition.append_marker(
             kind,
             producer_id=producer_id,
@@ -123,7 +126,7 @@ class MarkerWriter:
         )
         if not isinstance(outcome, Appended):
             return outcome.error
-        if topic_partition.topic == GROUPS.name:
+        if is_groups:
             self._groups.marked(topic_partition.partition, producer_id, producer_epoch, kind)
         return partition, outcome
 

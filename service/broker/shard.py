@@ -6,10 +6,17 @@ append is not undone. Instead the shard is dropped, all waiting clients are told
 the next leader replays the log. If this broker still leads, it replays the log itself a little later
 (`coordinators.py`).
 
+The first decision of a turn of the loop is written at once. Those that follow in the same turn are gathered, and
+written together as one batch before the next turn: thousands of members of a group may send heartbeats at the same
+moment, and to append a batch costs more than most decisions. Until then the machine is ahead of the log. So all that
+depends on the order in the log has them written first: a producer's batch, a marker, a look at what is committed.
+
 What always holds: answers leave in the order of their decisions. Before an answer leaves, all records up to its
 decision are committed, those of earlier decisions included. An exception in a machine does not leave the shard: the
 command is refused, none of it is applied, and other commands and timers go on.
 """
+
+from __future__ import annotations
 
 import asyncio
 import logging
@@ -25,11 +32,14 @@ from service.broker.machine import Decision, MachineT, Mishaps
 from service.broker.partition import Appended, PartitionLost
 from service.broker.replay import LeaveToOthers, Replay
 from service.ports import Env
+from service.wire.error_codes import ErrorCode
 
 logger = logging.getLogger("oncelog.coordinator")
 
 ANSWERS_A_TURN = 64
 """How many answers that waited for a commit are given before other tasks run. Each takes some 30 microseconds."""
+GATHERED_BYTES = 64 << 10
+"""The most that the keys and values of gathered decisions have together."""
 REST_MS_MIN, REST_MS_MAX = 1_000, 60_000
 """The shortest and the longest pause of the timer after work that was due has raised."""
 
@@ -115,7 +125,7 @@ class Shard(Generic[MachineT]):
         env: Env,
         post: Callable[[Sequence[Any]], None],
         mishaps: Mishaps,
-        on_given_up: Callable[["Shard[MachineT]"], None],
+        on_given_up: Callable[[Shard[MachineT]], None],
         leave_to_others: LeaveToOthers,
         due: OneATurn,
         answers: FewAnswersATurn,
@@ -144,6 +154,9 @@ class Shard(Generic[MachineT]):
         self._waiting: dict[object, asyncio.Future[Any]] = {}
         self._last_token = 0
         self._written_end_offset = 0
+        self._gathered: list[Decision] = []
+        self._gathered_bytes = 0
+        self._gathers = False  # a decision was written in this turn: those that follow are gathered
         self._undelivered: deque[tuple[int, Decision]] = deque()
         self._awaits = False  # the commit of the first of these
         self._timer: asyncio.TimerHandle | None = None
@@ -154,6 +167,9 @@ class Shard(Generic[MachineT]):
 
     def committed(self) -> asyncio.Future[None] | None:
         """None if all that the machine knows is committed. Otherwise a future, as `Partition.committed` gives it."""
+        self.write_gathered()
+        if self.dropped:  # what the machine knew may never have been written
+            raise PartitionLost(ErrorCode.NOT_COORDINATOR)
         return self.partition.committed(self._written_end_offset)
 
     def now_ms(self) -> int:
@@ -222,6 +238,7 @@ class Shard(Generic[MachineT]):
         if self._timer is not None:
             self._timer.cancel()
         waiting, self._waiting = self._waiting, {}
+        self._gathered.clear()
         self._undelivered.clear()
         for answer in waiting.values():
             if not answer.done():
@@ -277,9 +294,95 @@ class Shard(Generic[MachineT]):
         self.handle(command).add_done_callback(answered)
 
     def _carry_out(self, decision: Decision) -> None:
-        if decision.records and not self._write(decision):
+        if not decision.records:
+            if self._gathered:
+                self._gathered.append(decision)
+            else:
+                self._answer(decision)
+            return
+        if not self._apply(decision):
             self._give_up()
             return
+        size = sum([len(key) + len(value or b"") for key, value in decision.records])
+        gathers = self._gathers and decision.producer_id < 0
+        if not gathers or self._gathered_bytes + size > GATHERED_BYTES:
+            self.write_gathered()
+        if gathers:
+            self._gathered.append(decision)
+            self._gathered_bytes += size
+        elif self._write((decision,)):
+            self._answer(decision)
+
+    def _apply(self, decision: Decision) -> bool:
+        """Whether the machine could take up the decision. There is no await until its records are in the log, or
+        gathered for it.
+        """
+        try:
+            if decision.producer_id < 0:
+                apply = self.machine.apply
+                for key, value in decision.records:
+                    apply(key, value)
+            else:
+                assert self._taking_transactions is not None, "nobody's transaction writes here"
+                producer_id, producer_epoch = decision.producer_id, decision.producer_epoch
+                for key, value in decision.records:
+                    self._taking_transactions.apply(key, value, producer_id=producer_id, producer_epoch=producer_epoch)
+        except Exception:
+            logger.exception("%s: a decision can't be applied", self.partition.topic_partition)
+            self._refuse([token for token, _ in decision.answers])
+            return False
+        return True
+
+    def write_gathered(self) -> None:
+        """Now the log has all that the machine knows, unless the shard was given up. Nothing is answered yet: what
+        follows from an answer could be decided before what the caller is about to write.
+        """
+        if self._gathered:
+            gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
+            if self._write(gathered):
+                self._undelivered += [(self._written_end_offset, decision) for decision in gathered]
+
+    def _write(self, decisions: Sequence[Decision]) -> bool:
+        """Append what these decisions say as one batch. They are one producer's, or nobody's."""
+        if self.dropped:
+            return False
+        if not self._gathers:
+            self._gathers = True
+            asyncio.get_running_loop().call_soon(self._end_turn)
+        now_ms = self._env.clock.wall_ms()
+        first = decisions[0]
+        records = first.records if len(decisions) == 1 else [pair for each in decisions for pair in each.records]
+        try:
+            batch = build_plain_batch(
+                records, now_ms, producer_id=first.producer_id, producer_epoch=first.producer_epoch
+            )
+            appended = self.partition.append_own(batch, now_ms=now_ms)
+        except Exception:
+            logger.exception("%s: a decision can't be written", self.partition.topic_partition)
+            if len(decisions) == 1:  # otherwise it may be another's fault: the clients ask again
+                self._refuse([token for token, _ in first.answers])
+            self._give_up()
+            return False
+        if not isinstance(appended, Appended):
+            logger.error("%s can't be written: %s", self.partition.topic_partition, appended.error.name)
+            self._give_up()
+            return False
+        assert self._written_end_offset <= appended.base_offset, "the machine knows all that was written before"
+        assert appended.end_offset - appended.base_offset == len(records), "what was applied is in the log"
+        self._written_end_offset = appended.end_offset
+        return True
+
+    def _end_turn(self) -> None:
+        self._gathers = bool(self._gathered)  # the next turn's, too, if there are so many
+        if self._gathers:
+            asyncio.get_running_loop().call_soon(self._end_turn)
+            self.write_gathered()
+        if self._undelivered and not self._awaits:
+            self._await_commit()
+        self._set_timer()
+
+    def _answer(self, decision: Decision) -> None:
+        """What is decided is in the log: the answers leave when it is committed."""
         if not self.partition.is_leading:
             self._give_up()
             return
@@ -290,35 +393,6 @@ class Shard(Generic[MachineT]):
             if len(self._undelivered) == 1:
                 self._await_commit()
         self._set_timer()
-
-    def _write(self, decision: Decision) -> bool:
-        """Apply a decision, and append it as one batch. There is no await in between, so no other code sees one without
-        the other.
-        """
-        now_ms = self._env.clock.wall_ms()
-        producer_id, producer_epoch = decision.producer_id, decision.producer_epoch
-        try:
-            if producer_id < 0:
-                apply = self.machine.apply
-                for key, value in decision.records:
-                    apply(key, value)
-            else:
-                assert self._taking_transactions is not None, "nobody's transaction writes here"
-                for key, value in decision.records:
-                    self._taking_transactions.apply(key, value, producer_id=producer_id, producer_epoch=producer_epoch)
-            batch = build_plain_batch(decision.records, now_ms, producer_id=producer_id, producer_epoch=producer_epoch)
-        except Exception:
-            logger.exception("%s: a decision can't be applied", self.partition.topic_partition)
-            self._refuse([token for token, _ in decision.answers])
-            return False
-        appended = self.partition.append_own(batch, now_ms=now_ms)
-        if not isinstance(appended, Appended):
-            logger.error("%s can't be written: %s", self.partition.topic_partition, appended.error.name)
-            return False
-        assert self._written_end_offset <= appended.base_offset, "the machine knows all that was written before"
-        assert appended.end_offset - appended.base_offset == len(decision.records), "what was applied is in the log"
-        self._written_end_offset = appended.end_offset
-        return True
 
     def _await_commit(self) -> None:
         """Wait for the first decision that is not delivered. One wait at a time is enough, and thousands of decisions
@@ -375,6 +449,9 @@ class Shard(Generic[MachineT]):
         if deadline_ms == self._timer_ms or self.dropped or self._is_due:
             return
         if self._timer is not None:
+            assert self._timer_ms is not None
+            if deadline_ms is None or deadline_ms > self._timer_ms:
+                return  # Most deadlines are put off before they come. A timer that comes too early is set anew then.
             self._timer.cancel()
         self._timer, self._timer_ms = None, deadline_ms
         if deadline_ms is not None:

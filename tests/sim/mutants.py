@@ -385,10 +385,10 @@ def markers_before_the_decision() -> contextlib.AbstractContextManager[None]:
     """The markers of a transaction are sent when its decision is appended, and not when that is committed."""
     original = Shard._write
 
-    def write(shard: Shard[Any], decision: Any) -> bool:
-        if not original(shard, decision):
+    def write(shard: Shard[Any], decisions: Any) -> bool:
+        if not original(shard, decisions):
             return False
-        if decision.effects:
+        for decision in decisions:
             shard._post(decision.effects)
         return True
 
@@ -412,14 +412,11 @@ def transaction_offsets_visible_before_the_commit() -> contextlib.AbstractContex
 
 
 def coordinator_answers_before_its_records_are_durable() -> contextlib.AbstractContextManager[None]:
-    def carry_out(shard: Shard[Any], decision: Any) -> None:
-        if decision.records and not shard._write(decision):
-            shard.drop()
-            return
+    def answer(shard: Shard[Any], decision: Any) -> None:
         shard._deliver(decision)
         shard._set_timer()
 
-    return replaced(Shard, "_carry_out", carry_out)
+    return replaced(Shard, "_answer", answer)
 
 
 def a_new_owner_keeps_the_epoch() -> contextlib.AbstractContextManager[None]:

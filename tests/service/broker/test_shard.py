@@ -1,6 +1,7 @@
 """What a shard makes of a machine that raises, of records that nobody can read, and of errors that pass."""
 
 import asyncio
+import itertools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -12,19 +13,26 @@ import pytest
 
 import service.broker.coordinators
 import service.broker.shard
-from log.batch import build_batch
+from log.batch import build_batch, read_records
 from log.ids import TopicPartition
 from service.broker.machine import Mishaps
-from service.broker.partition import Partition
+from service.broker.partition import TOO_FEW_IN_SYNC, Partition, PartitionLost
 from service.broker.replay import SHORT_BYTES
-from service.broker.shard import ANSWERS_A_TURN, FewAnswersATurn, Shard
-from service.groups.commands import CommitOffsets, OffsetToCommit
+from service.broker.shard import ANSWERS_A_TURN, FewAnswersATurn, NotCoordinator, Shard
+from service.groups.commands import (
+    CommitOffsets,
+    CommitTransactionalOffsets,
+    FetchOffsets,
+    OffsetToCommit,
+)
 from service.groups.coordinator import GroupCoordinator
 from service.groups.offsets import CommittedOffset
-from service.groups.records import offset_value
+from service.groups.records import offset_value, read_offset
+from service.groups.verdicts import GroupDecision
 from service.ports import RealClock
 from service.stores.memory import MemoryServer
 from service.wire.error_codes import ErrorCode
+from service.wire.messages import DescribeTransactionsRequest
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.api.test_transactions import commit_offset, committed_offset
 from tests.service.api.txn_stage import FEW, TxnStage, Writer, find_coordinator, on_txn_stage, until, values
@@ -36,9 +44,15 @@ def shard_of(stage: TxnStage) -> Shard[Any]:
     return stage.broker.coordination.transactions.shard("pay")
 
 
+def shard_index(shard: Shard[Any]) -> int:
+    return shard.partition.topic_partition.partition
+
+
 async def loaded_again(stage: TxnStage, former: Shard[Any]) -> None:
-    coordinators = stage.broker.coordination.transactions
-    index = former.partition.topic_partition.partition
+    coordinators, index = (
+        stage.broker.coordination.by_topic[former.partition.topic_partition.topic],
+        shard_index(former),
+    )
     await until(lambda: coordinators._shards[index] is not former and coordinators._shards[index].loaded)
 
 
@@ -272,6 +286,219 @@ def test_others_have_turns_while_one_large_batch_is_replayed(
     on_stage(tmp_path, first, FEW, metadata=store)
     monkeypatch.setattr(GroupCoordinator, "apply", counted)
     on_stage(tmp_path, second, FEW, metadata=store)
+
+
+# Decisions of one turn
+
+
+def commits(stage: TxnStage, *offsets: int, partition: int = 0) -> list[asyncio.Future[Any]]:
+    """So many commits of the group, all in this turn."""
+    orders = stage.broker.metadata.image.topics["orders"]
+    shard = stage.broker.coordination.groups.shard("group")
+    told = [(OffsetToCommit("orders", orders.id, partition, offset, -1, ""),) for offset in offsets]
+    return [shard.handle(CommitOffsets("group", "", None, -1, each, -1, False)) for each in told]
+
+
+def batches(partition: Partition, from_offset: int) -> list[int]:
+    """How many records each batch has."""
+    return [header.record_count for header, _ in partition.log.scan(from_offset)]
+
+
+def test_the_decisions_of_one_turn_are_written_in_two_batches_and_answered_in_their_order(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        shard = stage.broker.coordination.groups.shard("group")
+        before, order = shard.partition.log.end_offset, list[int]()
+
+        def answered(number: int, _: object) -> None:
+            order.append(number)
+
+        many = commits(stage, *range(10))
+        for number, each in enumerate(many):
+            each.add_done_callback(partial(answered, number))
+        assert [each.done() for each in many] == [True] + 9 * [False]
+        assert batches(shard.partition, before) == [1]
+        read = shard.handle(FetchOffsets("group", None, -1, (), False))
+        assert not read.done()  # it tells of offsets that are not in the log
+        await asyncio.gather(*many, read)
+        assert order == list(range(10))
+        assert batches(shard.partition, before) == [1, 9]
+        await asyncio.sleep(0)
+        assert commits(stage, 11)[0].done()
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_what_is_gathered_is_written_before_it_is_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service.broker.shard, "GATHERED_BYTES", 300)
+
+    async def scene(stage: TxnStage) -> None:
+        shard = stage.broker.coordination.groups.shard("group")
+        before = shard.partition.log.end_offset
+        await asyncio.gather(*commits(stage, *range(9)))
+        found = batches(shard.partition, before)
+        assert sum(found) == 9
+        assert found[0] == 1
+        assert 1 < max(found) < 5
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_gathered_decisions_that_cannot_be_written_are_not_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: TxnStage) -> None:
+        shard = stage.broker.coordination.groups.shard("group")
+        many = commits(stage, 1, 2, 3)
+        with monkeypatch.context() as patched:
+            patched.setattr(Partition, "append_own", lambda *_, **__: TOO_FEW_IN_SYNC)
+            outcomes = await asyncio.gather(*many, return_exceptions=True)
+        assert [type(each) for each in outcomes[1:]] == [NotCoordinator, NotCoordinator]
+        assert (shard.dropped, shard._waiting, shard._gathered) == (True, {}, [])
+        await loaded_again(stage, shard)
+        assert await committed_offset(stage) == (1, NONE)
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_a_decision_that_was_never_written_is_not_told_as_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is described in the turn in which it was gathered, and then can't be written."""
+
+    async def scene(stage: TxnStage) -> None:
+        coordinators = stage.broker.coordination.transactions
+        writer = Writer(stage, "pay")
+        assert await writer.init() == NONE
+        assert await writer.write("orders", "a") == NONE
+        shard = shard_of(stage)
+        other = next(
+            name for name in map(str, itertools.count()) if coordinators.partition_index(name) == shard_index(shard)
+        )
+        await until(lambda: not shard._gathers)
+        original, asked = Partition.append_own, 0
+
+        def second_fails(partition: Partition, *arguments: Any, **named: Any) -> Any:
+            nonlocal asked
+            asked += partition is shard.partition
+            return TOO_FEW_IN_SYNC if asked == 2 else original(partition, *arguments, **named)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Partition, "append_own", second_fails)
+            described = stage.ask(DescribeTransactionsRequest(["pay"]))
+            _, ended, told = await asyncio.gather(Writer(stage, other).init(), writer.end(commit=True), described)
+        assert ended.error_code == ErrorCode.NOT_COORDINATOR
+        assert told.transaction_states[0].error_code == ErrorCode.NOT_COORDINATOR
+        with pytest.raises(PartitionLost):
+            shard.committed()
+        await loaded_again(stage, shard)
+        assert (await writer.end(commit=False)).error_code == NONE
+        assert await values(stage, "orders") == []
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_gathered_decisions_that_cannot_be_put_together_are_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be the fault of one of them: the others are not refused for it."""
+
+    def raises(*_: Any, **__: Any) -> Any:
+        raise ValueError
+
+    async def scene(stage: TxnStage) -> None:
+        shard = stage.broker.coordination.groups.shard("group")
+        many = commits(stage, 1, 2, 3)
+        with monkeypatch.context() as patched:
+            patched.setattr(service.broker.shard, "build_plain_batch", raises)
+            outcomes = await asyncio.gather(*many, return_exceptions=True)
+        assert [type(each) for each in outcomes[1:]] == [NotCoordinator, NotCoordinator]
+        await loaded_again(stage, shard)
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_gathered_decisions_go_with_the_leadership(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        groups = stage.broker.coordination.groups
+        shard = groups.shard("group")
+        end_offset = shard.partition.log.end_offset
+        many = commits(stage, 1, 2, 3)
+        shard.drop()
+        outcomes = await asyncio.gather(*many, return_exceptions=True)
+        await asyncio.sleep(0.01)
+        assert [type(each) for each in outcomes[1:]] == [NotCoordinator, NotCoordinator]
+        assert shard.partition.log.end_offset == end_offset + 1
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_what_follows_from_an_answer_is_not_decided_between_a_decision_and_its_record(tmp_path: Path) -> None:
+    """Decisions that were gathered are written because a producer's offsets come. An answer to one of them must not ask
+    anything before these are written.
+    """
+
+    async def scene(stage: TxnStage) -> None:
+        writer = Writer(stage, "pay")
+        await writer.init()
+        shard = stage.broker.coordination.groups.shard("group")
+        await until(lambda: not shard._gathers)
+        asked: list[asyncio.Future[Any]] = []
+        commits(stage, 1, 2)
+        shard._post = lambda _: asked.extend(commits(stage, 5))
+        (gathered,) = shard._gathered
+        shard._gathered[0] = GroupDecision(tuple(gathered.records), tuple(gathered.answers), effects=("ask",))
+        orders = stage.broker.metadata.image.topics["orders"]
+        offset = OffsetToCommit("orders", orders.id, 0, 7, -1, "")
+        shard.handle(CommitTransactionalOffsets("group", "", None, -1, (offset,), writer.producer_id, writer.epoch))
+        await until(lambda: bool(asked) and asked[0].done())
+        written = [
+            read_offset(record.value).offset
+            for _, batch in shard.partition.log.scan(0)
+            for record in read_records(bytes(batch))
+            if record.value is not None
+        ]
+        assert written == [1, 2, 7, 5]
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_who_asks_what_is_committed_asks_for_what_was_gathered_too(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        shard = stage.broker.coordination.groups.shard("group")
+        before = shard.partition.log.end_offset
+        many = commits(stage, 1, 2)
+        shard.committed()
+        assert batches(shard.partition, before) == [1, 1]
+        await asyncio.gather(*many)
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_a_marker_comes_after_what_was_gathered(tmp_path: Path) -> None:
+    """A replay finds decisions and markers in the order in which the machine took them up."""
+
+    async def scene(stage: TxnStage) -> None:
+        writer = Writer(stage, "pay")
+        await writer.init()
+        assert (await stage.ask(commit_offset(writer, 7))).topics[0].partitions[0].error_code == NONE
+        shard = stage.broker.coordination.groups.shard("group")
+        await until(lambda: not shard._gathers)
+        before = shard.partition.log.end_offset
+        many = commits(stage, 1, 2)
+        written = stage.broker.coordination.marker_writer.write(
+            shard.partition.topic_partition,
+            producer_id=writer.producer_id,
+            producer_epoch=writer.epoch + 1,
+            commit=True,
+            coordinator_epoch=0,
+            transaction_version=2,
+        )
+        assert isinstance(written, tuple)
+        found = [header.is_control for header, _ in shard.partition.log.scan(before)]
+        assert found == [False, False, True]
+        await asyncio.gather(*many)
+
+    on_txn_stage(tmp_path, scene)
 
 
 # What waits for a commit
