@@ -7,12 +7,14 @@ yields when its turn is over, and the functions below let others have a turn the
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Generator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
+from functools import partial
 from itertools import islice
 from sys import getrefcount
 from typing import Any, Final, TypeAlias, TypeVar
 
 Thing = TypeVar("Thing")
+Found = TypeVar("Found")
 Steps: TypeAlias = Generator[None, None, Thing]
 
 NAMED_A_TURN: Final = 500
@@ -98,6 +100,44 @@ def now_or_in_turns(steps: Steps[Thing]) -> Thing | Awaitable[Thing]:
 async def _after_a_turn(steps: Steps[Thing]) -> Thing:
     await asyncio.sleep(0)
     return await done_in_turns(steps)
+
+
+_made_in_tasks: set[asyncio.Future[Any]] = set()
+"""The loop itself only has weak references to them."""
+
+
+def made_later(
+    found: asyncio.Future[Found], make: Callable[[asyncio.Future[Found]], Thing | Awaitable[Thing]]
+) -> asyncio.Future[Thing]:
+    """What `make` makes of `found` once that is done. It takes a task only if what is made has to be awaited. (A task
+    costs more than most answers.)
+    """
+    later: asyncio.Future[Thing] = found.get_loop().create_future()
+    found.add_done_callback(partial(_make, later, make))
+    return later
+
+
+def _make(
+    later: asyncio.Future[Thing],
+    make: Callable[[asyncio.Future[Found]], Thing | Awaitable[Thing]],
+    found: asyncio.Future[Found],
+) -> None:
+    try:
+        made = make(found)
+        if isinstance(made, Awaitable):
+            task = asyncio.ensure_future(made)
+            _made_in_tasks.add(task)
+            task.add_done_callback(_made_in_tasks.discard)
+            task.add_done_callback(partial(_make, later, asyncio.Future.result))
+        elif not later.done():
+            later.set_result(made)
+    except asyncio.CancelledError:
+        later.cancel()
+    except StopIteration as error:  # which no future takes
+        later.set_exception(RuntimeError(f"{error!r}"))
+    except Exception as error:  # noqa: BLE001 - it is raised where the future is awaited
+        if not later.done():
+            later.set_exception(error)
 
 
 def freed(dead: list[Any]) -> Steps[None]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from service.api import api_versions
@@ -19,7 +20,7 @@ from service.api.routes import ROUTES, ApiRoute
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.net.door import CLOSE, Held, PeerInfo, Reply, Signal
-from service.turns import done_in_turns, freed, now_or_in_turns
+from service.turns import done_in_turns, freed, made_later, now_or_in_turns
 from service.wire.base import StructType
 from service.wire.codec import (
     MalformedRequest,
@@ -186,7 +187,23 @@ class BrokerDoor:
             return Held(self._held(session, header, route, answer.first, began_s, size_bytes))
         if type(answer) is Signal:
             return self._encoded(header, route, answer, began_s, size_bytes)
+        if isinstance(answer, asyncio.Future):
+            return made_later(answer, partial(self._made, session, header, route, began_s, size_bytes))
         return self._later(session, header, route, answer, began_s, size_bytes)
+
+    def _made(
+        self,
+        session: Session,
+        header: RequestHeader,
+        route: BoundRoute,
+        began_s: float,
+        size_bytes: int,
+        answer: asyncio.Future[Any],
+    ) -> Reply | Awaitable[Reply]:
+        try:
+            return self._encoded(header, route, answer.result(), began_s, size_bytes)
+        except Exception:  # noqa: BLE001 - logged with its trace; whatever it is, only this connection ends
+            return self._failed(session, route)
 
     async def _when_ready(self, session: Session, header: RequestHeader, body: bytearray) -> Reply | Awaitable[Reply]:
         with session.waits():

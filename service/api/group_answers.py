@@ -3,9 +3,11 @@
 A `Fault` has the same name as its error code, so no table between the two is needed.
 """
 
+import asyncio
 from base64 import urlsafe_b64encode
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -16,6 +18,7 @@ from service.groups.commands import Command
 from service.groups.coordinator import GroupCoordinator
 from service.groups.verdicts import Fault
 from service.ports import Env
+from service.turns import made_later
 from service.wire.error_codes import ErrorCode
 
 Reply = TypeVar("Reply")
@@ -61,8 +64,19 @@ def answer_with(
     """
     try:
         replied = groups.handle(group_id, command)
-        if not replied.done():
-            return _answer_later(made, replied, kind, session)
+    except tuple(REFUSED) as refused:
+        return made(REFUSED[type(refused)])
+    if replied.done():
+        return _made_of(made, kind, replied)
+    if session is None:
+        return made_later(replied, partial(_made_of, made, kind))
+    return _answer_later(made, replied, kind, session)
+
+
+def _made_of(
+    made: Callable[[Reply | ErrorCode], Answer | Awaitable[Answer]], kind: type[Reply], replied: asyncio.Future[Any]
+) -> Answer | Awaitable[Answer]:
+    try:
         reply = replied.result()
     except tuple(REFUSED) as refused:
         return made(REFUSED[type(refused)])
@@ -72,17 +86,13 @@ def answer_with(
 
 async def _answer_later(
     made: Callable[[Reply | ErrorCode], Answer | Awaitable[Answer]],
-    replied: Awaitable[Any],
+    replied: asyncio.Future[Any],
     kind: type[Reply],
-    session: Session | None,
+    session: Session,
 ) -> Answer:
-    try:
-        with nullcontext() if session is None else session.waits():
-            reply = await replied
-    except tuple(REFUSED) as refused:
-        reply = REFUSED[type(refused)]
-    assert isinstance(reply, (kind, ErrorCode))
-    answer = made(reply)
+    with session.waits(), suppress(*REFUSED):
+        await replied
+    answer = _made_of(made, kind, replied)
     return await answer if isinstance(answer, Awaitable) else answer
 
 

@@ -27,6 +27,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Awaitable
+from functools import partial
 from struct import Struct
 from typing import TYPE_CHECKING, Generic, cast
 
@@ -418,8 +419,11 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
     def _await(self, header: RequestHeader, reply: Awaitable[Reply]) -> None:
         waiting = Unanswered(header, None)
         self._unanswered.append(waiting)
-        task = self._server.loop.create_task(self._answer_later(waiting, reply))
-        self._server.hold(task)
+        if isinstance(reply, asyncio.Future):
+            self._server.hold(reply)
+            reply.add_done_callback(partial(self._answered, waiting))
+        else:
+            self._server.hold(self._server.loop.create_task(self._answer_later(waiting, reply)))
 
     async def _released(self, first: Awaitable[Reply | Awaitable[Reply]]) -> Reply:
         """The answer to a request that needs its bytes until `first` is done."""
@@ -442,9 +446,25 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
     async def _answer_later(self, waiting: Unanswered, reply: Awaitable[Reply]) -> None:
         try:
             waiting.reply = await reply
-        except Exception:
-            logger.exception("a request of %s failed; its connection is closed", self.peer)
+        except Exception as error:  # noqa: BLE001 - logged with its trace; only this connection ends
+            self._failed(waiting, error)
+        self._answer_from(waiting)
+
+    def _answered(self, waiting: Unanswered, reply: asyncio.Future[Reply]) -> None:
+        """The same for an answer that needs no task."""
+        if reply.cancelled():
             waiting.reply = CLOSE
+        elif reply.exception() is not None:
+            self._failed(waiting, reply.exception())
+        else:
+            waiting.reply = reply.result()
+        self._answer_from(waiting)
+
+    def _failed(self, waiting: Unanswered, error: BaseException | None) -> None:
+        logger.error("a request of %s failed; its connection is closed", self.peer, exc_info=error)
+        waiting.reply = CLOSE
+
+    def _answer_from(self, waiting: Unanswered) -> None:
         if self._unanswered and self._unanswered[0] is waiting:
             self._answer_in_order()
             self._continue()

@@ -69,7 +69,7 @@ class Server(Generic[SessionT]):
         self.least_limit = min(limits.request_bytes, OTHER_REQUEST_BYTES)
         self.scratch = memoryview(bytearray(2 * READ_BYTES))
         self.read_window = self.scratch[:READ_BYTES]
-        self._tasks: dict[asyncio.Task[None], None] = {}  # the tasks that make answers
+        self._answers: dict[asyncio.Future[Any], None] = {}  # that are being made
         self.port = 0
         self._listener: asyncio.AbstractServer | None = None
         self._connections: dict[Connection[SessionT], None] = {}
@@ -106,8 +106,8 @@ class Server(Generic[SessionT]):
             self._timer.cancel()
         for connection in self._connections:
             connection.stop_taking()
-        if self._tasks:
-            await asyncio.wait(list(self._tasks), timeout=grace_s)
+        if self._answers:
+            await asyncio.wait(list(self._answers), timeout=grace_s)
         for connection in list(self._connections):
             connection.close()
         for newcomer in [newcomer for newcomer in self.room.waiting if newcomer.server is self]:
@@ -144,10 +144,10 @@ class Server(Generic[SessionT]):
             self._emptied.set_result(None)
         return True
 
-    def hold(self, task: asyncio.Task[None]) -> None:
-        """Keeps a task alive until it is done; the loop itself only has a weak reference."""
-        self._tasks[task] = None
-        task.add_done_callback(self._tasks.__delitem__)
+    def hold(self, answer: asyncio.Future[Any]) -> None:
+        """Keeps a task, or what an answer is made of, until it is done; the loop itself has a weak reference only."""
+        self._answers[answer] = None
+        answer.add_done_callback(self._answers.__delitem__)
 
     def wait_for_turn(self, connection: Connection[SessionT], api_key: int) -> None:
         """Other tasks have their turn before the next request of this connection, of this API, starts. Otherwise

@@ -103,11 +103,11 @@ def test_what_a_connection_waits_for_ends_with_it(
             client = Client("127.0.0.1", server.port)
             await client.connect()
             waiting = asyncio.create_task(client.request(request, version))
-            await until(lambda: bool(server._tasks))
+            await until(lambda: bool(server._answers))
             await asyncio.sleep(0.05)
-            assert server._tasks and not waiting.done()
+            assert server._answers and not waiting.done()
             await client.close()
-            await until(lambda: not server._tasks)
+            await until(lambda: not server._answers)
             assert not partition._watchers
             await asyncio.wait([waiting])
             assert isinstance(waiting.exception(), OSError)
@@ -145,12 +145,12 @@ def test_a_lookup_by_time_whose_client_is_gone_gives_its_turn_to_others(
                 await client.connect()
             asked = [asyncio.create_task(client.request(request, LIST_OFFSETS)) for client in clients]
             await going.wait()
-            await until(lambda: len(server._tasks) == 2)
+            await until(lambda: len(server._answers) == 2)
             for client in clients:
                 await client.close()
             await until(lambda: not server.connections)
             go_on.set()
-            await until(lambda: not server._tasks)
+            await until(lambda: not server._answers)
             assert begun == 1
             await asyncio.wait(asked)
             assert all(isinstance(task.exception(), OSError) for task in asked)

@@ -9,7 +9,6 @@ import socket
 import ssl
 import struct
 import subprocess
-from collections.abc import Awaitable
 from itertools import pairwise
 from pathlib import Path
 
@@ -1003,20 +1002,30 @@ def test_many_clients_that_go_at_the_same_moment_leave_other_tasks_their_turns(
     run(loop, main)
 
 
-def test_awaitables_other_than_coroutines_are_answers_too() -> None:
+@every_loop
+def test_a_future_is_an_answer_too_which_is_waited_for(loop: str, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         door = EchoDoor()
         async with serving(door) as server:
-            future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-
-            def answer(body: memoryview) -> Awaitable[Reply]:
-                return future
-
-            door.answers[1] = answer
-            peer = await connect(server)
+            running = asyncio.get_running_loop()
+            coming, failing, cancelled = [running.create_future() for _ in range(3)]
+            door.answers = {1: lambda body: coming, 2: lambda body: failing, 4: lambda body: cancelled}
+            gone = await connect(server)
+            await gone.send(frame(4))
+            await until(lambda: len(door.started) == 1)
+            cancelled.cancel()  # as of a client that has gone: nothing is to be told of it
+            assert await gone.closed()
+            peer, other = await connect(server), await connect(server)
             await peer.send(frame(1))
-            await until(lambda: door.started == [1])
-            future.set_result([b"a future"])
+            await other.send(frame(2) + frame(3))
+            await until(lambda: len(door.started) == 3)
+            closing = asyncio.ensure_future(server.close(grace_s=5.0))
+            failing.set_exception(RuntimeError("planted"))
+            assert await other.closed()
+            assert not closing.done()
+            coming.set_result([b"a future"])
+            await closing
             assert await peer.answer() == (1, b"a future")
 
-    run("uvloop", main)
+    run(loop, main)
+    assert len([record for record in caplog.records if record.exc_info]) == 1
