@@ -7,6 +7,8 @@ broker runs unchanged in the simulation. The network is reached through the runn
 A real process uses `RealEnv`; the simulation brings its own.
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import random
@@ -61,7 +63,7 @@ class Env(Protocol):
         """Run a function that would block the loop in a thread, and return its result."""
         ...
 
-    def apart(self) -> AbstractAsyncContextManager["Apart"]:
+    def apart(self) -> AbstractAsyncContextManager[Apart]:
         """A separate process for long computations, until the context ends."""
         ...
 

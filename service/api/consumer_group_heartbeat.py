@@ -4,6 +4,8 @@ One API to join (epoch 0), to stay, to leave (-1) and to leave for a while (-2, 
 RE2's (service/groups/regex.py).
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Awaitable
 

@@ -5,6 +5,8 @@ Partitions that do not exist are refused one by one; the coordinator hears of th
 are none. Very many are committed OFFSETS_AT_ONCE at a time, and each time it is asked anew whether the member may.
 """
 
+from __future__ import annotations
+
 from collections.abc import Awaitable, Iterable, Iterator
 from functools import lru_cache
 

@@ -9,6 +9,8 @@ Who asks for stable offsets goes on where they say, and wants to process nothing
 metadata store: a coordinator that was replaced, and does not know it, may have older ones (R9).
 """
 
+from __future__ import annotations
+
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace

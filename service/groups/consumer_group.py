@@ -7,6 +7,8 @@ Invariants: `holders` has an entry for exactly those partitions that are assigne
 one. `tallies` are always what counting all members would give. With both, a heartbeat costs no more in a larger group.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -86,11 +88,11 @@ class ConsumerMember(NamedTuple):
 
     def at_epoch(
         self, epoch: int, state: MemberState, *, assigned: EpochsByTopic, revoking: EpochsByTopic
-    ) -> "ConsumerMember":
+    ) -> ConsumerMember:
         """The member at `epoch`. Its epoch before is remembered, because the answer may get lost."""
         return self.holding((epoch, self.member_epoch, state, assigned, revoking))
 
-    def holding(self, current: tuple[int, int, MemberState, EpochsByTopic, EpochsByTopic]) -> "ConsumerMember":
+    def holding(self, current: tuple[int, int, MemberState, EpochsByTopic, EpochsByTopic]) -> ConsumerMember:
         """The member with these epochs, in this state, with these partitions (a tuple of `records.CurrentAssignment`).
         Each step of each member makes one, and `_replace` takes three times as long.
         """
@@ -112,7 +114,7 @@ class ConsumerMember(NamedTuple):
                 held[topic_id] = held.get(topic_id, frozenset()).union(partitions)
         return held
 
-    def holds_besides(self, other: "ConsumerMember | None") -> Iterator[tuple[bytes, Mapping[int, int]]]:
+    def holds_besides(self, other: ConsumerMember | None) -> Iterator[tuple[bytes, Mapping[int, int]]]:
         """What the member holds, topic by topic, without the topics of which `other` holds the same partitions. These
         are most of what it has, if `other` is the same member before or after a step.
         """
@@ -135,11 +137,11 @@ class ConsumerMember(NamedTuple):
     def said(self) -> SaidByMember:
         return SaidByMember(*self[4:12], self.classic)
 
-    def saying(self, said: SaidByMember) -> "ConsumerMember":
+    def saying(self, said: SaidByMember) -> ConsumerMember:
         facts = (*self[:4], *said[:8], self.assigned, self.revoking, said.classic)
         return ConsumerMember._make(facts)
 
-    def says_the_same_as(self, other: "ConsumerMember") -> bool:
+    def says_the_same_as(self, other: ConsumerMember) -> bool:
         return self[4:12] == other[4:12] and self.classic == other.classic
 
     @property
