@@ -183,17 +183,17 @@ def what_a_lost_answer_held_is_not_given_again() -> Planting:
 def a_line_that_was_cut_off_is_written() -> Planting:
     """The client has gone before the end of its line, and sends that line again."""
 
-    async def lines(request: Any, line_bytes_max: int) -> AsyncIterator[list[bytes]]:
+    async def lines(request: Any, line_bytes_max: int) -> AsyncIterator[tuple[int, list[bytes]]]:
         rest = b""
         try:
             async for chunk in request.content.iter_any():
                 *whole, rest = (rest + chunk).split(b"\n")
                 if whole:
-                    yield whole
+                    yield 0, whole
         except OSError:
             request.content.set_exception(None)
         if rest:
-            yield [rest]
+            yield 0, [rest]
 
     return replaced(service.web.producing, "_lines", lines)
 
