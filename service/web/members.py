@@ -51,7 +51,7 @@ from service.web.groups import Assigned, commit_offsets, offsets_by_now
 from service.web.holding import HOLDER, Holder, NoRoom
 from service.web.problems import Problem, of_error
 from service.web.records import RecordOut, with_text_numbers
-from service.web.routing import JSON, Route, integer, text
+from service.web.routing import JSON, LIST_BYTES, Route, integer, text
 from service.web.topics import at_time
 from service.web.unpacking import body_of
 from service.wire.error_codes import ErrorCode
@@ -125,8 +125,6 @@ Places = Mapping[str, Mapping[int, int]]
 _tokens = msgspec.json.Decoder(tuple[int, dict[str, dict[int, int]]])
 TOKEN_BYTES_MAX = 384 << 10
 """The most bytes of a token as unpacked: it is decoded in one turn of the loop. One of 15,000 partitions has 290 KB."""
-COMMIT_BYTES = 2 << 20
-"""The longest body of a commit. A token of 15,000 partitions has 0.16 million characters."""
 
 
 class Idler:
@@ -675,7 +673,7 @@ ROUTES = (
               text("after", "The commit_token of the last answer that came: what later answers held that did not come"
                             " is given again."), *LENS)),
     Route("POST", _ONE + "/offsets", commit, "Commit what was read.", "groups", body=Commit,
-          body_bytes_max=COMMIT_BYTES, status=204, problems=(400, 404, 409, 410, 422, 503, 504)),
+          body_bytes_max=LIST_BYTES, status=204, problems=(400, 404, 409, 410, 422, 503, 504)),
     Route("DELETE", _ONE, leave, "Leave the group: others take over at once.", "groups", status=204,
           problems=(409, 410, 503, 504)),
 )  # fmt: skip
