@@ -16,6 +16,7 @@ from service.broker.internal_topics import GROUPS
 from service.client.cluster import READ_COMMITTED, Cluster, by_topic
 from service.client.ends import ends_of
 from service.client.groups import committed_offsets, describe_group, list_groups
+from service.turns import NAMED_A_TURN, in_turns
 from service.web.answers import as_json, read_json
 from service.web.forwarding import url_of, while_there
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
@@ -301,7 +302,7 @@ async def reset(gateway: Gateway, request: web.Request) -> web.Response:
     wanted = read_json(await body_of(request), _resets)
     new = await new_offsets(gateway, gateway.cluster, group, wanted)
     topics: dict[str, OffsetCommitRequestTopic] = {}
-    for each, offset in new.items():
+    async for each, offset in in_turns(new.items(), NAMED_A_TURN):
         gateway.state(each)
         if not 0 <= offset < 2**63:
             raise Problem("invalid-request", f"{offset} is no offset")

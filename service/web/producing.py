@@ -26,7 +26,7 @@ from log.ids import TopicPartition
 from service.broker.internal_topics import GROUPS
 from service.client.partitioner import partition_for_key
 from service.cluster.image import Topic
-from service.turns import Turn
+from service.turns import NAMED_A_TURN, Turn, in_turns
 from service.web.answers import as_json, query_bytes, query_int, read_json, tell
 from service.web.forwarding import RECORD_HEADER, headers_of_records
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
@@ -473,7 +473,7 @@ async def commit_offsets(producer: Producer, offsets: OffsetsIn) -> None:
     topics: dict[str, TxnOffsetCommitRequestTopic] = {}
     if not -1 <= offsets.generation < 2**31:
         raise Problem("invalid-request", f"{offsets.generation} is no generation")
-    for each in offsets.offsets:
+    async for each in in_turns(offsets.offsets, NAMED_A_TURN):
         if not (0 <= each.offset < 2**63 and 0 <= each.partition < 2**31 and -1 <= each.leader_epoch < 2**31):
             raise Problem("invalid-request", f"{each.topic} {each.partition}: {each.offset} is no offset")
         topic = topics.setdefault(each.topic, TxnOffsetCommitRequestTopic(each.topic))

@@ -407,7 +407,7 @@ async def put_offsets(gateway: Gateway, request: web.Request) -> web.StreamRespo
     wanted = read_json(body, _offsets)
     if (node := await _elsewhere(gateway, name.transactional_id)) is not None:
         return await forward(gateway, node, request, body)
-    given = msgspec.convert({"group": group, **msgspec.to_builtins(wanted)}, OffsetsIn)
+    given = OffsetsIn(group, wanted.offsets, wanted.member_id, wanted.generation, wanted.group_instance_id)
     async with gateway.open_transactions.turn(name):
         open_one = gateway.open_transactions.find(name)
         if open_one is None:

@@ -229,3 +229,17 @@ def longest_turn_s(work: Coroutine[Any, Any, None]) -> float:
     finally:
         gc.unfreeze()
     return longest_s
+
+
+def turns_of(work: Coroutine[Any, Any, object]) -> int:
+    """How many turns of the loop others had meanwhile."""
+
+    async def count() -> int:
+        task, turns = asyncio.ensure_future(work), 0
+        while not task.done():
+            turns += 1
+            await asyncio.sleep(0)
+        await task
+        return turns
+
+    return asyncio.run(count())

@@ -8,12 +8,16 @@ import json
 import subprocess
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, MagicMock, patch
 from urllib.parse import urlsplit
 
 import pytest
 import requests
 
-from tests.service.web.kit import Http, Seen, Served, read_all
+from service.turns import NAMED_A_TURN
+from service.web import groups
+from service.web.producing import OffsetIn, OffsetsIn, commit_offsets
+from tests.service.web.kit import Http, Seen, Served, read_all, turns_of
 
 
 def values(seen: list[Seen]) -> list[bytes | None]:
@@ -289,3 +293,17 @@ def test_a_raw_key_that_is_not_utf_8_is_kept_and_found(served: Served, http: Htt
     for query, offsets in {"key=%ff": [0], "key_prefix=%fe": [1], "key=a+b%20c": [2], "key=%ef%bf%bd": []}.items():
         found = http.get(f"/v1/topics/{topic}/partitions/0/records?{query}").json["records"]
         assert [each["offset"] for each in found] == offsets, query
+
+
+def test_many_offsets_are_gone_through_in_turns() -> None:
+    """A body of 1 MiB may have 26,000 of them."""
+    producer, gateway, committed = MagicMock(), MagicMock(), AsyncMock()
+    producer.commit_offsets = committed
+    offsets = OffsetsIn("g", [OffsetIn("t", each, each) for each in range(26_000)])
+    assert turns_of(commit_offsets(producer, offsets)) >= 26_000 // NAMED_A_TURN
+    (_, (topic,)), _ = committed.call_args
+    assert [each.partition_index for each in topic.partitions] == list(range(26_000))
+    wanted = {"to": "offsets", "offsets": [{"topic": "t", "partition": each, "offset": 1} for each in range(9_000)]}
+    body = AsyncMock(return_value=json.dumps(wanted).encode())
+    with patch.multiple(groups, body_of=body, commit_offsets=AsyncMock(), OffsetCommitRequestTopic=MagicMock()):
+        assert turns_of(groups.reset(gateway, MagicMock())) >= 9_000 // NAMED_A_TURN

@@ -10,7 +10,7 @@ import re
 import time
 import tracemalloc
 import zlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from itertools import accumulate
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ from service.web.holding import HOLDER, SMALL_BYTES, Holder, Holding
 from service.web.problems import Problem
 from service.web.producing import write_stream
 from service.web.unpacking import PACKED_AT_ONCE, PIECE_BYTES, PIECES_AT_ONCE, Pace, Unpacker, body_of, pieces_of
-from tests.service.web.kit import ROOT, Coming, Http, Served, read_all
+from tests.service.web.kit import ROOT, Coming, Http, Served, read_all, turns_of
 
 CONTENT = random.Random(14).randbytes(300) * 3_000
 
@@ -81,20 +81,6 @@ def test_what_stands_behind_a_packed_body_is_refused(
     for more in (b"x", b"\0\0", b"{}" * 20):
         with pytest.raises(Problem, match="packed"):
             unpacked(encoding, pack(CONTENT) + more, at_once)
-
-
-def turns_of(work: Coroutine[Any, Any, object]) -> int:
-    """How many turns of the loop others had meanwhile."""
-
-    async def count() -> int:
-        task, turns = asyncio.ensure_future(work), 0
-        while not task.done():
-            turns += 1
-            await asyncio.sleep(0)
-        await task
-        return turns
-
-    return asyncio.run(count())
 
 
 @EACH
