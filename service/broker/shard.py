@@ -303,15 +303,16 @@ class Shard(Generic[MachineT]):
         if not self._apply(decision):
             self._give_up()
             return
-        size = sum([len(key) + len(value or b"") for key, value in decision.records])
-        gathers = self._gathers and decision.producer_id < 0
-        if not gathers or self._gathered_bytes + size > GATHERED_BYTES:
+        if not self._gathers or decision.producer_id >= 0:
             self.write_gathered()
-        if gathers:
-            self._gathered.append(decision)
-            self._gathered_bytes += size
-        elif self._write((decision,)):
-            self._answer(decision)
+            if self._write((decision,)):
+                self._answer(decision)
+            return
+        size = sum([len(key) + len(value or b"") for key, value in decision.records])
+        if self._gathered_bytes + size > GATHERED_BYTES:
+            self.write_gathered()
+        self._gathered.append(decision)
+        self._gathered_bytes += size
 
     def _apply(self, decision: Decision) -> bool:
         """Whether the machine could take up the decision. There is no await until its records are in the log, or
