@@ -40,8 +40,8 @@ HEAD_BYTES_MAX = 4096
 BODY_BYTES_MAX = 1 << 20
 REST_BYTES_MAX = 64 << 10
 COMING_BYTES = 64 << 20
-"""How much all long bodies hold that have not come as a whole; further ones come by aiohttp, where others are ended
-for them if need be (`holding.py`).
+"""How much all long bodies hold that have not come as a whole, and as much again those that are being written; further
+ones come by aiohttp, where others are ended for them if need be (`holding.py`).
 """
 REQUESTS_AT_ONCE = 30
 """How many requests that came together are served in one turn of the loop."""
@@ -145,6 +145,8 @@ class Lanes:
         """Requests whose answers are not ready yet."""
         self.coming_bytes = 0
         """What long bodies hold that have not come as a whole."""
+        self.writing_bytes = 0
+        """What long bodies hold, as batches, that wait for replicas or a disk."""
         self.are_closed = False
         """The server stops: aiohttp gets everything that comes from now on, and new connections are ended."""
         self._date = b""
@@ -327,6 +329,9 @@ class Lane(asyncio.Protocol):
             return False
         if not self._lanes.authorize[asked.way.route](self._session, asked.names):
             return False  # the general way tells what is wrong
+        held_bytes = len(body) if len(body) > SMALL_BYTES else 0
+        if held_bytes and self._lanes.writing_bytes + held_bytes > COMING_BYTES:
+            return False
         self._seen_s = began_s = self._loop.time()
         self._patience_s = IDLE_S
         try:
@@ -340,13 +345,14 @@ class Lane(asyncio.Protocol):
         if isinstance(answer, bytes):
             self._answer(asked, 200, answer, began_s)
         else:
-            self._task = self._loop.create_task(self._later(asked, answer, began_s))
+            self._task = self._loop.create_task(self._later(asked, answer, began_s, held_bytes))
             self._lanes.writing.add(self._task)
         return True
 
-    async def _later(self, asked: QuickRequest, answer: Awaitable[bytes], began_s: float) -> None:
+    async def _later(self, asked: QuickRequest, answer: Awaitable[bytes], began_s: float, held_bytes: int) -> None:
         tally = self._lanes.tally
         tally.under_way += 1
+        self._lanes.writing_bytes += held_bytes
         try:
             self._answer(asked, 200, await answer, began_s)
         except Problem as problem:
@@ -356,6 +362,7 @@ class Lane(asyncio.Protocol):
             self._answer_problem(asked, Problem("server-error", outcome="unknown"), began_s)
         finally:
             tally.under_way -= 1
+            self._lanes.writing_bytes -= held_bytes
             assert self._task is not None
             self._lanes.writing.discard(self._task)
             self._task = None

@@ -188,6 +188,26 @@ def test_who_is_answered_while_the_server_stops_is_told(tmp_path: Path) -> None:
     at_server(tmp_path, scene, "fsync")
 
 
+def test_long_bodies_on_the_short_way_are_counted_while_they_wait(tmp_path: Path) -> None:
+    """Beyond what they may hold together, others go the general way."""
+    body = b"x" * 100_000
+    long = OCTETS + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+    async def scene(server: Server) -> None:
+        lanes = server.web._lanes
+        for may_hold, held_bytes in (150_000, len(body)), (90_000, 0):
+            with patch.object(lane_module, "COMING_BYTES", may_hold):
+                asking = asyncio.create_task(server.ask([long]))
+                most_bytes = 0
+                while not asking.done():
+                    most_bytes = max(most_bytes, lanes.writing_bytes)
+                    await asyncio.sleep(0)
+                assert asking.result().answers.startswith(b"HTTP/1.1 200")
+                assert (most_bytes, lanes.writing_bytes) == (held_bytes, 0)
+
+    at_server(tmp_path, scene, "fsync")
+
+
 def test_a_body_that_comes_in_pieces_is_looked_at_once(tmp_path: Path) -> None:
     """Each look copies what has come."""
     body = b"x" * 500_000
