@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from urllib.parse import unquote_plus, unquote_to_bytes
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from service.web.gateway import Gateway
 
 HASHED_AT_ONCE = 256 << 10
+ENCODED_AT_ONCE = 1 << 20
 PACKED_FROM_BYTES = 1400
 CODECS: dict[str, Callable[[bytes], bytes]] = {
     "zstd": lambda body: zstandard.ZstdCompressor(level=1).compress(body),
@@ -42,11 +44,26 @@ _NONE = "q=0"
 _UNWANTED = frozenset({_NONE, "q=0.", "q=0.0", "q=0.00", "q=0.000"})
 
 T = TypeVar("T")
+R = TypeVar("R")
 _encode = msgspec.json.Encoder().encode
 
 
 def as_json(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
     return web.Response(body=_encode(value), status=status, content_type=JSON, headers=headers)
+
+
+async def in_turns(request: web.Request, items: Sequence[R], inside: Callable[[Sequence[R]], bytes]) -> bytes:
+    """What is inside a JSON list of these items, as `inside` makes it of some. Long ones are made in several turns of
+    the loop: the request holds them as items and as text.
+    """
+    at_once = max(len(items) * ENCODED_AT_ONCE // max(request[HOLDER].bytes // 2, ENCODED_AT_ONCE), 1)
+    if len(items) <= at_once:
+        return inside(items)
+    parts = []
+    for at in range(0, len(items), at_once):
+        parts.append(inside(items[at : at + at_once]))
+        await asyncio.sleep(0)
+    return b",".join(parts)
 
 
 def read_json(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import msgspec
 from aiohttp import web
@@ -16,7 +17,7 @@ from isolation.read_view import Isolation
 from log.ids import TopicPartition
 from service.client.cluster import MOVED
 from service.client.failures import ClientFailure
-from service.web.answers import PiecedAnswer, path_int, query_bytes, query_choice, query_int
+from service.web.answers import PiecedAnswer, in_turns, path_int, query_bytes, query_choice, query_int
 from service.web.event_format import BATCHED, STRUCTURED, EventOut
 from service.web.fetching import EARLIEST, LATEST, READ_BYTES_MAX, Held, Lens, Shown, fetch, left_ms, opened, refused
 from service.web.following import ALL_THE_TIME, Cursor, Stream, read_cursor
@@ -111,9 +112,10 @@ async def page(gateway: Gateway, request: web.Request) -> web.StreamResponse:
             records += some
         return batch_of(records, {"Next-Offset": str(reading.offset)})
     show = with_text_numbers if lens.text_numbers else _encode
+    inside = partial(records_inside, show=show)
     if is_over:
-        found = Page(records, reading.offset, *reading.ends)  # type: ignore[arg-type]
-        return web.Response(body=show(found), content_type=JSON)
+        content = PAGE_HEAD + await in_turns(request, records, inside)
+        return web.Response(body=content + show(reading.end)[len(PAGE_HEAD) :], content_type=JSON)
     if request.method == "HEAD":
         return web.Response(content_type=JSON)
     answer = PiecedAnswer(gateway, request, JSON)
@@ -121,7 +123,7 @@ async def page(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     before = PAGE_HEAD
     while True:
         if records:
-            content = before + _inside(records, show)
+            content = before + await in_turns(request, records, inside)
             records.clear()  # not held beside their text
             reading.held.records_bytes = 0
             await answer.write(content)
@@ -132,11 +134,11 @@ async def page(gateway: Gateway, request: web.Request) -> web.StreamResponse:
             records, is_over = await reading.next_piece(0)
         except (Problem, ClientFailure):
             break  # the page ends here, and who goes on there is told
-    await answer.end(show(Page([], reading.offset, *reading.ends))[len(PAGE_HEAD) :])
+    await answer.end(show(reading.end)[len(PAGE_HEAD) :])
     return answer.response
 
 
-def _inside(records: list[Shown], show: Callable[[Page], bytes]) -> bytes:
+def records_inside(records: Sequence[Shown], show: Callable[[Page], bytes]) -> bytes:
     """The records as they stand in a page, without what is around them."""
     tail_bytes = len(show(Page([], 0, 0, 0, 0))) - len(PAGE_HEAD)
     return show(Page(records, 0, 0, 0, 0))[len(PAGE_HEAD) : -tail_bytes]  # type: ignore[arg-type]
@@ -182,6 +184,11 @@ class PageReading:
         self._has_found = False
         self.ends = -1, -1, -1
         """The start of the log, its last stable offset and its high watermark, when it was last read."""
+
+    @property
+    def end(self) -> Page:
+        """The page without its records."""
+        return Page([], self.offset, *self.ends)
 
     async def next_piece(self, wait_ms: int) -> tuple[list[Shown], bool]:
         """Records from there on, and whether the page is over. There are none only if it is."""

@@ -25,7 +25,7 @@ from log.batch import NewRecord, Record
 from log.ids import TopicPartition
 from service.web.answers import refuse_bytes
 from service.web.problems import Problem
-from service.web.records import encoded
+from service.web.records import JUDGED_BYTES_MAX, encoded
 
 STRUCTURED, BATCHED = "application/cloudevents+json", "application/cloudevents-batch+json"
 WRAPPED = "oncelog.record"
@@ -154,7 +154,7 @@ def shown_event(partition: TopicPartition, record: Record) -> EventOut:
 
 
 def _structured(value: bytes | None) -> dict[str, Any] | None:
-    if value is None:
+    if value is None or len(value) > JUDGED_BYTES_MAX:
         return None
     try:
         _event.decode(value)
@@ -222,6 +222,8 @@ def _add_data(content: dict[str, Any], value: bytes, media: str | None) -> None:
 
 
 def _is_json(value: bytes) -> bool:
+    if len(value) > JUDGED_BYTES_MAX:
+        return False
     try:
         value.decode()
         _any_json.decode(value)

@@ -465,7 +465,7 @@ class RecordsAnswer:
         self._begins: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, int] = {}
         is_json = instance.wishes.form is Form.JSON
-        self._lens = Lens(form="auto" if is_json else "base64")
+        self._lens = Lens(form="json" if is_json else "base64")  # however long it is
         self._show = _in_json if is_json else _in_binary
 
     @property

@@ -16,6 +16,7 @@ import logging
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from sys import getsizeof
 from types import MappingProxyType
 from typing import Literal
@@ -31,16 +32,18 @@ from service.broker.internal_topics import GROUPS
 from service.client.cluster import MOVED, by_topic
 from service.client.failures import ClientFailure
 from service.cluster.image import NO_LEADER
-from service.web.answers import as_json, query_int, read_json
+from service.web.answers import as_json, in_turns, query_int, read_json
 from service.web.consuming import (
     LENS,
     PAGE_BYTES,
     PAGE_BYTES_MAX,
+    PAGE_HEAD,
     RECORDS_MAX,
     WAIT_MS_MAX,
     asks_for_batch,
     batch_of,
     lens_of,
+    records_inside,
 )
 from service.web.event_format import BATCHED
 from service.web.fetching import Held, Lens, Shown, before_the_next, fetch_all, left_ms, opened
@@ -64,6 +67,7 @@ from service.wire.messages import (
 )
 
 logger = logging.getLogger("oncelog.http")
+_encode = msgspec.json.Encoder().encode
 
 EARLIEST, LATEST = -2, -1
 SOMEWHERE = -1
@@ -509,10 +513,10 @@ async def poll(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     token = _token(member)
     if lens.as_events:
         return batch_of(records, {"Commit-Token": token})
-    polled = Polled(records, token, member.epoch, member.assignment)  # type: ignore[arg-type]
-    if lens.text_numbers:
-        return web.Response(body=with_text_numbers(polled), content_type=JSON)
-    return as_json(polled)
+    show = with_text_numbers if lens.text_numbers else _encode
+    rest = show(Polled([], token, member.epoch, member.assignment))[len(PAGE_HEAD) :]
+    inside = await in_turns(request, records, partial(records_inside, show=show))
+    return web.Response(body=PAGE_HEAD + inside + rest, content_type=JSON)
 
 
 async def _poll(

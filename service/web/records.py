@@ -29,6 +29,8 @@ from service.wire.error_codes import ErrorCode
 TIMESTAMP_MAX = 2**63 - 1
 HEADERS_MAX = 10_000
 """The most headers of a record that are read or written by HTTP. To open and show so many takes 10 ms."""
+JUDGED_BYTES_MAX = 16 << 20
+"""A longer value is not looked at whether it is JSON: that would take one turn of the loop. None came by HTTP."""
 TOO_MANY_HEADERS = f"a record has at most {HEADERS_MAX} headers"
 
 
@@ -195,7 +197,7 @@ def shown(content: bytes | None, form: str, out: RecordOut) -> None:
     except UnicodeDecodeError:
         out.value_base64 = base64.b64encode(content).decode()
         return
-    if form == "string":
+    if form == "string" or (form == "auto" and len(content) > JUDGED_BYTES_MAX):
         out.value_string = text
         return
     try:

@@ -24,13 +24,26 @@ from log.compress import Codec
 from log.disk import FileSlice
 from log.ids import TopicPartition
 from service.settings.broker import Endpoint
-from service.web import app, consuming, fetching, following, forwarding, holding, instances, lane, members, transactions
+from service.web import (
+    app,
+    consuming,
+    event_format,
+    fetching,
+    following,
+    forwarding,
+    holding,
+    instances,
+    lane,
+    members,
+    transactions,
+)
+from service.web.answers import in_turns
 from service.web.fetching import PORTION_BYTES, READ_BYTES_MAX, Held, Lens, Piece, fetch, opened
 from service.web.gateway import Gateway
 from service.web.holding import HOLDER, SMALL_BYTES, Holder, Holding
 from service.web.pages import facts
 from service.web.problems import Problem
-from service.web.records import HEADERS_MAX, RecordOut
+from service.web.records import HEADERS_MAX, RecordOut, shown, with_text_numbers
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.web.kit import PATIENCE_S, TURN_S, longest_turn_s
 
@@ -825,3 +838,50 @@ def test_after_an_error_of_one_leader_nothing_of_the_others_is_held(monkeypatch:
         assert holding_all.bytes == 0
 
     asyncio.run(scene())
+
+
+def test_a_long_answer_is_encoded_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 MiB of records with `int64=string` took one turn of 150 ms."""
+    lengths: list[int] = []
+    encode = consuming.records_inside
+
+    def encoding(records: Sequence[Any], **how: Any) -> bytes:
+        lengths.append(len(encode(records, **how)))
+        return encode(records, **how)
+
+    for module in consuming, members:
+        monkeypatch.setattr(module, "records_inside", encoding)
+
+    async def scene(place: Place) -> None:
+        await filled(place)
+        poll = PAGE.replace(b"partitions/0/records?", b"partitions/0/records?int64=string&max_records=10000&")
+        from_server, to_server = await asyncio.open_connection(*place.where)
+        to_server.write(poll.replace(b"HTTP/1.1", b"HTTP/1.0"))
+        content = (await from_server.read()).partition(b"\r\n\r\n")[2]
+        assert [each["offset"] for each in json.loads(content)["records"]] == [str(each) for each in range(140)]
+        to_server.close()
+        lengths.clear()
+        records = [RecordOut("t", 0, each, 0, value=msgspec.Raw(b'"%b"' % (b"x" * 1000))) for each in range(10_000)]
+        with place.holding.of_request() as holder:
+            holder.hold(2 * 12_000_000)
+            request = cast(Any, {HOLDER: holder})
+            for show in consuming._encode, with_text_numbers:
+                told = await in_turns(request, records, partial(encoding, show=show))
+                assert told == encode(records, show=show)
+        assert max(lengths) < 2 << 20
+
+    held(tmp_path, scene, most_bytes=64_000_000)
+
+
+def test_a_very_long_value_is_not_judged_to_be_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    """99 MB that Kafka had taken were looked through each time that anybody read them, in one turn of the loop."""
+    for module in "records", "event_format":
+        monkeypatch.setattr(f"service.web.{module}.JUDGED_BYTES_MAX", 10)
+    found = []
+    for form in ("auto", "json"):
+        out = RecordOut("t", 0, 0, 0)
+        shown(b"[1,2,3,4,5,6]", form, out)
+        found.append((out.value, out.value_string))
+    assert found == [(msgspec.UNSET, "[1,2,3,4,5,6]"), (msgspec.Raw(b"[1,2,3,4,5,6]"), msgspec.UNSET)]
+    event = event_format.shown_event(TopicPartition("t", 0), Record(0, 0, None, b"[1,2,3,4,5,6]", ()))
+    assert (event.content["datacontenttype"], event.content["data"]) == ("text/plain", "[1,2,3,4,5,6]")
