@@ -291,7 +291,7 @@ async def records(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     turn = gateway.instances.turn(group, name)
     if (lost := request.headers.get(LOST)) is not None:
         async with turn:
-            gateway.instances.lost(group, name, lost)
+            await gateway.instances.lost(group, name, lost)
         return _answer([])
     try:
         async with asyncio.timeout(min(timeout_ms if timeout_ms > 0 else TIMEOUT_MS, WAIT_MS_MAX) / 1000):

@@ -2,11 +2,13 @@
 assigned partitions by hand, and are read by their name.
 
 What always holds: an instance lives at the broker that coordinates its group. Its position moves only with an answer
-that shows the records before that position; it moves back if the answer could not be written to its client, or was lost
-between two brokers. Nothing is read for it before that is known. It reads nothing
-that its group has given to another member. It commits on its own only what it has shown to a client that has sent
-another request since, and only if the partition has been its own ever since. An instance that is lost with its broker
-is made again under its name; it takes its place in the group at once, and goes on where the group is.
+that shows the records before that position; it moves back if the answer could not be written to its client. Nothing is
+read for it before that is known. A broker that forwards a read names it, and tells later if the client did not get its
+answer; the instance goes back then, and its commits with it, although it may have served other reads meanwhile: records
+are given twice rather than never. It reads nothing that its group has given to another member. It commits on its own
+only what it has shown to a client that has sent another request since, and only if the partition has been its own ever
+since. An instance that is lost with its broker is made again under its name; it takes its place in the group at once,
+and goes on where the group is.
 """
 
 from __future__ import annotations
@@ -58,6 +60,8 @@ logger = logging.getLogger("oncelog.http")
 
 COMMIT_EVERY_S = 5.0
 COMMIT_TRIES = 3
+READS_MAX = 16
+"""How many reads that were forwarded are remembered: an answer may be lost while others are given."""
 
 
 class Form(Enum):
@@ -119,12 +123,12 @@ class Instance(HttpMember):
     """The last answer is being written. A request that comes meanwhile does not tell that the client got it."""
     uncommitted: dict[TopicPartition, int] = field(default_factory=dict)
     """The positions that the client is known to have read to since the last commit."""
-    read: str = ""
-    """The read that the last answer was for, as the broker has named it that forwarded it; empty, if the client has
-    sent another request since.
-    """
+    committed: dict[TopicPartition, int] = field(default_factory=dict)
+    """What was committed last, or may have been."""
     before: dict[TopicPartition, int] = field(default_factory=dict)
     """The positions before the last answer."""
+    reads: dict[str, dict[TopicPartition, int]] = field(default_factory=dict)
+    """The positions before the answers to the last reads that were forwarded, by the names of these reads."""
     committed_s: float = 0.0
 
     @property
@@ -138,7 +142,7 @@ class Instance(HttpMember):
 
     def lose(self, partitions: Iterable[TopicPartition]) -> None:
         for each in partitions:
-            for known in (self.positions, self.shown, self.uncommitted):
+            for known in (self.positions, self.shown, self.uncommitted, self.committed, self.before):
                 known.pop(each, None)
 
     def holds(self, partition: TopicPartition) -> bool:
@@ -150,17 +154,33 @@ class Instance(HttpMember):
             if self.uncommitted.get(each) == offset:
                 del self.uncommitted[each]
 
-    def take_back(self) -> None:
-        """Nobody got the last answer."""
-        for partition, offset in self.before.items():
-            if partition in self.shown and self.positions.get(partition) == self.shown.pop(partition):
-                self.positions[partition] = offset
+    def remember(self, read: str) -> None:
+        """A read of this name begins."""
+        self.reads[read] = {}
+        if len(self.reads) > READS_MAX:
+            del self.reads[next(iter(self.reads))]
+
+    def take_back(self, begins: Mapping[TopicPartition, int]) -> None:
+        """Nobody got an answer that began at these positions."""
+        for partition, begin in begins.items():
+            if self.shown.get(partition, begin) > begin:
+                del self.shown[partition]
+            for known in (self.positions, self.uncommitted):
+                if known.get(partition, begin) > begin:
+                    known[partition] = begin
+        for others in self.reads.values():  # what they gave is given again
+            for partition in [each for each, offset in others.items() if offset >= begins.get(each, offset + 1)]:
+                del others[partition]
 
     def ended(self, *, is_taken: bool) -> None:
         """The last answer was written, or its client is gone."""
         self.is_being_given = False
         if not is_taken:
-            self.take_back()
+            self.take_back(self.before)
+
+    def may_commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """These offsets are about to be committed."""
+        self.committed.update({each: offset for each, offset in offsets.items() if self.holds(each)})
 
     def move(self, positions: Mapping[TopicPartition, int]) -> None:
         for partition, offset in positions.items():
@@ -207,17 +227,31 @@ class Instances(Members):
         instance.touched_s = asyncio.get_running_loop().time()
         if instance.is_being_given:
             return instance
-        if not read or read != instance.read:  # else the client still waits for the last answer
+        if not read or read not in instance.reads:  # else the client still waits for an answer
             instance.uncommitted.update(instance.shown)
             instance.shown.clear()
-            instance.read = ""
         return instance
 
-    def lost(self, group: str, member_id: str, read: str) -> None:
+    async def lost(self, group: str, member_id: str, read: str) -> None:
         """Nobody got the answer to this read, which another broker has forwarded."""
         instance = self._members.get((group, member_id))
-        if instance is not None and instance.read == read:
-            instance.take_back()
+        if instance is None or read not in instance.reads:
+            logger.warning("consumer instance %s of group %s: an answer was lost that is not known", member_id, group)
+            return
+        begins = instance.reads.pop(read)
+        instance.take_back(begins)
+        if gone := [f"{each.topic}-{each.partition}" for each in begins if not instance.holds(each)]:
+            what = "an answer was lost, and its group may go on behind it"
+            logger.warning("consumer instance %s of group %s: %s, in %s", member_id, group, what, ", ".join(gone))
+        back: dict[TopicPartition, tuple[int, str | None]] = {
+            each: (begin, None) for each, begin in begins.items() if instance.committed.get(each, begin) > begin
+        }
+        if back:
+            try:
+                await self.commit(instance, back)
+            except (Problem, ClientFailure) as failure:
+                what = "a lost answer stays committed"
+                logger.warning("consumer instance %s of group %s: %s: %s", member_id, group, what, failure)
 
     async def leave(self, member: HttpMember) -> None:
         """Delete an instance. Its client has asked for it, so it has seen the last answer."""
@@ -308,7 +342,8 @@ class Instances(Members):
                 raise conflict(f"No current assignment for partition {partition.topic}-{partition.partition}")
         found = {each: await self._place(each, offset) for each, offset in offsets.items()}
         for each in found:
-            instance.before.pop(each, None)  # an answer that is lost takes the instance back elsewhere only
+            for begins in (instance.before, *instance.reads.values()):
+                begins.pop(each, None)  # an answer that is lost takes the instance back elsewhere only
         instance.move({each: offset for each, offset in found.items() if each in instance.positions})
 
     async def _place(self, partition: TopicPartition, offset: int) -> int:
@@ -352,8 +387,10 @@ class Instances(Members):
         if not instance.is_subscribed and not instance.is_assigned:
             raise conflict("Consumer is not subscribed to any topics or assigned any partitions")
         with self._gateway.waiting():
-            if read and read == instance.read:
-                instance.take_back()
+            if read in instance.reads:
+                await self.lost(instance.group, instance.member_id, read)
+            if read:
+                instance.remember(read)
             if loop.time() - instance.committed_s >= COMMIT_EVERY_S:
                 await self._commit_itself(instance)
             answer = RecordsAnswer(self._gateway, request[HOLDER], instance, max_bytes)
@@ -365,9 +402,11 @@ class Instances(Members):
             if not is_there(request):
                 raise client_gone()
             instance.touched_s = loop.time()
-            instance.read = read
             instance.is_being_given = True
-            return answer.given()
+            records = answer.given()
+            if read:
+                instance.reads[read] = dict(instance.before)
+            return records
 
     async def _fill(self, answer: RecordsAnswer, request: web.Request, deadline: float) -> None:
         loop = asyncio.get_running_loop()
@@ -411,6 +450,7 @@ class Instances(Members):
         partition that it was reading: another member may have gone on there.
         """
         held = {each for each in offsets if instance.holds(each)}
+        instance.may_commit({each: offset for each, (offset, _) in offsets.items()})
         for tries_left in reversed(range(COMMIT_TRIES)):
             try:
                 await commit_by(self._gateway, instance.group, instance.who, None, offsets)
@@ -440,6 +480,7 @@ class Instances(Members):
         }
         if not instance.wishes.commits_itself or not ready:
             return
+        instance.may_commit(ready)
         try:
             await commit_by(
                 *(self._gateway, instance.group, instance.who, None),

@@ -309,6 +309,52 @@ def test_an_answer_that_was_lost_between_brokers_is_given_again_and_was_seen_by_
     reader.do("DELETE", "")
 
 
+@pytest.mark.parametrize("itself", [False, True])
+def test_an_answer_that_is_known_to_be_lost_later_is_given_again_and_not_committed(
+    http: Http, topic: str, itself: bool
+) -> None:
+    """Whatever came of its client by another broker meanwhile was taken to say that it had the answer."""
+    make(http, topic)
+    reader = Reader(http, topic, format="json", **{"auto.commit.enable": itself})
+    where = {"topic": topic, "partition": 0}
+    reader.do("POST", "/assignments", {"partitions": [where]})
+    path = f"/consumers/{topic}/instances/{reader.name}/records?timeout=200"
+
+    def forwarded(name: str) -> list[int]:
+        answer = http.ask("GET", path, headers={"Accept": JSON, "X-Oncelog-Read": name})
+        return [each["value"] for each in answer.json]
+
+    def tell_lost(name: str) -> None:
+        assert http.ask("GET", path, headers={"X-Oncelog-Lost": name}).status == 200
+
+    write(http, topic, 0)
+    assert forwarded("zero") == [0]
+    write(http, topic, 1, 2)
+    assert forwarded("a") == [1, 2]
+    assert reader.call("GET", "/assignments").status == 200
+    tell_lost("a")
+    assert forwarded("b") == [1, 2]
+    write(http, topic, 3)
+    assert (forwarded("c"), reader.records("?timeout=200")) == ([3], [])
+    assert reader.call("POST", "/offsets").status == 200
+    assert reader.committed(topic) == 4
+    tell_lost("c")
+    assert reader.committed(topic) == 3
+    tell_lost("b")
+    assert reader.committed(topic) == 1
+    tell_lost("c")
+    assert forwarded("d") == [1, 2, 3]
+    assert reader.records("?timeout=200") == []
+    assert forwarded("d") == [1, 2, 3], "its broker asks for it once more"
+    assert reader.call("GET", "/assignments").status == 200
+    reader.do("POST", "/positions", {"offsets": [{**where, "offset": 3}]})
+    tell_lost("d")
+    assert reader.read(1)[0]["offset"] == 3, "where its client has sent it"
+    reader.do("DELETE", "")
+    tell_lost("d")
+    assert reader.http.get(f"/v1/groups/{topic}/offsets").json["offsets"][0]["offset"] == (4 if itself else 1)
+
+
 def long_reader(http: Http, topic: str) -> Reader:
     """Forty records of half a megabyte are to be read."""
     make(http, topic)
