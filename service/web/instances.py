@@ -464,10 +464,12 @@ class Instances(Members):
                 return
 
     async def commit_all(self, instance: Instance) -> None:
-        """Commit all that was shown."""
-        offsets = {each: (offset, None) for each, offset in instance.positions.items() if offset != SOMEWHERE}
-        await self.commit(instance, offsets)
-        instance.is_committed({each: offset for each, (offset, _) in offsets.items()})
+        """Commit all that was shown, without an answer that is being written."""
+        given = {each: offset for each, offset in instance.positions.items() if offset != SOMEWHERE}
+        if instance.is_being_given:
+            given.update({each: offset for each, offset in instance.before.items() if each in given})
+        await self.commit(instance, {each: (offset, None) for each, offset in given.items()})
+        instance.is_committed(given)
 
     async def _commit_itself(self, instance: Instance) -> None:
         """Commit without being asked. An error is not told to the client; the next attempt comes later."""

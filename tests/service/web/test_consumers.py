@@ -398,6 +398,23 @@ def test_while_an_answer_is_on_its_way_nothing_tells_that_it_was_taken(http: Htt
     reader.do("DELETE", "")
 
 
+def test_a_commit_of_all_leaves_out_an_answer_that_is_on_its_way(http: Http, topic: str) -> None:
+    """The group went on behind an answer that was cut off afterwards."""
+    reader = long_reader(http, topic)
+    assert [each["offset"] for each in reader.records("?max_bytes=600000")] == [0]
+    place = urlsplit(http.url)
+    with socket.create_connection((str(place.hostname), int(str(place.port)))) as slow:
+        path = f"/consumers/{topic}/instances/slow/records?max_bytes=8000000"
+        slow.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nAccept: {BINARY}\r\n\r\n".encode())
+        assert slow.recv(100).startswith(b"HTTP/1.1 200")
+        assert reader.call("POST", "/offsets").status == 200
+        assert reader.committed(topic) == 1
+    assert [each["offset"] for each in reader.records("?max_bytes=600000")] == [1]
+    assert reader.call("POST", "/offsets").status == 200
+    assert reader.committed(topic) == 2
+    reader.do("DELETE", "")
+
+
 def test_where_nothing_is_committed_an_instance_begins_as_it_wishes(http: Http, topic: str) -> None:
     make(http, topic)
     write(http, topic, 1)
