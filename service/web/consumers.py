@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, TypeVar
@@ -21,7 +22,7 @@ from service.client.failures import ClientFailure
 from service.web.answers import in_turns, query_int
 from service.web.consuming import PAGE_BYTES, PAGE_BYTES_MAX, WAIT_MS_MAX
 from service.web.forwarding import FORWARDED, url_of
-from service.web.gateway import PAUSE_S, Gateway
+from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.groups import committed_by
 from service.web.instances import Form, Instance, InstanceProblem, RecordV2, Wishes, not_in_form
 from service.web.members import EARLIEST, LATEST, home
@@ -45,7 +46,8 @@ READ, READ_CHARACTERS = "X-Oncelog-Read", 32
 """A request header that names a read which another broker forwards, and how many characters a name has."""
 LOST = "X-Oncelog-Lost"
 """A request header that names a read which another broker has forwarded, and whose answer nobody got."""
-LOST_TRIES = 3
+LOST_PAUSE_S = 1.0
+"""The longest pause before a lost answer is told of again."""
 CODES = {"unknown-topic": 40401, "denied": 40301, "unauthenticated": 40101, "not-now": 50003, "outcome-unknown": 50003}
 
 
@@ -358,11 +360,15 @@ class Handing:
             self._turn.release()
 
     async def _tell_lost(self) -> None:
-        """Tell the broker where the instance lives."""
+        """Tell the broker where the instance lives, once more while that fails: what breaks an answer between brokers
+        lasts for a while.
+        """
         gateway, request = self._gateway, self._request
         group = request.match_info["group"]
+        now_s, pause_s = asyncio.get_running_loop().time, PAUSE_S
+        deadline_s = now_s() + TIMEOUT_S
         why: object = None
-        for _ in range(LOST_TRIES):
+        while True:
             try:
                 node = await gateway.coordinator(GROUPS, group)
                 if node == gateway.node_id:
@@ -374,7 +380,12 @@ class Handing:
                     why = answer.status
             except (Problem, ClientFailure, ClientError, OSError) as failure:  # `TimeoutError` is an OSError
                 why = failure
-            await asyncio.sleep(PAUSE_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await gateway.closing.wait()
+            if gateway.closing.is_set() or now_s() > deadline_s:
+                break
+            pause_s = min(2 * pause_s, LOST_PAUSE_S)
         instance = request.match_info["instance"]
         logger.warning("consumer instance %s of group %s has moved on by a lost answer: %s", instance, group, why)
 

@@ -195,6 +195,44 @@ def test_records_for_an_instance_that_were_lost_on_their_way_are_asked_for_by_th
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("end", ["told", "stop", "late"])
+def test_that_an_answer_was_lost_is_told_until_the_other_broker_can_be_reached(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, end: str
+) -> None:
+    """It was given up after 64 ms, while the line was broken that the answer was lost on."""
+    if end == "late":
+        monkeypatch.setattr(consumers, "TIMEOUT_S", 0.3)
+    tries = 0
+
+    @asynccontextmanager
+    async def ask(*_: Any, **__: Any) -> AsyncIterator[Any]:
+        nonlocal tries
+        tries += 1
+        if end == "stop" and tries == 2:
+            gateway.closing.set()
+        if end != "told" or tries < 6:
+            raise OSError("nobody is there")
+        yield SimpleNamespace(status=200)
+
+    here = Endpoint("HTTP", "127.0.0.1", 1, "HTTP")
+    gateway: Any = SimpleNamespace(node_id=1, coordinator=AsyncMock(return_value=2), closing=asyncio.Event())
+    gateway.image = SimpleNamespace(brokers={2: SimpleNamespace(endpoint=lambda _: here)})
+    gateway.http = lambda: SimpleNamespace(get=ask)
+
+    async def scenario() -> None:
+        turn = asyncio.Lock()
+        await turn.acquire()
+        request = asking(match_info={"group": "g", "instance": "i"}, path_qs="/consumers/g/instances/i/records")
+        handing = consumers.Handing(gateway, request, turn)
+        handing._named = "a"
+        await handing.ended(is_taken=False)
+        assert not turn.locked()
+
+    asyncio.run(scenario())
+    assert tries in {"told": [6], "stop": [2], "late": [2, 3, 4]}[end]
+    assert ("nobody is there" in caplog.text) == (end != "told")
+
+
 def test_requests_for_other_brokers_have_a_share_of_the_descriptors() -> None:
     outgoing = Outgoing(3)
     with outgoing.to(2), outgoing.to(2, 2):
