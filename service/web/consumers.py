@@ -220,6 +220,8 @@ def _wishes(given: NewInstance) -> Wishes:
 
 async def delete(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     if (elsewhere := await home(gateway, request, b"")) is not None:
+        if elsewhere.status == 204:
+            gateway.instances.end_turn(request.match_info["group"], request.match_info["instance"])
         return elsewhere
     await gateway.instances.leave(_instance(gateway, request))
     return _done()

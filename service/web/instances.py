@@ -203,6 +203,15 @@ class Instances(Members):
         """
         return self._turns.setdefault((group, member_id), asyncio.Lock())
 
+    def end_turn(self, group: str, member_id: str) -> None:
+        """The instance is gone. One that is made again under its name does not wait for its last answer."""
+        self._turns.pop((group, member_id), None)
+
+    def forget(self, member: HttpMember) -> None:
+        if self._members.get((member.group, member.member_id)) is member:
+            self.end_turn(member.group, member.member_id)
+        super().forget(member)
+
     def make(self, group: str, name: str | None, wishes: Wishes) -> Instance:
         gateway = self._gateway
         known = name or f"rest-consumer-{UUID(bytes=gateway.env.unique(), version=4)}"

@@ -415,6 +415,23 @@ def test_a_commit_of_all_leaves_out_an_answer_that_is_on_its_way(http: Http, top
     reader.do("DELETE", "")
 
 
+def test_an_instance_that_is_made_again_does_not_wait_for_the_last_answer_of_the_one_before(
+    http: Http, topic: str
+) -> None:
+    reader = long_reader(http, topic)
+    place = urlsplit(http.url)
+    with socket.create_connection((str(place.hostname), int(str(place.port)))) as slow:
+        path = f"/consumers/{topic}/instances/slow/records?max_bytes=8000000"
+        slow.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nAccept: {BINARY}\r\n\r\n".encode())
+        assert slow.recv(100).startswith(b"HTTP/1.1 200")
+        reader.do("DELETE", "")
+        reader = Reader(http, topic, name="slow")
+        reader.do("POST", "/assignments", {"partitions": [{"topic": topic, "partition": 0}]})
+        assert [each["offset"] for each in reader.records("?max_bytes=600000")] == [0]
+    assert [each["offset"] for each in reader.records("?max_bytes=600000")] == [1]
+    reader.do("DELETE", "")
+
+
 def test_where_nothing_is_committed_an_instance_begins_as_it_wishes(http: Http, topic: str) -> None:
     make(http, topic)
     write(http, topic, 1)

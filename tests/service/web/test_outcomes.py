@@ -202,6 +202,9 @@ def test_that_an_answer_was_lost_is_told_until_the_other_broker_can_be_reached(
     """It was given up after 64 ms, while the line was broken that the answer was lost on."""
     if end == "late":
         monkeypatch.setattr(consumers, "TIMEOUT_S", 0.3)
+    here = Endpoint("HTTP", "127.0.0.1", 1, "HTTP")
+    gateway: Any = SimpleNamespace(node_id=1, coordinator=AsyncMock(return_value=2), closing=asyncio.Event())
+    gateway.image = SimpleNamespace(brokers={2: SimpleNamespace(endpoint=lambda _: here)})
     tries = 0
 
     @asynccontextmanager
@@ -214,9 +217,6 @@ def test_that_an_answer_was_lost_is_told_until_the_other_broker_can_be_reached(
             raise OSError("nobody is there")
         yield SimpleNamespace(status=200)
 
-    here = Endpoint("HTTP", "127.0.0.1", 1, "HTTP")
-    gateway: Any = SimpleNamespace(node_id=1, coordinator=AsyncMock(return_value=2), closing=asyncio.Event())
-    gateway.image = SimpleNamespace(brokers={2: SimpleNamespace(endpoint=lambda _: here)})
     gateway.http = lambda: SimpleNamespace(get=ask)
 
     async def scenario() -> None:

@@ -381,6 +381,37 @@ def test_an_answer_that_is_lost_in_front_is_given_again(several: Several, after_
             assert client.post(f"{path[:-8]}/positions/beginning", back, headers=media).status == 204
 
 
+def test_an_instance_that_is_made_again_waits_for_no_last_answer_at_any_broker(several: Several) -> None:
+    """What a broker in front has not handed over belongs to the one before."""
+    topic = f"again-{next(_numbers)}"
+    make(several, topic, 1)
+    octets = {"Content-Type": "application/octet-stream"}
+    for _ in range(20):
+        assert several.clients[0].post(f"/v1/topics/{topic}/records", os.urandom(500_000), headers=octets).status == 200
+    binary = "application/vnd.kafka.binary.v2+json"
+    media = {"Accept": binary, "Content-Type": "application/vnd.kafka.v2+json"}
+    assigned = {"partitions": [{"topic": topic, "partition": 0}]}
+    path = f"/consumers/{topic}/instances/any"
+
+    def begin(client: Http) -> None:
+        wishes = {"name": "any", "auto.offset.reset": "earliest", "auto.commit.enable": False}
+        assert client.post(f"/consumers/{topic}", wishes, headers=media).status == 200
+        assert client.post(f"{path}/assignments", assigned, headers=media).status == 204
+
+    for client in several.clients:
+        begin(client)
+        place = urlsplit(client.url)
+        with socket.create_connection((str(place.hostname), int(str(place.port)))) as slow:
+            asked = f"GET {path}/records?max_bytes=6000000 HTTP/1.1\r\nHost: x\r\nAccept: {binary}\r\n\r\n"
+            slow.sendall(asked.encode())
+            assert slow.recv(100).startswith(b"HTTP/1.1 200")
+            assert client.delete(path, headers=media).status == 204
+            begin(client)
+            told = client.get(f"{path}/records?max_bytes=600000", headers=media).json
+            assert [each["offset"] for each in told] == [0]
+            assert client.delete(path, headers=media).status == 204
+
+
 def test_an_expected_offset_is_looked_at_by_the_leader_of_the_partition(several: Several) -> None:
     make(several, "expected", 3)
     for number, client in enumerate(several.clients):
