@@ -23,8 +23,8 @@ MEMBER_ID_REQUIRED_SINCE = 4
 NULL_PROTOCOL_SINCE = 7
 SKIPS_ASSIGNMENT_SINCE = 9
 MEMBERS_AT_ONCE = 500
-MOST_PROTOCOLS = 1_000
-"""A client names a few. Kafka has no limit."""
+MOST_PROTOCOLS = 100
+"""A client names a few. Kafka has no limit. The votes of members that name many are counted in one turn."""
 
 
 def handle(

@@ -4,8 +4,8 @@ It has no clock and decides nothing about rebalances (classic_decisions.py does)
 record says. Everything else is lost with the coordinator; `from_stored` builds a group from the record.
 
 Invariants: `static_members` has exactly the members with an instance id. The leader is a member, or None. A member that
-waits for a join has the token of its last JoinGroup. `joined` and `preferences` are always what counting all members
-would give, so that the cost of a join does not grow with the group.
+waits for a join has the token of its last JoinGroup. `joined`, `preferences` and `listing` are always what counting all
+members would give, so that the cost of a join does not grow with the group.
 """
 
 from dataclasses import dataclass, field
@@ -83,6 +83,7 @@ class ClassicGroup:
     pending_syncs: dict[str, None] = field(default_factory=dict)
     # How many members list these protocols, in this order.
     preferences: dict[tuple[str, ...], int] = field(default_factory=dict)
+    listing: dict[str, int] = field(default_factory=dict)  # by protocol: how many of these list it
     joined: int = 0  # how many members wait for the answer to a join
     # Members whose parked requests can be answered now; the next one is the last.
     unanswered: list[str] = field(default_factory=list)
@@ -122,7 +123,7 @@ class ClassicGroup:
             if said.group_instance_id is not None:
                 group.static_members[said.group_instance_id] = said.member_id
         if group.members:
-            group.preferences[protocol,] = len(group.members)
+            group.preferences[protocol,], group.listing[protocol] = len(group.members), 1
         group.leader = value.leader
         group.subscribed_topics = group.topics_of_members()
         return group
@@ -224,13 +225,16 @@ class ClassicGroup:
         """Whether a member with these protocols can take part: some protocol must remain that all support."""
         if self.state is ClassicState.EMPTY:
             return bool(protocol_type) and bool(protocols)
-        return self.protocol_type == protocol_type and any(self._all_support(name) for name, _ in protocols)
+        return self.protocol_type == protocol_type and any(self._all_list(name) for name, _ in protocols)
 
     def select_protocol(self) -> str:
         """The protocol with the most votes; each member votes for the first of its own that all support."""
+        supported = {name for name in next(iter(self.preferences)) if self._all_list(name)}
+        if len(supported) == 1:
+            return supported.pop()
         votes: dict[str, int] = {}
         for names, members in self.preferences.items():
-            vote = next(name for name in names if self._all_support(name))
+            vote = next(name for name in names if name in supported)
             votes[vote] = votes.get(vote, 0) + members
         return max(votes, key=lambda name: votes[name])
 
@@ -258,8 +262,8 @@ class ClassicGroup:
             topics.update(names)
         return frozenset(topics)
 
-    def _all_support(self, protocol_name: str) -> bool:
-        return all(protocol_name in names for names in self.preferences)
+    def _all_list(self, protocol_name: str) -> bool:
+        return self.listing.get(protocol_name, 0) == len(self.preferences)
 
     def listed(self) -> ListedGroupFacts:
         return ListedGroupFacts(self.group_id, self.protocol_type or "", self.state.value, self.kind)
@@ -302,9 +306,16 @@ class ClassicGroup:
 
     def _count(self, member: ClassicMember, by: int) -> None:
         names = member.preference
-        self.preferences[names] = self.preferences.get(names, 0) + by
-        if not self.preferences[names]:
+        before = self.preferences.get(names, 0)
+        if before + by:
+            self.preferences[names] = before + by
+        else:
             del self.preferences[names]
+        if not before or not before + by:
+            for name in set(names):
+                self.listing[name] = self.listing.get(name, 0) + by
+                if not self.listing[name]:
+                    del self.listing[name]
         if member.awaiting_join is not None:
             self.joined += by
 

@@ -3,12 +3,15 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from service.groups.classic_decisions import ANSWERED_AT_ONCE
-from service.groups.classic_group import ClassicGroup
+from service.groups.classic_group import ClassicGroup, ClassicMember
 from service.groups.commands import JoinReply, LeavingMember
 from service.groups.records import GROUP_BYTES_MAX
 from service.groups.settings import GroupSettings
+from service.groups.states import ClassicState
 from service.groups.verdicts import Fault
 from tests.service.groups.driver import PENDING, Driver, Unwalked, assignment, subscription
 
@@ -211,6 +214,67 @@ def test_a_join_costs_the_same_however_many_have_come_before(driver: Driver) -> 
     assert driver.join(member=driver.member_id()) == PENDING
     assert driver.join(instance_id="i") == PENDING
     assert driver.join(instance_id="i") == PENDING
+
+
+class Counted(str):
+    """A name that counts how often it is looked at."""
+
+    looked = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.looked += 1
+        return str.__eq__(self, other)
+
+    def __hash__(self) -> int:
+        Counted.looked += 1
+        return str.__hash__(self)
+
+
+def voter(number: int, *names: str) -> ClassicMember:
+    protocols = tuple((Counted(name), b"") for name in names)
+    return ClassicMember(f"member-{number}", None, "c", "/h", 1, 1, protocols)
+
+
+def test_a_protocol_is_found_among_thousands_that_only_one_member_names() -> None:
+    group = ClassicGroup("g", state=ClassicState.PREPARING, protocol_type="consumer")
+    for number in range(1_000):
+        group.add(voter(number, f"of its own {number}", "range"))
+    Counted.looked = 0
+    assert group.select_protocol() == "range"
+    assert group.supports("consumer", ((Counted("other"), b""), (Counted("range"), b"")))
+    assert not group.supports("consumer", ((Counted("other"), b""),))
+    assert Counted.looked < 50
+
+
+@given(
+    changes=st.lists(
+        st.tuples(st.integers(0, 4), st.one_of(st.none(), st.lists(st.sampled_from("abcd"), min_size=1, max_size=4))),
+        max_size=20,
+    )
+)
+def test_votes_are_those_that_counting_all_members_gives(
+    changes: list[tuple[int, list[str] | None]],
+) -> None:
+    """Members come, go, and name other protocols, also one twice. They come only if a protocol remains for all."""
+    group = ClassicGroup("g", state=ClassicState.PREPARING, protocol_type="consumer")
+    members: dict[str, ClassicMember] = {}
+    for number, names in changes:
+        group.remove(f"member-{number}")
+        members.pop(f"member-{number}", None)
+        if names is None:
+            continue
+        member = voter(number, *names)
+        shared = [name for name in names if all(name in each.preference for each in members.values())]
+        if members:
+            assert group.supports("consumer", member.protocols) is bool(shared)
+        if shared:
+            group.add(member)
+            members[member.member_id] = member
+    if members:
+        sets = [set(member.preference) for member in members.values()]
+        supported = set.intersection(*sets)
+        votes = [next(name for name in member.preference if name in supported) for member in members.values()]
+        assert votes.count(group.select_protocol()) == max(map(votes.count, votes))
 
 
 def test_a_large_group_is_answered_in_turns(driver: Driver) -> None:

@@ -183,6 +183,13 @@ def test_ids_are_given_in_advance_from_version_4_on(stage: Stage, version: int, 
     assert reply.member_id == "client-00000000-0000-0000-0000-000000000001"
 
 
+def test_a_member_names_a_hundred_protocols_at_most(stage: Stage) -> None:
+    """Their votes are counted in one turn."""
+    for names, code in ((100, ErrorCode.MEMBER_ID_REQUIRED), (101, ErrorCode.INCONSISTENT_GROUP_PROTOCOL)):
+        protocols = [JoinGroupRequestProtocol(str(number), b"") for number in range(names)]
+        assert stage.ask(join(protocols=protocols), 4).error_code == code
+
+
 def test_before_version_1_the_session_timeout_is_the_rebalance_timeout_too(stage: Stage) -> None:
     async def start() -> None:
         waiting = asyncio.ensure_future(stage.answer(join(), 0))
