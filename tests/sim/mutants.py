@@ -419,6 +419,16 @@ def coordinator_answers_before_its_records_are_durable() -> contextlib.AbstractC
     return replaced(Shard, "_answer", answer)
 
 
+def gathered_decisions_are_never_written() -> contextlib.AbstractContextManager[None]:
+    """They are applied and answered."""
+
+    def write_gathered(shard: Shard[Any]) -> None:
+        gathered, shard._gathered, shard._gathered_bytes = shard._gathered, [], 0
+        shard._undelivered += [(shard._written_end_offset, decision) for decision in gathered]
+
+    return replaced(Shard, "write_gathered", write_gathered)
+
+
 def a_new_owner_keeps_the_epoch() -> contextlib.AbstractContextManager[None]:
     def bump(owned: Txn, **circumstances: Any) -> Txn:
         return owned
@@ -1038,6 +1048,12 @@ MUTANTS = (
         "coordinator answers too early",
         "a decision is told before it is durable",
         coordinator_answers_before_its_records_are_durable,
+        True,
+    ),
+    Mutant(
+        "gathered decisions not written",
+        "what several clients decide in one turn is only in memory",
+        gathered_decisions_are_never_written,
         True,
     ),
     Mutant("new owner keeps the epoch", "InitProducerId fences nobody", a_new_owner_keeps_the_epoch, True),
