@@ -106,8 +106,10 @@ class Holder:
         return self._holding.room_bytes(self)
 
     def takes(self, size_bytes: int) -> bool:
-        """Hold so much from now on, if there is room now."""
-        if size_bytes > SMALL_BYTES and not self._holding.has_room(self, size_bytes):
+        """Hold so much from now on, if there is room now. For what it holds already there is, although others may hold
+        more than all may have.
+        """
+        if size_bytes > max(self.bytes, SMALL_BYTES) and not self._holding.has_room(self, size_bytes):
             return False
         self.hold(size_bytes)
         return True

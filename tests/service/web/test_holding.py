@@ -814,6 +814,46 @@ def test_a_record_for_which_there_is_no_room_is_dropped_before_it_is_waited_for(
     asyncio.run(scene())
 
 
+def test_a_reader_that_has_waited_for_room_has_it_although_others_go_over_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It asked the leader 800 times a second: it lacked nothing, and yet what came was dropped each time."""
+    partition = TopicPartition("held", 0)
+    asked = 0
+
+    async def fetched(*given: Any) -> list[Piece] | None:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(0.001)
+        return [Piece(partition, 0, data=bytes(256 << 10))] if given[4].takes(256 << 10) else None
+
+    monkeypatch.setattr(fetching, "_fetch_there", fetched)
+    gateway = cast(Gateway, SimpleNamespace(node_id=0))
+
+    async def scene() -> None:
+        holding_all = Holding(4 << 20)
+        others, holder = Holder(holding_all), Holder(holding_all)
+        others.hold(4 << 20)
+        mine = Held(holder)
+        how = {"max_bytes": 16 << 20, "wait_ms": 0}
+        read = fetch(gateway, 1, {partition: 0}, Isolation.READ_COMMITTED, mine, **how)
+        waits = asyncio.ensure_future(read)
+        await asyncio.sleep(0.05)
+        others.hold(0)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert holder.bytes and not waits.done()
+        others.hold(4 << 20)  # an answer of another broker waits for no room
+        before = asked
+        async with asyncio.timeout(1):
+            pieces = await waits
+        assert asked - before <= 1
+        mine.drop(pieces)
+        assert holder.bytes == 0
+
+    asyncio.run(scene())
+
+
 def test_after_an_error_of_one_leader_nothing_of_the_others_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """What came of another leader after the error was counted for ever."""
     first, second = (TopicPartition("held", index) for index in range(2))
