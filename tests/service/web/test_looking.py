@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 import tracemalloc
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from log.batch import build_batch
 from service.web import producing
 from service.web.holding import Holder, Holding
-from service.web.looking import BodyScan, refuse_doubles
+from service.web.looking import RECORD, TOP, BodyScan, refuse_doubles
 from service.web.problems import Problem
 from service.web.producing import BatchIn, _read_line, _write_lines, in_runs, place_all, read_batch, write_alone
 from service.web.records import HEADERS_MAX, Partitioner, RecordIn, new_record
@@ -233,3 +234,80 @@ def test_cuts_are_between_records() -> None:
     pieces = list(scan.pieces)
     assert len(pieces) > 3
     assert sum(len(json.loads(piece)) for piece in pieces) == 9001
+
+
+def scan_turns(body: bytes) -> list[float]:
+    """The processor's time of each step of a scan."""
+    turns, before = [], time.thread_time()
+    for _ in BodyScan(body).steps():
+        turns.append(time.thread_time() - before)
+        before = time.thread_time()
+    return [*turns, time.thread_time() - before]
+
+
+def names(count: int) -> bytes:
+    return b",".join(b'"%x":1' % each for each in range(count))
+
+
+@pytest.mark.parametrize(
+    ("body", "depth"),
+    [
+        (b'{%b,"records":[]}' % names(400_000), RECORD),
+        (b'{"records":[{%b}]}' % names(400_000), RECORD),
+        (b'{"records":[{"headers":[{%b}]}]}' % names(400_000), RECORD),
+        (b"{%b}" % names(400_000), TOP),
+        (b'{%b,"z":' % names(900) * 400, TOP),
+        (b"[{" * 500_000, TOP),
+        (b'{"records":[{"%b":1}]}' % (b"x" * 3_000_000), RECORD),
+    ],
+    ids=["beside records", "in a record", "in a header", "in a line", "around it", "nested", "a long one"],
+)
+def test_the_names_that_a_scan_keeps_are_bounded(body: bytes, depth: int) -> None:
+    """16 MiB of them, which came as 238 KB, took 170 MB."""
+    scan = BodyScan(body, depth)
+    tracemalloc.start()
+    try:
+        with pytest.raises(Problem, match=r"more than 11000 members|nested too deeply|name is longer"):
+            for _ in scan.steps():
+                pass
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_many_names_in_one_after_the_other_are_taken() -> None:
+    read(b'{"records":[%b{}]}' % (b'{"value":{%b},"headers":{"a":"","b":""}},' % names(20_000) * 30))
+    read(b'{"records":[%b{}]}' % (b'{"headers":[{"name":"a","value":""}]},' * 30_000))
+
+
+@pytest.mark.parametrize("content", [b"\\n" * 2_000_000, b'\\"' * 2_000_000, b"x" * 4_000_000])
+def test_a_long_string_is_scanned_in_several_steps(content: bytes) -> None:
+    body = b'{"records":[{"headers":{"a":"b"},"value":"%b"}]}' % content
+    turns = scan_turns(body)
+    assert len(turns) > 100
+    assert max(turns) < sum(turns) / 4
+    (record,) = read(body)
+    assert bytes(record.value) == b'"%b"' % content  # type: ignore[arg-type]
+
+
+def test_a_string_that_is_too_long_is_refused_before_its_end() -> None:
+    scan = BodyScan(b'{"records":[{"value":"' + b"\\n" * (8 << 20) + b'"}]}')
+    steps = 0
+    with pytest.raises(Problem, match="longer than"):
+        for _ in scan.steps():
+            steps += 1
+    assert 0 < steps < 300
+
+
+@pytest.mark.parametrize("before", range(0, 60, 3))
+def test_strings_may_be_cut_anywhere(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.web.looking.BYTES_AT_ONCE", 40)
+    tail = b'{"key":"%b","value":"\\\\\\"]},{\\n","timestamp":1},{"k\\u0065y":"","value":{"a":"\\\\","a":2}}]}'
+    body = b'{"records":[' + tail % (b"y" * before)
+    scan = BodyScan(body, cut_bytes=0)
+    asyncio.run(scan.look())
+    assert [len(msgspec.json.decode(piece)) for piece in scan.pieces] == [1, 1]
+    with pytest.raises(Problem, match="twice"):
+        asyncio.run(BodyScan(body.replace(b'"timestamp"', b'"k\\u0065y"')).look())
+    for end in range(len(body)):
+        asyncio.run(BodyScan(body[:end]).look())
