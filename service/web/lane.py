@@ -345,14 +345,13 @@ class Lane(asyncio.Protocol):
         if isinstance(answer, bytes):
             self._answer(asked, 200, answer, began_s)
         else:
+            self._lanes.tally.under_way += 1
+            self._lanes.writing_bytes += held_bytes  # now: others of this turn are served before the task begins
             self._task = self._loop.create_task(self._later(asked, answer, began_s, held_bytes))
             self._lanes.writing.add(self._task)
         return True
 
     async def _later(self, asked: QuickRequest, answer: Awaitable[bytes], began_s: float, held_bytes: int) -> None:
-        tally = self._lanes.tally
-        tally.under_way += 1
-        self._lanes.writing_bytes += held_bytes
         try:
             self._answer(asked, 200, await answer, began_s)
         except Problem as problem:
@@ -361,7 +360,7 @@ class Lane(asyncio.Protocol):
             logger.exception("POST %s failed", asked.path)
             self._answer_problem(asked, Problem("server-error", outcome="unknown"), began_s)
         finally:
-            tally.under_way -= 1
+            self._lanes.tally.under_way -= 1
             self._lanes.writing_bytes -= held_bytes
             assert self._task is not None
             self._lanes.writing.discard(self._task)

@@ -208,6 +208,25 @@ def test_long_bodies_on_the_short_way_are_counted_while_they_wait(tmp_path: Path
     at_server(tmp_path, scene, "fsync")
 
 
+def test_long_bodies_of_one_turn_are_counted_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that came in one turn passed together."""
+    body = b"x" * 100_000
+    serve, counted = lane_module.Lane._serve, []
+
+    def spy(lane: lane_module.Lane, asked: lane_module.QuickRequest, body: bytes) -> bool:
+        is_served = serve(lane, asked, body)
+        counted.append((lane._lanes.writing_bytes, lane._lanes.tally.under_way))
+        return is_served
+
+    monkeypatch.setattr(lane_module.Lane, "_serve", spy)
+
+    async def scene(server: Server) -> None:
+        await server.ask([OCTETS + b"Content-Length: %d\r\n\r\n" % len(body) + body])
+
+    at_server(tmp_path, scene, "fsync")
+    assert counted == [(len(body), 1)]
+
+
 def test_a_body_that_comes_in_pieces_is_looked_at_once(tmp_path: Path) -> None:
     """Each look copies what has come."""
     body = b"x" * 500_000
