@@ -205,6 +205,35 @@ class Room:
         return self.held.takes(stored=size_bytes - self.waited_bytes)
 
 
+class Together:
+    """Fetches from several leaders for one answer. Once one of them has something, none waits for room any more: what
+    is held meanwhile would be in the way of other readers.
+    """
+
+    def __init__(self) -> None:
+        self._has_some = False
+        self._waits: dict[asyncio.Timeout, None] = {}
+
+    def has(self, pieces: Iterable[Piece]) -> None:
+        if any(piece.data for piece in pieces):
+            self._has_some = True
+            for each in self._waits:
+                each.reschedule(0)
+
+    async def take(self, held: Held, *, stored: int) -> None:
+        if self._has_some:
+            raise NoRoom
+        try:
+            async with asyncio.timeout(None) as patience:
+                self._waits[patience] = None
+                try:
+                    await held.take(stored=stored)
+                finally:
+                    del self._waits[patience]
+        except TimeoutError:
+            raise NoRoom from None
+
+
 async def fetch(
     gateway: Gateway,
     node: int,
@@ -214,11 +243,13 @@ async def fetch(
     *,
     max_bytes: int,
     wait_ms: int,
+    together: Together | None = None,
 ) -> list[Piece]:
     """What one leader has, as far as there is room. It is held, until the caller drops it. If there is nothing, this
     waits for so long, and holds nothing meanwhile. What comes and finds no room is dropped before that is waited for.
     """
     once = _fetch_here if node == gateway.node_id else _fetch_there
+    together = together or Together()
     room_bytes = 0
     try:
         while True:
@@ -227,12 +258,13 @@ async def fetch(
             found = await once(gateway, node, positions, isolation, room, asked_bytes, wait_ms)
             if found is not None:
                 room_bytes = 0
+                together.has(found)
                 return found
             wait_ms = 0
             if asked_bytes > LEAST_BYTES:
                 max_bytes = LEAST_BYTES
             else:
-                await held.take(stored=room.wanted_bytes - room_bytes)
+                await together.take(held, stored=room.wanted_bytes - room_bytes)
                 room_bytes = room.wanted_bytes
     finally:
         held.leave(stored=room_bytes)
@@ -250,8 +282,9 @@ async def fetch_all(
     """What these leaders have. After an error of one of them there is nothing, except if it found no room and others
     did.
     """
+    together = Together()
     work = (
-        fetch(gateway, node, positions, isolation, held, max_bytes=max_bytes, wait_ms=wait_ms)
+        fetch(gateway, node, positions, isolation, held, max_bytes=max_bytes, wait_ms=wait_ms, together=together)
         for node, positions in by_leader.items()
     )
     # All are waited for: what comes after the end of the request would be held for ever.

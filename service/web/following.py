@@ -410,8 +410,7 @@ class Stream:
             return []  # while this waited for its turn to read; what is to be read is looked at again
         wait_ms = int(1000 * self._quiet_for_s)
         isolation = self._lens.isolation
-        how = {"max_bytes": STREAM_BYTES, "wait_ms": wait_ms}
-        fetching = fetch(self._gateway, node, positions, isolation, self._held, **how)
+        fetching = fetch(self._gateway, node, positions, isolation, self._held, max_bytes=STREAM_BYTES, wait_ms=wait_ms)
         return await self._gateway.reading.fetched(self._topic, fetching)
 
     async def _shared(self, pieces: Sequence[Piece], positions: dict[TopicPartition, int]) -> list[Portion]:

@@ -814,6 +814,40 @@ def test_a_record_for_which_there_is_no_room_is_dropped_before_it_is_waited_for(
     asyncio.run(scene())
 
 
+@pytest.mark.parametrize("first", [1, 2])
+def test_nobody_waits_for_room_for_one_leaders_records_and_holds_those_of_another(
+    monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """Readers of two leaders were in the way of each other for a second, and then some were refused."""
+    monkeypatch.setattr(holding, "PATIENCE_S", 60.0)
+    partitions = {node: TopicPartition("held", node) for node in (1, 2)}
+    sizes = {1: 300_000, 2: 3_000_000}
+
+    async def fetched(*given: Any) -> list[Piece] | None:
+        node, room = given[1], given[4]
+        if node != first:
+            await asyncio.sleep(0.05)
+        return [Piece(partitions[node], 0, data=bytes(sizes[node]))] if room.takes(sizes[node]) else None
+
+    monkeypatch.setattr(fetching, "_fetch_there", fetched)
+
+    async def scene() -> None:
+        holding_all = Holding(4 << 20)
+        others, holder = Holder(holding_all), Holder(holding_all)
+        others.hold(1 << 20)
+        mine, how = Held(holder), {"max_bytes": 1 << 20, "wait_ms": 0}
+        by_leader = {node: {partition: 0} for node, partition in partitions.items()}
+        gateway = cast(Gateway, SimpleNamespace(node_id=0))
+        async with asyncio.timeout(PATIENCE_S):
+            pieces = await fetching.fetch_all(gateway, by_leader, Isolation.READ_COMMITTED, mine, **how)
+        assert [(each.partition, len(each.data)) for each in pieces] == [(partitions[1], sizes[1])]
+        assert mine.stored_bytes == sizes[1]
+        mine.drop(pieces)
+        assert holder.bytes == 0
+
+    asyncio.run(scene())
+
+
 def test_a_reader_that_has_waited_for_room_has_it_although_others_go_over_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -835,8 +869,7 @@ def test_a_reader_that_has_waited_for_room_has_it_although_others_go_over_the_li
         others, holder = Holder(holding_all), Holder(holding_all)
         others.hold(4 << 20)
         mine = Held(holder)
-        how = {"max_bytes": 16 << 20, "wait_ms": 0}
-        read = fetch(gateway, 1, {partition: 0}, Isolation.READ_COMMITTED, mine, **how)
+        read = fetch(gateway, 1, {partition: 0}, Isolation.READ_COMMITTED, mine, max_bytes=16 << 20, wait_ms=0)
         waits = asyncio.ensure_future(read)
         await asyncio.sleep(0.05)
         others.hold(0)
