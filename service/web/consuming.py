@@ -110,7 +110,7 @@ async def page(gateway: Gateway, request: web.Request) -> web.StreamResponse:
             except (Problem, ClientFailure):
                 break
             records += some
-        return batch_of(records, {"Next-Offset": str(reading.offset)})
+        return await batch_of(request, records, {"Next-Offset": str(reading.offset)})
     show = with_text_numbers if lens.text_numbers else _encode
     inside = partial(records_inside, show=show)
     if is_over:
@@ -255,10 +255,11 @@ def _refuse_more(lens: Lens) -> None:
         raise Problem("malformed", "include is not for CloudEvents: they are committed records, and nothing else")
 
 
-def batch_of(events: Sequence[Shown], headers: dict[str, str]) -> web.Response:
+async def batch_of(request: web.Request, events: Sequence[Shown], headers: dict[str, str]) -> web.Response:
     """A batch of CloudEvents. A batch has no room for the next offset, so that is in a header."""
-    body = _encode([event.content for event in events if isinstance(event, EventOut)])
-    return web.Response(body=body, content_type=BATCHED, headers=headers)
+    contents = [event.content for event in events if isinstance(event, EventOut)]
+    inside = await in_turns(request, contents, lambda some: _encode(some)[1:-1])
+    return web.Response(body=b"[%b]" % inside, content_type=BATCHED, headers=headers)
 
 
 # -- a stream

@@ -28,10 +28,12 @@ from aiohttp import web
 
 from isolation.read_view import Isolation
 from log.ids import TopicPartition
+from service import turns
 from service.broker.internal_topics import GROUPS
 from service.client.cluster import MOVED, by_topic
 from service.client.failures import ClientFailure
 from service.cluster.image import NO_LEADER
+from service.turns import NAMED_A_TURN
 from service.web.answers import as_json, in_turns, query_int, read_json
 from service.web.consuming import (
     LENS,
@@ -446,19 +448,18 @@ async def commit_by(
     instance_id: str | None,
     offsets: Mapping[TopicPartition, tuple[int, str | None]],
 ) -> None:
-    topics = []
-    for name, partitions in by_topic(offsets).items():
-        asked = OffsetCommitRequestTopic(name, gateway.topic(name).id)
-        for each in partitions:
-            offset, metadata = offsets[each]
-            if not 0 <= offset < 2**63:
-                raise Problem("invalid-request", f"{offset} is no offset")
-            asked.partitions.append(OffsetCommitRequestPartition(each.partition, offset, -1, metadata))
-        topics.append(asked)
+    topics: dict[str, OffsetCommitRequestTopic] = {}
+    async for each, (offset, metadata) in turns.in_turns(list(offsets.items()), NAMED_A_TURN):
+        if not 0 <= offset < 2**63:
+            raise Problem("invalid-request", f"{offset} is no offset")
+        if each.topic not in topics:
+            topics[each.topic] = OffsetCommitRequestTopic(each.topic, gateway.topic(each.topic).id)
+        topics[each.topic].partitions.append(OffsetCommitRequestPartition(each.partition, offset, -1, metadata))
     if not topics:
         return
     member_id, epoch = who
-    await commit_offsets(gateway, OffsetCommitRequest(group, epoch, member_id, instance_id, topics=topics))
+    asked = OffsetCommitRequest(group, epoch, member_id, instance_id, topics=list(topics.values()))
+    await commit_offsets(gateway, asked)
 
 
 # -- requests
@@ -512,11 +513,11 @@ async def poll(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     member.touched_s = asyncio.get_running_loop().time()
     token = _token(member)
     if lens.as_events:
-        return batch_of(records, {"Commit-Token": token})
+        return await batch_of(request, records, {"Commit-Token": token})
     show = with_text_numbers if lens.text_numbers else _encode
     rest = show(Polled([], token, member.epoch, member.assignment))[len(PAGE_HEAD) :]
     inside = await in_turns(request, records, partial(records_inside, show=show))
-    return web.Response(body=PAGE_HEAD + inside + rest, content_type=JSON)
+    return web.Response(body=b"".join((PAGE_HEAD, inside, rest)), content_type=JSON)  # copied once
 
 
 async def _poll(
@@ -630,7 +631,7 @@ def _read_token(given: str) -> tuple[int, Places]:
             raise ValueError("it is too long, or cut off")
         return _tokens.decode(content)
     except (binascii.Error, zlib.error, ValueError, msgspec.MsgspecError):
-        raise Problem("malformed", "a commit_token of this API is wanted") from None
+        raise Problem("malformed", "a commit_token of this API is wanted: poll again for one") from None
 
 
 async def commit(gateway: Gateway, request: web.Request) -> web.StreamResponse:
@@ -645,11 +646,11 @@ async def commit(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     generation = member.epoch
     if wanted.commit_token is not None:
         generation, places = _read_token(wanted.commit_token)
-        for topic, of_topic in places.items():
-            for index, offset in of_topic.items():
-                gateway.state(each := TopicPartition(topic, index))  # or the others would be committed without it
-                offsets[each] = offset, None
-    for named in wanted.offsets:
+        of_token = ((TopicPartition(topic, index), places[topic][index]) for topic in places for index in places[topic])
+        async for each, offset in turns.in_turns(of_token, NAMED_A_TURN):
+            gateway.state(each)  # or the others would be committed without it
+            offsets[each] = offset, None
+    async for named in turns.in_turns(wanted.offsets, NAMED_A_TURN):
         gateway.state(each := TopicPartition(named.topic, named.partition))
         offsets[each] = named.offset, named.metadata
     await commit_by(gateway, member.group, (member.member_id, generation), member.join.instance_id, offsets)
