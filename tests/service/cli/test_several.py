@@ -123,14 +123,19 @@ def test_moves_are_carried_out_although_nobody_reads_the_plan(tmp_path: Path, al
 def test_a_broker_that_hangs_is_replaced_and_comes_back_by_itself(tmp_path: Path) -> None:
     """A hung process kept its connection to the store, and so led for ever what it led."""
     with _several(tmp_path, 3, "-o", "broker.session.timeout.ms=3000") as serving:
-        admin = AdminClient({"bootstrap.servers": serving.bootstrap})
+        # A client that has asked the hung broker must ask another one in time.
+        settings: dict[str, str | int | float | bool] = {
+            "bootstrap.servers": serving.bootstrap,
+            "socket.timeout.ms": 2000,
+        }
+        admin = AdminClient(settings)
         admin.create_topics([NewTopic("orders", 6, 3)])["orders"].result(20)
         _wait(lambda: sorted(_leaders(admin, "orders").values()) == [1, 1, 2, 2, 3, 3], "partitions are spread")
         hung = serving.facts["brokers"][2]["process_id"]
         os.kill(hung, signal.SIGSTOP)
         try:
             _wait(lambda: 3 not in _leaders(admin, "orders").values(), "others lead what it led")
-            producer = Producer({"bootstrap.servers": serving.bootstrap, "acks": "all"})
+            producer = Producer({**settings, "acks": "all"})
             for number in range(60):
                 producer.produce("orders", b"%d" % number, partition=number % 6)
             assert producer.flush(PATIENCE_S) == 0
