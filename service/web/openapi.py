@@ -109,6 +109,9 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
         has_body = route.body is not None or bool(route.body_media)
         for status in sorted({400, *route.problems, *((413,) if has_body else ())}):  # what can't be read is refused
             responses[str(status)] = problem
+        if has_body and route.body_bytes_max is not None:
+            told_why = f"A problem, also if the body is longer than {route.body_bytes_max} bytes"
+            responses["413"] = {**problem, "description": told_why}
         responses["default"] = problem
         operation: dict[str, Any] = {
             "operationId": _operation_id(route),

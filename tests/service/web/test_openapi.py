@@ -31,6 +31,12 @@ def test_the_document_is_openapi_and_holds_every_operation(http: Http) -> None:
     assert not [name for name in document["components"]["schemas"] if "." in name], "two types have one name"
 
 
+def test_the_document_says_how_long_a_body_may_be(http: Http) -> None:
+    paths = http.get("/openapi.json").json["paths"]
+    for path, size_bytes in {"/v1/topics": 262144, "/v1/groups/{group}/members/{member}/offsets": 1048576}.items():
+        assert f"longer than {size_bytes} bytes" in paths[path]["post"]["responses"]["413"]["description"]
+
+
 def test_every_answer_of_a_transaction_says_its_outcome(http: Http) -> None:
     document = http.get("/openapi.json").json
     checked = 0
