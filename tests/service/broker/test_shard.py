@@ -299,6 +299,19 @@ def commits(stage: TxnStage, *offsets: int, partition: int = 0) -> list[asyncio.
     return [shard.handle(CommitOffsets("group", "", None, -1, each, -1, False)) for each in told]
 
 
+def write_marker(stage: TxnStage, writer: Writer) -> None:
+    """The writer's transaction is committed where its group's offsets are."""
+    written = stage.broker.coordination.marker_writer.write(
+        stage.broker.coordination.groups.shard("group").partition.topic_partition,
+        producer_id=writer.producer_id,
+        producer_epoch=writer.epoch + 1,
+        commit=True,
+        coordinator_epoch=0,
+        transaction_version=2,
+    )
+    assert isinstance(written, tuple)
+
+
 def batches(partition: Partition, from_offset: int) -> list[int]:
     """How many records each batch has."""
     return [header.record_count for header, _ in partition.log.scan(from_offset)]
@@ -485,15 +498,7 @@ def test_a_marker_comes_after_what_was_gathered(tmp_path: Path) -> None:
         await until(lambda: not shard._gathers)
         before = shard.partition.log.end_offset
         many = commits(stage, 1, 2)
-        written = stage.broker.coordination.marker_writer.write(
-            shard.partition.topic_partition,
-            producer_id=writer.producer_id,
-            producer_epoch=writer.epoch + 1,
-            commit=True,
-            coordinator_epoch=0,
-            transaction_version=2,
-        )
-        assert isinstance(written, tuple)
+        write_marker(stage, writer)
         found = [header.is_control for header, _ in shard.partition.log.scan(before)]
         assert found == [False, False, True]
         await asyncio.gather(*many)
@@ -529,17 +534,8 @@ def test_offsets_of_a_transaction_are_told_when_its_marker_is_durable(
         writer = Writer(stage, "pay")
         await writer.init()
         assert (await stage.ask(commit_offset(writer, 7))).topics[0].partitions[0].error_code == NONE
-        here = stage.broker.coordination.groups.shard("group").partition.topic_partition
         async with slow_disk(monkeypatch):
-            written = stage.broker.coordination.marker_writer.write(
-                here,
-                producer_id=writer.producer_id,
-                producer_epoch=writer.epoch + 1,
-                commit=True,
-                coordinator_epoch=0,
-                transaction_version=2,
-            )
-            assert isinstance(written, tuple)
+            write_marker(stage, writer)
             told = asyncio.ensure_future(committed_offset(stage))
             await asyncio.sleep(0.05)
             assert not told.done()
