@@ -52,7 +52,7 @@ def as_json(value: Any, *, status: int = 200, headers: dict[str, str] | None = N
     return web.Response(body=_encode(value), status=status, content_type=JSON, headers=headers)
 
 
-async def in_turns(request: web.Request, items: Sequence[R], inside: Callable[[Sequence[R]], bytes]) -> bytes:
+async def list_in_turns(request: web.Request, items: Sequence[R], inside: Callable[[Sequence[R]], bytes]) -> bytes:
     """What is inside a JSON list of these items, as `inside` makes it of some. Long ones are made in several turns of
     the loop: the request holds them as items and as text.
     """

@@ -19,7 +19,7 @@ from aiohttp import ClientError, web
 from log.ids import TopicPartition
 from service.broker.internal_topics import GROUPS
 from service.client.failures import ClientFailure
-from service.web.answers import in_turns, query_int
+from service.web.answers import list_in_turns, query_int
 from service.web.consuming import PAGE_BYTES, PAGE_BYTES_MAX, WAIT_MS_MAX
 from service.web.forwarding import FORWARDED, url_of
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
@@ -316,7 +316,7 @@ async def records(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     wait_ms = longest_ms if timeout_ms <= 0 else min(timeout_ms, longest_ms)
     found = await gateway.instances.read(instance, request, read, max_bytes if max_bytes > 0 else PAGE_BYTES, wait_ms)
     handing.instance = instance
-    inside = await in_turns(request, found, lambda some: msgspec.json.encode(some)[1:-1])
+    inside = await list_in_turns(request, found, lambda some: msgspec.json.encode(some)[1:-1])
     return web.Response(body=b"[" + inside + b"]", content_type=MEDIA_OF[form])
 
 

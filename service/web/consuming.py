@@ -17,7 +17,7 @@ from isolation.read_view import Isolation
 from log.ids import TopicPartition
 from service.client.cluster import MOVED
 from service.client.failures import ClientFailure
-from service.web.answers import PiecedAnswer, in_turns, path_int, query_bytes, query_choice, query_int
+from service.web.answers import PiecedAnswer, list_in_turns, path_int, query_bytes, query_choice, query_int
 from service.web.event_format import BATCHED, STRUCTURED, EventOut
 from service.web.fetching import EARLIEST, LATEST, READ_BYTES_MAX, Held, Lens, Shown, fetch, left_ms, opened, refused
 from service.web.following import ALL_THE_TIME, Cursor, Stream, read_cursor
@@ -114,7 +114,7 @@ async def page(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     show = with_text_numbers if lens.text_numbers else _encode
     inside = partial(records_inside, show=show)
     if is_over:
-        content = PAGE_HEAD + await in_turns(request, records, inside)
+        content = PAGE_HEAD + await list_in_turns(request, records, inside)
         return web.Response(body=content + show(reading.end)[len(PAGE_HEAD) :], content_type=JSON)
     if request.method == "HEAD":
         return web.Response(content_type=JSON)
@@ -123,7 +123,7 @@ async def page(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     before = PAGE_HEAD
     while True:
         if records:
-            content = before + await in_turns(request, records, inside)
+            content = before + await list_in_turns(request, records, inside)
             records.clear()  # not held beside their text
             reading.held.records_bytes = 0
             await answer.write(content)
@@ -258,7 +258,7 @@ def _refuse_more(lens: Lens) -> None:
 async def batch_of(request: web.Request, events: Sequence[Shown], headers: dict[str, str]) -> web.Response:
     """A batch of CloudEvents. A batch has no room for the next offset, so that is in a header."""
     contents = [event.content for event in events if isinstance(event, EventOut)]
-    inside = await in_turns(request, contents, lambda some: _encode(some)[1:-1])
+    inside = await list_in_turns(request, contents, lambda some: _encode(some)[1:-1])
     return web.Response(body=b"[%b]" % inside, content_type=BATCHED, headers=headers)
 
 

@@ -28,13 +28,12 @@ from aiohttp import web
 
 from isolation.read_view import Isolation
 from log.ids import TopicPartition
-from service import turns
 from service.broker.internal_topics import GROUPS
 from service.client.cluster import MOVED, by_topic
 from service.client.failures import ClientFailure
 from service.cluster.image import NO_LEADER
-from service.turns import NAMED_A_TURN
-from service.web.answers import as_json, in_turns, query_int, read_json
+from service.turns import NAMED_A_TURN, in_turns
+from service.web.answers import as_json, list_in_turns, query_int, read_json
 from service.web.consuming import (
     LENS,
     PAGE_BYTES,
@@ -449,7 +448,7 @@ async def commit_by(
     offsets: Mapping[TopicPartition, tuple[int, str | None]],
 ) -> None:
     topics: dict[str, OffsetCommitRequestTopic] = {}
-    async for each, (offset, metadata) in turns.in_turns(list(offsets.items()), NAMED_A_TURN):
+    async for each, (offset, metadata) in in_turns(list(offsets.items()), NAMED_A_TURN):
         if not 0 <= offset < 2**63:
             raise Problem("invalid-request", f"{offset} is no offset")
         if each.topic not in topics:
@@ -516,7 +515,7 @@ async def poll(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         return await batch_of(request, records, {"Commit-Token": token})
     show = with_text_numbers if lens.text_numbers else _encode
     rest = show(Polled([], token, member.epoch, member.assignment))[len(PAGE_HEAD) :]
-    inside = await in_turns(request, records, partial(records_inside, show=show))
+    inside = await list_in_turns(request, records, partial(records_inside, show=show))
     return web.Response(body=b"".join((PAGE_HEAD, inside, rest)), content_type=JSON)  # copied once
 
 
@@ -647,10 +646,10 @@ async def commit(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     if wanted.commit_token is not None:
         generation, places = _read_token(wanted.commit_token)
         of_token = ((TopicPartition(topic, index), places[topic][index]) for topic in places for index in places[topic])
-        async for each, offset in turns.in_turns(of_token, NAMED_A_TURN):
+        async for each, offset in in_turns(of_token, NAMED_A_TURN):
             gateway.state(each)  # or the others would be committed without it
             offsets[each] = offset, None
-    async for named in turns.in_turns(wanted.offsets, NAMED_A_TURN):
+    async for named in in_turns(wanted.offsets, NAMED_A_TURN):
         gateway.state(each := TopicPartition(named.topic, named.partition))
         offsets[each] = named.offset, named.metadata
     await commit_by(gateway, member.group, (member.member_id, generation), member.join.instance_id, offsets)

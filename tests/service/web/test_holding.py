@@ -37,7 +37,7 @@ from service.web import (
     members,
     transactions,
 )
-from service.web.answers import in_turns
+from service.web.answers import list_in_turns
 from service.web.fetching import PORTION_BYTES, READ_BYTES_MAX, Held, Lens, Piece, fetch, opened
 from service.web.gateway import Gateway
 from service.web.holding import HOLDER, SMALL_BYTES, Holder, Holding
@@ -939,7 +939,7 @@ def test_a_long_answer_is_encoded_in_turns(tmp_path: Path, monkeypatch: pytest.M
             holder.hold(2 * 12_000_000)
             request = cast(Any, {HOLDER: holder})
             for show in consuming._encode, with_text_numbers:
-                told = await in_turns(request, records, partial(encoding, show=show))
+                told = await list_in_turns(request, records, partial(encoding, show=show))
                 assert told == encode(records, show=show)
         assert max(lengths) < 2 << 20
 
