@@ -133,11 +133,9 @@ def _make(
             later.set_result(made)
     except asyncio.CancelledError:
         later.cancel()
-    except StopIteration as error:  # which no future takes
-        later.set_exception(RuntimeError(f"{error!r}"))
     except Exception as error:  # noqa: BLE001 - it is raised where the future is awaited
         if not later.done():
-            later.set_exception(error)
+            later.set_exception(RuntimeError(repr(error)) if isinstance(error, StopIteration) else error)
 
 
 def freed(dead: list[Any]) -> Steps[None]:
