@@ -8,10 +8,9 @@ yields when its turn is over, and the functions below let others have a turn the
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
-from functools import partial
 from itertools import islice
 from sys import getrefcount
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 Thing = TypeVar("Thing")
 Found = TypeVar("Found")
@@ -102,40 +101,26 @@ async def _after_a_turn(steps: Steps[Thing]) -> Thing:
     return await done_in_turns(steps)
 
 
-_made_in_tasks: set[asyncio.Future[Any]] = set()
-"""The loop itself only has weak references to them."""
-
-
-def made_later(
-    found: asyncio.Future[Found], make: Callable[[asyncio.Future[Found]], Thing | Awaitable[Thing]]
-) -> asyncio.Future[Thing]:
-    """What `make` makes of `found` once that is done. It takes a task only if what is made has to be awaited. (A task
-    costs more than most answers.)
+class MadeLater(Generic[Thing]):
+    """What `make` makes of `found` once that is done. Who needs it calls `make` then, or awaits this. So it takes no
+    future of its own, and a task only if what is made has to be awaited: each costs as much as many an answer.
     """
-    later: asyncio.Future[Thing] = found.get_loop().create_future()
-    found.add_done_callback(partial(_make, later, make))
-    return later
 
+    __slots__ = ("found", "make")
 
-def _make(
-    later: asyncio.Future[Thing],
-    make: Callable[[asyncio.Future[Found]], Thing | Awaitable[Thing]],
-    found: asyncio.Future[Found],
-) -> None:
-    try:
-        made = make(found)
-        if isinstance(made, Awaitable):
-            task = asyncio.ensure_future(made)
-            _made_in_tasks.add(task)
-            task.add_done_callback(_made_in_tasks.discard)
-            task.add_done_callback(partial(_make, later, asyncio.Future.result))
-        elif not later.done():
-            later.set_result(made)
-    except asyncio.CancelledError:
-        later.cancel()
-    except Exception as error:  # noqa: BLE001 - it is raised where the future is awaited
-        if not later.done():
-            later.set_exception(RuntimeError(repr(error)) if isinstance(error, StopIteration) else error)
+    def __init__(
+        self, found: asyncio.Future[Found], make: Callable[[asyncio.Future[Found]], Thing | Awaitable[Thing]]
+    ) -> None:
+        self.found: asyncio.Future[Any] = found
+        self.make: Callable[[asyncio.Future[Any]], Thing | Awaitable[Thing]] = make
+
+    def __await__(self) -> Generator[Any, None, Thing]:
+        return self._made().__await__()
+
+    async def _made(self) -> Thing:
+        await asyncio.wait((self.found,))  # `make` looks how it has ended
+        made = self.make(self.found)
+        return await made if isinstance(made, Awaitable) else made
 
 
 def freed(dead: list[Any]) -> Steps[None]:

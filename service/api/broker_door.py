@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from service.api.routes import ROUTES, ApiRoute
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.net.door import CLOSE, Held, PeerInfo, Reply, Signal
-from service.turns import done_in_turns, freed, made_later, now_or_in_turns
+from service.turns import MadeLater, done_in_turns, freed, now_or_in_turns
 from service.wire.base import StructType
 from service.wire.codec import (
     MalformedRequest,
@@ -179,16 +179,14 @@ class BrokerDoor:
         # Most answers come at once. To look first whether an answer is awaitable would take longer, and so would
         # `isinstance(answer, Struct)`, because of the metaclass.
         if type(type(answer)) is StructType:
-            if route.is_counted or size_bytes <= route.short_bytes:
-                self._tally.answered(route.name, answer, self._now_s() - began_s)
-                return encode_response(header.api_key, header.api_version, answer)
-            return self._encoded(header, route, answer, began_s, size_bytes)
+            return self._encoded_at_once(header, route, answer, began_s, size_bytes)
+        if type(answer) is MadeLater:
+            made = partial(self._made, session, header, route, began_s, size_bytes, answer.make)
+            return MadeLater(answer.found, made)
         if isinstance(answer, Held):
             return Held(self._held(session, header, route, answer.first, began_s, size_bytes))
         if type(answer) is Signal:
             return self._encoded(header, route, answer, began_s, size_bytes)
-        if isinstance(answer, asyncio.Future):
-            return made_later(answer, partial(self._made, session, header, route, began_s, size_bytes))
         return self._later(session, header, route, answer, began_s, size_bytes)
 
     def _made(
@@ -198,12 +196,16 @@ class BrokerDoor:
         route: BoundRoute,
         began_s: float,
         size_bytes: int,
-        answer: asyncio.Future[Any],
+        make: Callable[[asyncio.Future[Any]], Any],
+        found: asyncio.Future[Any],
     ) -> Reply | Awaitable[Reply]:
         try:
-            return self._encoded(header, route, answer.result(), began_s, size_bytes)
+            answer = make(found)
+            if type(type(answer)) is StructType:
+                return self._encoded_at_once(header, route, answer, began_s, size_bytes)
         except Exception:  # noqa: BLE001 - logged with its trace; whatever it is, only this connection ends
             return self._failed(session, route)
+        return self._later(session, header, route, answer, began_s, size_bytes)
 
     async def _when_ready(self, session: Session, header: RequestHeader, body: bytearray) -> Reply | Awaitable[Reply]:
         with session.waits():
@@ -246,6 +248,15 @@ class BrokerDoor:
             if session.pinned:
                 # When this task has handed its answer over, the connection keeps what it needs.
                 asyncio.get_running_loop().call_soon(session.unpin)
+
+    def _encoded_at_once(
+        self, header: RequestHeader, route: BoundRoute, answer: Any, began_s: float, size_bytes: int
+    ) -> Reply | Awaitable[Reply]:
+        """For what a handler has made without a wait."""
+        if route.is_counted or size_bytes <= route.short_bytes:
+            self._tally.answered(route.name, answer, self._now_s() - began_s)
+            return encode_response(header.api_key, header.api_version, answer)
+        return self._encoded(header, route, answer, began_s, size_bytes)
 
     def _encoded(
         self, header: RequestHeader, route: BoundRoute, answer: Any, began_s: float, size_bytes: int

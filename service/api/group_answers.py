@@ -18,7 +18,7 @@ from service.groups.commands import Command
 from service.groups.coordinator import GroupCoordinator
 from service.groups.verdicts import Fault
 from service.ports import Env
-from service.turns import made_later
+from service.turns import MadeLater
 from service.wire.error_codes import ErrorCode
 
 Reply = TypeVar("Reply")
@@ -69,7 +69,7 @@ def answer_with(
     if replied.done():
         return _made_of(made, kind, replied)
     if session is None:
-        return made_later(replied, partial(_made_of, made, kind))
+        return MadeLater(replied, partial(_made_of, made, kind))
     return _answer_later(made, replied, kind, session)
 
 

@@ -26,13 +26,14 @@ import logging
 import socket
 import sys
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from struct import Struct
-from typing import TYPE_CHECKING, Generic, cast
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 from service.net.door import CLOSE, NO_REPLY, Held, PeerInfo, Reply, SessionT, Signal
 from service.net.outbox import Outbox
+from service.turns import MadeLater
 from service.wire.codec import MalformedRequest, RequestHeader, read_request_header, write_response_header
 from service.wire.messages.versions import ApiKey
 
@@ -419,11 +420,16 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
     def _await(self, header: RequestHeader, reply: Awaitable[Reply]) -> None:
         waiting = Unanswered(header, None)
         self._unanswered.append(waiting)
-        if isinstance(reply, asyncio.Future):
-            self._server.hold(reply)
-            reply.add_done_callback(partial(self._answered, waiting))
+        if isinstance(reply, MadeLater):
+            self._server.hold(reply.found)
+            reply.found.add_done_callback(partial(self._found, waiting, reply.make))
         else:
-            self._server.hold(self._server.loop.create_task(self._answer_later(waiting, reply)))
+            self._answer_in_task(waiting, reply)
+
+    def _answer_in_task(self, waiting: Unanswered, reply: Awaitable[Reply]) -> None:
+        task = self._server.loop.create_task(self._answer_later(waiting, reply))
+        self._server.hold(task)
+        task.add_done_callback(self._server.let_go)
 
     async def _released(self, first: Awaitable[Reply | Awaitable[Reply]]) -> Reply:
         """The answer to a request that needs its bytes until `first` is done."""
@@ -447,22 +453,32 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         try:
             waiting.reply = await reply
         except Exception as error:  # noqa: BLE001 - logged with its trace; only this connection ends
-            self._failed(waiting, error)
+            waiting.reply = self._failed(error)
         self._answer_from(waiting)
 
-    def _answered(self, waiting: Unanswered, reply: asyncio.Future[Reply]) -> None:
-        """The same for an answer that needs no task."""
-        if reply.cancelled():
-            waiting.reply = CLOSE
-        elif reply.exception() is not None:
-            self._failed(waiting, reply.exception())
+    def _found(
+        self,
+        waiting: Unanswered,
+        make: Callable[[asyncio.Future[Any]], Reply | Awaitable[Reply]],
+        found: asyncio.Future[Any],
+    ) -> None:
+        """The same for an answer that needs no task, unless it takes one to make it."""
+        self._server.let_go(found)
+        try:
+            reply = make(found)
+        except asyncio.CancelledError:
+            reply = CLOSE
+        except Exception as error:  # noqa: BLE001 - logged with its trace; only this connection ends
+            reply = self._failed(error)
+        if isinstance(reply, (list, Signal)):
+            waiting.reply = reply
+            self._answer_from(waiting)
         else:
-            waiting.reply = reply.result()
-        self._answer_from(waiting)
+            self._answer_in_task(waiting, reply)
 
-    def _failed(self, waiting: Unanswered, error: BaseException | None) -> None:
+    def _failed(self, error: BaseException) -> Reply:
         logger.error("a request of %s failed; its connection is closed", self.peer, exc_info=error)
-        waiting.reply = CLOSE
+        return CLOSE
 
     def _answer_from(self, waiting: Unanswered) -> None:
         if self._unanswered and self._unanswered[0] is waiting:

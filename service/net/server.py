@@ -106,8 +106,9 @@ class Server(Generic[SessionT]):
             self._timer.cancel()
         for connection in self._connections:
             connection.stop_taking()
-        if self._answers:
-            await asyncio.wait(list(self._answers), timeout=grace_s)
+        until_s = self.loop.time() + grace_s
+        while self._answers and (left_s := until_s - self.loop.time()) > 0:  # some are made in tasks of what was found
+            await asyncio.wait(list(self._answers), timeout=left_s)
         for connection in list(self._connections):
             connection.close()
         for newcomer in [newcomer for newcomer in self.room.waiting if newcomer.server is self]:
@@ -145,9 +146,11 @@ class Server(Generic[SessionT]):
         return True
 
     def hold(self, answer: asyncio.Future[Any]) -> None:
-        """Keeps a task, or what an answer is made of, until it is done; the loop itself has a weak reference only."""
+        """Keeps a task, or what an answer is made of, until `let_go`; the loop itself has a weak reference only."""
         self._answers[answer] = None
-        answer.add_done_callback(self._answers.__delitem__)
+
+    def let_go(self, answer: asyncio.Future[Any]) -> None:
+        del self._answers[answer]
 
     def wait_for_turn(self, connection: Connection[SessionT], api_key: int) -> None:
         """Other tasks have their turn before the next request of this connection, of this API, starts. Otherwise

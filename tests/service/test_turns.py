@@ -1,14 +1,14 @@
 """Long work in turns: counting, and freeing what nobody needs any more. What is made later, without a task."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from log.steps import done_at_once
-from service.turns import COUNTED_A_TURN, FREED_A_TURN, Steps, Thing, counted, freed, made_later
+from service.turns import COUNTED_A_TURN, FREED_A_TURN, MadeLater, Steps, Thing, counted, freed
 from service.wire.messages import (
     CreatableTopicConfigs,
     CreatableTopicResult,
@@ -86,39 +86,37 @@ def test_what_others_hold_is_left_to_them() -> None:
     assert (first.name, len(first.configs or ())) == ("0", 10)
 
 
-def test_what_is_made_of_a_future_is_there_when_it_is() -> None:
+def test_what_is_made_of_a_future_can_be_awaited() -> None:
     async def slowly(number: int) -> int:
         await asyncio.sleep(0.01)
         return number + 1
 
+    async def of(later: MadeLater[int]) -> int:
+        return await later
+
     async def main() -> None:
         loop = asyncio.get_running_loop()
         found: list[asyncio.Future[int]] = [loop.create_future() for _ in range(5)]
-        at_once = made_later(found[0], lambda found: found.result() + 1)
-        in_a_task: asyncio.Future[int] = made_later(found[1], lambda found: slowly(found.result()))
-        failed = made_later(found[2], lambda found: found.result())
-        cancelled = made_later(found[3], lambda found: found.result())
-        unwanted = made_later(found[4], lambda found: found.result())
+        at_once = asyncio.create_task(of(MadeLater(found[0], lambda found: found.result() + 1)))
+        in_a_while = asyncio.create_task(of(MadeLater(found[1], lambda found: slowly(found.result()))))
+        failed = asyncio.create_task(of(MadeLater(found[2], lambda found: found.result())))
+        made_of_failure = asyncio.create_task(of(MadeLater(found[3], lambda found: int(found.exception() is not None))))
+        unwanted = asyncio.create_task(of(MadeLater(found[4], lambda found: found.result())))
         await asyncio.sleep(0.01)
         assert not at_once.done()
         found[0].set_result(1)
         found[1].set_result(2)
         found[2].set_exception(ValueError())
-        found[3].cancel()
+        found[3].set_exception(ValueError())
         unwanted.cancel()
-        found[4].set_result(5)
         assert await at_once == 2
-        assert not in_a_task.done()
-        assert await in_a_task == 3
+        assert not in_a_while.done()
+        assert await in_a_while == 3
         with pytest.raises(ValueError):
             await failed
+        assert await made_of_failure == 1
         with pytest.raises(asyncio.CancelledError):
-            await cancelled
-        no_more: Iterator[int] = iter(())
-        found = [loop.create_future()]
-        exhausted = made_later(found[0], lambda _: next(no_more))
-        found[0].set_result(6)
-        with pytest.raises(RuntimeError, match="StopIteration"):  # no future takes this exception itself
-            await exhausted
+            await unwanted
+        assert not found[4].done()  # who has given up takes nothing from others
 
     asyncio.run(main(), debug=True)

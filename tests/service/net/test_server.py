@@ -11,6 +11,7 @@ import struct
 import subprocess
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from service.net import server as server_module
 from service.net.connection import FRAMES_A_TURN, LARGE_BYTES, MAX_PRODUCES, READ_AHEAD_BYTES, READ_BYTES
 from service.net.outbox import plain_descriptor
 from service.net.server import CLOSE, NO_REPLY, Limits, Reply, Room, Server
+from service.turns import MadeLater
 from service.wire.codec import MalformedRequest
 from tests.outside import missing
 from tests.service.net.kit import (
@@ -1003,29 +1005,41 @@ def test_many_clients_that_go_at_the_same_moment_leave_other_tasks_their_turns(
 
 
 @every_loop
-def test_a_future_is_an_answer_too_which_is_waited_for(loop: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_made_later_is_an_answer_too_which_is_waited_for(loop: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def slowly(found: asyncio.Future[Any]) -> Any:
+        await asyncio.sleep(0.02)
+        return found.result()
+
     async def main() -> None:
         door = EchoDoor()
         async with serving(door) as server:
             running = asyncio.get_running_loop()
-            coming, failing, cancelled = [running.create_future() for _ in range(3)]
-            door.answers = {1: lambda body: coming, 2: lambda body: failing, 4: lambda body: cancelled}
+            coming, failing, cancelled, in_a_task = [running.create_future() for _ in range(4)]
+            door.answers = {
+                1: lambda body: MadeLater(coming, lambda found: found.result()),
+                2: lambda body: MadeLater(failing, lambda found: found.result()),
+                4: lambda body: MadeLater(cancelled, lambda found: found.result()),
+                5: lambda body: MadeLater(in_a_task, slowly),
+            }
             gone = await connect(server)
             await gone.send(frame(4))
             await until(lambda: len(door.started) == 1)
             cancelled.cancel()  # as of a client that has gone: nothing is to be told of it
             assert await gone.closed()
-            peer, other = await connect(server), await connect(server)
+            peer, other, last = await connect(server), await connect(server), await connect(server)
             await peer.send(frame(1))
             await other.send(frame(2) + frame(3))
-            await until(lambda: len(door.started) == 3)
+            await last.send(frame(5))
+            await until(lambda: len(door.started) == 4)
             closing = asyncio.ensure_future(server.close(grace_s=5.0))
             failing.set_exception(RuntimeError("planted"))
             assert await other.closed()
             assert not closing.done()
             coming.set_result([b"a future"])
+            in_a_task.set_result([b"in a task"])
             await closing
             assert await peer.answer() == (1, b"a future")
+            assert await last.answer() == (5, b"in a task")
 
     run(loop, main)
     assert len([record for record in caplog.records if record.exc_info]) == 1
