@@ -59,7 +59,7 @@ from service.web.origins import Origins
 from service.web.pages import routes as pages
 from service.web.problems import MEDIA_TYPE, Problem, of_failure
 from service.web.producers import ProducerPool
-from service.web.routing import ENDED, IDEMPOTENCY_KEY, NDJSON, STREAMING, Route
+from service.web.routing import ENDED, FOLLOWS, IDEMPOTENCY_KEY, NDJSON, STREAMING, Route
 from service.web.sending import ProducerIds
 from service.web.sharing import Sharing
 from service.web.taking import Taking, is_there
@@ -163,7 +163,10 @@ class Connection(web.RequestHandler):
         self._stop_looking()
         # An error would reach the answer that waits through a future which the answer's own frames hold: a cycle, with
         # all that the answer is made of. Without one it goes on, and is told at its next write.
+        task, request = self._task_handler, self._current_request
         super().connection_lost(None)
+        if task is not None and request is not None and FOLLOWS in request:
+            task.cancel()  # it may have nothing to write for long
 
     def _wait_unread(self, taking: Taking) -> None:
         self._stop_looking()
@@ -333,7 +336,7 @@ class WebServer:
         need.
         """
         server = self._runner.server
-        if server is None or len(server.connections) >= self._connections_max:
+        if server is None or self._lanes.connected >= self._connections_max:
             return Unwanted()
         return Lane(self._lanes, Connection(server, self._logger), HEAD_S)
 

@@ -26,7 +26,7 @@ from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.holding import HOLDER
 from service.web.problems import Problem
 from service.web.records import Int64, RecordOut, asked_time, with_text_numbers
-from service.web.routing import JSON, NDJSON, SSE, STREAMING, Parameter, Route, header, integer, text
+from service.web.routing import FOLLOWS, JSON, NDJSON, SSE, STREAMING, Parameter, Route, header, integer, text
 from service.web.topics import at_time, partition_of
 from service.wire.error_codes import ErrorCode
 
@@ -310,14 +310,19 @@ async def stream(gateway: Gateway, request: web.Request) -> web.StreamResponse:
             most=most,
             until=until,
         )
-        await _guarded(following.run, following.failed)
+        await _guarded(request, following.run, following.failed)
         await response.write_eof()
     return response
 
 
-async def _guarded(run: Callable[[], Awaitable[None]], failed: Callable[[Problem], Awaitable[None]]) -> None:
+async def _guarded(
+    request: web.Request, run: Callable[[], Awaitable[None]], failed: Callable[[Problem], Awaitable[None]]
+) -> None:
     """Run a stream. The head of the answer is sent already, so an error is told as an event."""
+    request[FOLLOWS] = True
     try:
+        if request.transport is None:
+            raise ConnectionResetError("the client is gone")
         await run()
     except Problem as problem:
         await failed(problem)
@@ -325,6 +330,10 @@ async def _guarded(run: Callable[[], Awaitable[None]], failed: Callable[[Problem
         await failed(Problem("not-now", failure.message))
     except TimeoutError:
         raise ConnectionResetError("the client does not read") from None
+    except asyncio.CancelledError:
+        if request.transport is not None:
+            raise
+        raise ConnectionResetError("the client is gone") from None
 
 
 def _chosen(request: web.Request) -> set[int] | None:

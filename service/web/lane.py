@@ -140,6 +140,8 @@ class Lanes:
         self.session = session
         """Makes the session for a connection: the client at its other end."""
         self.authorize = {each.path: each.authorize for each in gateway.routes if each.method == "POST"}
+        self.connected = 0
+        """How many connections there are."""
         self.heads: dict[bytes, QuickRequest] = {}
         self.writing: set[asyncio.Task[None]] = set()
         """Requests whose answers are not ready yet."""
@@ -190,6 +192,7 @@ class Lane(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's transport is no subclass of it
+        self._lanes.connected += 1
         self._session = self._lanes.session(transport)
         self._slow.connection_made(transport)
         self._slow.keep_alive(True)  # aiohttp would end the connection as idle although a request may be under way here
@@ -197,6 +200,7 @@ class Lane(asyncio.Protocol):
             transport.abort()
 
     def connection_lost(self, error: BaseException | None) -> None:
+        self._lanes.connected -= 1
         self._timer.cancel()
         self._count_coming(0)
         # aiohttp fails if a request and the end of its connection come in one turn

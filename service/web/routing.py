@@ -26,6 +26,8 @@ LIST_BYTES = 1 << 20
 """The longest body that names what may be many: offsets of 15,000 partitions, or the 10,000 branches of a decision."""
 STREAMING = web.RequestKey("streaming", bool)
 """A request has this once the head of its answer is sent: no other answer is possible then."""
+FOLLOWS = web.RequestKey("follows", bool)
+"""A request has this if its answer is a stream that does nothing but tell: it ends as soon as its client is gone."""
 ENDED: web.RequestKey[Callable[[bool], Awaitable[None]]] = web.RequestKey("ended")
 """A request has this if somebody must know, in the end, whether its answer was written to a client that was there."""
 

@@ -547,6 +547,36 @@ def test_what_a_client_leaves_that_vanishes_is_freed_at_once(tmp_path: Path, ask
     on_stage(tmp_path, scene)
 
 
+@pytest.mark.parametrize("media", [b"text/event-stream", b"application/x-ndjson"])
+def test_a_stream_that_has_nothing_to_tell_ends_with_its_client(tmp_path: Path, media: bytes) -> None:
+    """Its place is free for the next client at once, not when it would have said that it is still there."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("quiet")
+        server = app.WebServer(stage.broker, connections_max=3)
+        await server.start([Endpoint("HTTP", "127.0.0.1", 0, "HTTP")])
+        tally = stage.broker.requests.http
+        asked = b"GET /v1/topics/quiet/stream HTTP/1.1\r\nHost: x\r\nAccept: %b\r\n\r\n" % media
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                for _ in range(3):
+                    streams = [await asyncio.open_connection("127.0.0.1", server.endpoints[0].port) for _ in range(3)]
+                    for from_server, to_server in streams:
+                        to_server.write(asked)
+                        assert (await from_server.readline()).startswith(b"HTTP/1.1 200")
+                    assert tally.streams == 3
+                    for _, to_server in streams:
+                        to_server.close()
+                    async with asyncio.timeout(2):
+                        while tally.streams:  # noqa: ASYNC110 (nothing tells when it has ended)
+                            await asyncio.sleep(0.01)
+                assert {status for _, _, status in tally.answered} == {499}
+        finally:
+            await server.stop()
+
+    on_stage(tmp_path, scene)
+
+
 def test_lines_that_come_now_and_then_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: Stage) -> None:
         async with impatient(stage, monkeypatch) as where:
