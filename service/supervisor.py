@@ -205,6 +205,7 @@ class Supervisor:
     async def _stop(self) -> None:
         for member in self.members:
             member.signal(signal.SIGTERM)
+            member.signal(signal.SIGCONT)  # a paused process hears nothing else before
         await asyncio.gather(*(member.ended() for member in self.members))
 
     def kill(self) -> None:

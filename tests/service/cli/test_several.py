@@ -148,6 +148,14 @@ def test_a_broker_that_hangs_is_replaced_and_comes_back_by_itself(tmp_path: Path
 
 
 @pytest.mark.timeout(300)
+def test_brokers_stop_in_order_although_one_is_paused(tmp_path: Path) -> None:
+    with _several(tmp_path, 2, "-o", "broker.session.timeout.ms=2000") as serving:
+        os.kill(serving.facts["brokers"][1]["process_id"], signal.SIGSTOP)
+        time.sleep(4)  # its session is over
+        assert serving.stop().status == 0
+
+
+@pytest.mark.timeout(300)
 def test_a_pause_of_the_process_that_holds_the_store_takes_no_broker_for_dead(tmp_path: Path) -> None:
     """The brokers lead nothing while they can't know of their sessions, and go on by them afterwards."""
     with _several(tmp_path, 2, "-o", "broker.session.timeout.ms=2000") as serving:
