@@ -63,6 +63,8 @@ from service.groups.states import MemberState
 from service.groups.topics import TopicView, fingerprint, fingerprint_in_small_steps
 from service.groups.verdicts import Draft, Fault, GroupRefusal, Token
 
+_new = tuple.__new__  # takes half the time of a class's own constructor
+
 # A group resolves its regular expressions at most once in the first interval, except for the first expression of a
 # group. While its members send heartbeats it resolves them at least once in the second interval. Both numbers are
 # Kafka's.
@@ -170,17 +172,15 @@ class ConsumerDecisions:
         has_changed = walked is not found and walked.assigned != found.assigned
         tells = ask.member_epoch == JOIN_EPOCH or is_full_request or has_changed
         is_settled = ask.member_epoch != JOIN_EPOCH and walked.is_reconciled_to(epoch)
-        return ConsumerHeartbeatReply(
-            member_id=member_id,
-            member_epoch=walked.member_epoch,
-            heartbeat_interval_ms=_interval_ms(group, times, is_settled),
-            assignment=walked.assigned if tells else None,
-            comes_early=not draft.records and not tells and self._is_assigning(group, goal, draft),
-        )
+        interval_ms = _interval_ms(group, times, is_settled)
+        assignment = walked.assigned if tells else None
+        comes_early = not draft.records and not tells and self._is_assigning(group, goal, draft)
+        facts = member_id, walked.member_epoch, interval_ms, assignment, comes_early
+        return _new(ConsumerHeartbeatReply, (None, None, *facts))
 
     def refuse_when_full(self, group: ConsumerGroup, member_id: str) -> GroupRefusal | None:
         limit = self._settings.group_consumer_max_size
-        if len(group.members) >= limit and member_id not in group.members:
+        if member_id not in group.members and len(group.members) >= limit:
             return GroupRefusal(Fault.GROUP_MAX_SIZE_REACHED, f"the group has {limit} members, which is the limit")
         return None
 
@@ -243,9 +243,8 @@ class ConsumerDecisions:
         Resolving reads the names of all topics, which takes long. So it is not done here: a deadline that is due at
         once starts it.
         """
-        change = RegexChange(has_changed=new.subscribed_regex != old.subscribed_regex, is_resolved=False)
-        is_new = False
-        if change.has_changed:
+        change, is_new = NO_CHANGE, False
+        if new is not old and new.subscribed_regex != old.subscribed_regex:
             replaced = group.replaced_by(new)
             before, after = old.regex_or_none, new.regex_or_none
             if before is not None and before in group.resolved and not group.uses(before, without=replaced):
@@ -421,7 +420,7 @@ class ConsumerDecisions:
                     draft.records.append(target_epoch_record(group.group_id, epoch, draft.wall_ms))
                     return Goal(epoch, ahead.target[member.member_id])
             self.assign_later(group, draft)
-        return Goal(group.assignment_epoch, group.target_of(member.member_id, member.instance_id))
+        return _new(Goal, (group.assignment_epoch, group.target_of(member.member_id, member.instance_id)))
 
     def assign_later(self, group: ConsumerGroup, draft: Draft) -> None:
         """Begin an assignment as soon as one may begin. The group's epoch is ahead of its target, or about to be."""
@@ -543,17 +542,9 @@ class ConsumerDecisions:
     ) -> ConsumerMember | None:
         if not subscription_changed and member.is_reconciled_to(goal.epoch):
             return member
-        walked = reconcile(
-            member,
-            Walk(
-                goal.epoch,
-                goal.target,
-                owned,
-                group.holders,
-                self._is_subscribed(group, member, goal, subscription_changed),
-                subscription_changed,
-            ),
-        )
+        is_subscribed = self._is_subscribed(group, member, goal, subscription_changed)
+        facts = *goal, owned, group.holders, is_subscribed, subscription_changed
+        walked = reconcile(member, _new(Walk, facts))
         if walked is not None and walked != member:
             draft.records.append(current_record(group.group_id, walked))
             if walked.classic is None:
@@ -671,6 +662,9 @@ class RegexChange(NamedTuple):
 
     has_changed: bool
     is_resolved: bool
+
+
+NO_CHANGE = RegexChange(has_changed=False, is_resolved=False)
 
 
 def _interval_ms(group: ConsumerGroup, times: ConsumerTimes, is_settled: bool) -> int:

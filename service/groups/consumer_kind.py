@@ -5,7 +5,7 @@ group is what its records say, in service as after a restart: except for a few n
 """
 
 from collections.abc import Callable
-from typing import assert_never
+from typing import assert_never, cast
 
 from service.groups.commands import (
     JOIN_EPOCH,
@@ -130,8 +130,7 @@ class ConsumerKind:
     # Groups -----------------------------------------------------------------------------------------------------------
 
     def apply(self, groups: dict[str, Group], key: bytes, value: bytes | None, *, is_replay: bool) -> None:
-        read = read_key(key)
-        assert isinstance(read, ConsumerKey)
+        read = cast(ConsumerKey, read_key(key))
         group = groups.get(read.group_id)
         if not isinstance(group, ConsumerGroup):
             if value is None:
@@ -139,7 +138,7 @@ class ConsumerKind:
             group = ConsumerGroup(read.group_id)
         if value is not None:
             _apply_value(group, read, value)
-            if isinstance(read, ConsumerGroupMetadataKey) and not is_replay:
+            if type(read) is ConsumerGroupMetadataKey and not is_replay:
                 group.raised = Raised(group.epoch, self._topics.version)
             groups[read.group_id] = group
         elif isinstance(read, ConsumerGroupMetadataKey):
@@ -164,6 +163,8 @@ class ConsumerKind:
 
 def _apply_value(group: ConsumerGroup, key: ConsumerKey, value: bytes) -> None:
     match key:
+        case ConsumerGroupCurrentMemberAssignmentKey():  # first, because each step of each member writes one
+            group.put(_member(group, key.member_id).holding(read_current(value)))
         case ConsumerGroupMetadataKey():
             epoch = read_value(ConsumerGroupMetadataValue, value)
             group.epoch, group.metadata_hash = epoch.epoch, epoch.metadata_hash
@@ -177,8 +178,6 @@ def _apply_value(group: ConsumerGroup, key: ConsumerKey, value: bytes) -> None:
             group.assignment_timestamp_ms = target_epoch.assignment_timestamp
         case ConsumerGroupTargetAssignmentMemberKey():
             group.target[key.member_id] = read_target(value)
-        case ConsumerGroupCurrentMemberAssignmentKey():
-            group.put(_member(group, key.member_id).holding(read_current(value)))
         case ConsumerGroupRegularExpressionKey():
             resolved = read_value(ConsumerGroupRegularExpressionValue, value)
             topics = frozenset(resolved.topics)

@@ -117,7 +117,10 @@ def _has_its_target(member: ConsumerMember, walk: Walk) -> bool:
     target = walk.target
     if walk.is_subscribed is not None or member.revoking or len(member.assigned) != len(target):
         return False
-    return all(has and has.keys() == target.get(topic_id, frozenset()) for topic_id, has in member.assigned.items())
+    for topic_id, has in member.assigned.items():  # `all` would make a generator, at each step of each member
+        if not has or has.keys() != target.get(topic_id, frozenset()):
+            return False
+    return True
 
 
 def _within_subscription(member: ConsumerMember, walk: Walk) -> ConsumerMember:

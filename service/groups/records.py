@@ -118,7 +118,7 @@ SAID_TOPICS = 30
 PARTITIONS_ALIKE = 5_000
 FEW_PARTITIONS = 31
 
-CURRENT_HEAD = struct.Struct(">iib")  # the member's epoch, the one before, its state
+CURRENT_HEAD = struct.Struct(">hiib")  # the version, the member's epoch, the one before, its state
 TOPIC_ID_BYTES = 16
 # What is raised where bytes are not as usual. They may be right all the same: then the codec reads them.
 UNUSUAL = (ValueError, IndexError, struct.error, Malformed)
@@ -179,16 +179,21 @@ def tombstone(key: Key) -> RecordPair:
 
 
 def _key(key: Key) -> bytes:
-    return _note_key(key, encode_data(key, 0))
+    return _note_key(key, PREFIX_OF_KEY[type(key)] + encode_data(key, 0))
 
 
 def _key_of_member(key: KeyOfMember) -> bytes:
     """By hand, because each step of each member writes one."""
-    return _note_key(key, _text(key.group_id) + _text(key.member_id))
+    return _note_key(key, _stem_of_member(type(key), key.group_id) + _text(key.member_id))
 
 
-def _note_key(key: Key, data: bytes) -> bytes:
-    written = PREFIX_OF_KEY[type(key)] + data
+@lru_cache(maxsize=1_000)
+def _stem_of_member(kind: type[KeyOfMember], group_id: str) -> bytes:
+    """The key without the member, which is last."""
+    return PREFIX_OF_KEY[kind] + _text(group_id)
+
+
+def _note_key(key: Key, written: bytes) -> bytes:
     _known_keys[written] = key
     if len(_known_keys) > KNOWN_AT_MOST:
         _known_keys.clear()
@@ -468,20 +473,24 @@ def target_record(group_id: str, member_id: str, target: TargetByTopic) -> Recor
 
 
 def current_record(group_id: str, member: ConsumerMember) -> RecordPair:
-    current = CurrentAssignment(*member[1:4], member.assigned, member.revoking)
-    parts = [VERSIONS[CONSUMER_VERSION], CURRENT_HEAD.pack(*current[:3])]
-    for held in (member.assigned, member.revoking):
-        parts.append(_count(len(held)))
-        alike: dict[int, bytes] = {}  # topics whose partitions were given in one step share one object that tells them
-        for topic_id, given in held.items():
-            part = alike.get(id(given))
-            if part is None:
-                part_of = _few_held if len(given) <= FEW_PARTITIONS else _part_of_held
-                part = alike[id(given)] = part_of(tuple(sorted(given.items())))
-            parts.append(topic_id + part)
-    value = b"".join((*parts, NO_TAGS))
-    _note_value(value, current)
+    epochs, assigned, revoking = member[1:4], member.assigned, member.revoking
+    value = CURRENT_HEAD.pack(CONSUMER_VERSION, *epochs) + _topics_held(assigned) + _topics_held(revoking) + NO_TAGS
+    _note_value(value, CurrentAssignment(*epochs, assigned, revoking))
     return _key_of_member(ConsumerGroupCurrentMemberAssignmentKey(group_id, member.member_id)), value
+
+
+def _topics_held(held: EpochsByTopic) -> bytes:
+    if not held:
+        return NO_TOPICS
+    parts = [_count(len(held))]
+    alike: dict[int, bytes] = {}  # topics whose partitions were given in one step share one object that tells them
+    for topic_id, given in held.items():
+        part = alike.get(id(given))
+        if part is None:
+            part_of = _few_held if len(given) <= FEW_PARTITIONS else _part_of_held
+            part = alike[id(given)] = part_of(tuple(sorted(given.items())))
+        parts += topic_id, part
+    return b"".join(parts)
 
 
 def _part_of_target(partitions: frozenset[int]) -> bytes:
@@ -513,10 +522,10 @@ def read_current(value: bytes) -> CurrentAssignment:
     if type(known := _known_values.pop(value, None)) is CurrentAssignment:
         return known
     with suppress(*UNUSUAL):
-        member_epoch, previous_epoch, state = CURRENT_HEAD.unpack_from(value, 2)
-        assigned, end = _read_topics(value, 2 + CURRENT_HEAD.size, 8, -3, _read_few_held, _read_part_of_held)
+        version, member_epoch, previous_epoch, state = CURRENT_HEAD.unpack_from(value)
+        assigned, end = _read_topics(value, CURRENT_HEAD.size, 8, -3, _read_few_held, _read_part_of_held)
         revoking, end = _read_topics(value, end, 8, -3, _read_few_held, _read_part_of_held)
-        if (value[:2], value[end:]) == (VERSIONS[CONSUMER_VERSION], NO_TAGS):
+        if (version, value[end:]) == (CONSUMER_VERSION, NO_TAGS):
             return CurrentAssignment(member_epoch, previous_epoch, MemberState.of_number(state), assigned, revoking)
     said = read_value(ConsumerGroupCurrentMemberAssignmentValue, value)
     return CurrentAssignment(
@@ -610,7 +619,11 @@ def _numbers(numbers: list[int]) -> bytes:
 
 def _count(length: int) -> bytes:
     """The length of a list, as the compact encoding has it."""
-    return varint(length + 1)
+    return SHORT_COUNTS[length] if length < len(SHORT_COUNTS) else varint(length + 1)
+
+
+SHORT_COUNTS = tuple(varint(length + 1) for length in range(127))
+NO_TOPICS = _count(0)
 
 
 def regex_record(group_id: str, regex: str, resolved: ResolvedRegex) -> RecordPair:
