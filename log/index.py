@@ -70,6 +70,11 @@ class GrowingIndex:
         del self._keys[count:]
         del self._values[count:]
 
+    def drop(self, first: int, end: int) -> None:
+        """Take out the entries from slot `first` on, below `end`."""
+        del self._keys[first:end]
+        del self._values[first:end]
+
     def to_bytes(self) -> bytes:
         return _interleaved(self._keys, self._values)
 
@@ -101,7 +106,10 @@ class StoredIndex:
 
     def entry(self, slot: int) -> tuple[int, int]:
         size = self._layout.size
-        key, value = self._layout.unpack(self._file.pread(size, slot * size))
+        entry = self._file.pread(size, slot * size)
+        if len(entry) < size:  # the file has become shorter since it was opened
+            return 0, 0
+        key, value = self._layout.unpack(entry)
         return key, value
 
     def floor(self, key: int) -> int:

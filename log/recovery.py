@@ -19,7 +19,8 @@ closed here. Nothing that is found counts as durable until the log's next `flush
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
 
 from log.batch import CHECKED_FROM, HEADER_BYTES, MAGIC, MAGIC_AT, BatchHeader, CorruptBatch, crc32c, read_header
 from log.checkpoints import CLEANED_OFFSET, GAPS_OFFSET, START_OFFSET, read_offset
@@ -27,12 +28,23 @@ from log.disk import TEMPORARY, Disk, File
 from log.epochs import CHECKPOINT, BadCheckpoint, LeaderEpochs
 from log.ids import NO_EPOCH, NO_OFFSET, NO_TIMESTAMP
 from log.many import Stretch, epoch_changes, right_stretch, worth_folding
-from log.segment import LOG_SUFFIX, OFFSET_SUFFIX, SCAN_BYTES, SUFFIXES, TIME_SUFFIX, Segment, SegmentFacts
+from log.segment import (
+    LOG_SUFFIX,
+    OFFSET_SUFFIX,
+    SCAN_BYTES,
+    SUFFIXES,
+    TIME_SUFFIX,
+    IndexesLost,
+    Segment,
+    SegmentFacts,
+)
 from log.snapshots import SUFFIX as SNAPSHOT_SUFFIX
 from log.snapshots import Snapshot, restore, restoring_newest, take_snapshot
 from log.steps import done_at_once
 from log.swap import BadPlan, SwapPlan, finish_swap
 from log.views import View
+
+Answer = TypeVar("Answer")
 
 MANY_BATCHES: Final = 5_000
 """With so many batches or more it is worth importing the module that checks many batches at once."""
@@ -201,8 +213,8 @@ class _Recovery:
         for index in range(count):
             segment = Segment(self.disk, self.folder, self._facts(bases[index], bases[index + 1]), sealed=True)
             try:
-                segment.learn_times()
-                self._look_at_end(segment)
+                _with_indexes(segment, segment.learn_times)
+                _with_indexes(segment, partial(self._look_at_end, segment))
             except CorruptBatch as error:
                 self._damaged_whole(segment, error)
             segment.close()
@@ -243,7 +255,7 @@ class _Recovery:
         """The first offset of the log, and the epoch that wrote it, if a trusted segment holds them."""
         for segment in self.segments:
             try:
-                for _, header in segment.headers(segment.position_of(start_offset)):
+                for _, header in segment.headers(_with_indexes(segment, partial(segment.position_of, start_offset))):
                     return [(max(header.base_offset, start_offset), header.leader_epoch)]
             except CorruptBatch:
                 return []  # it is told where it is read
@@ -472,6 +484,15 @@ class _Recovery:
             self.end_offset = start_offset
             restore(views, {})
         return max(self.end_offset, trusted)
+
+
+def _with_indexes(segment: Segment, ask: Callable[[], Answer]) -> Answer:
+    """What this asks of the segment. If its indexes are lost they are rebuilt: nobody waits for this thread."""
+    try:
+        return ask()
+    except IndexesLost:
+        segment.rebuild_indexes()
+        return ask()
 
 
 def _are_many(file: File, position: int, size_bytes: int) -> bool:

@@ -5,12 +5,16 @@ What always holds:
 * `size_bytes` is where the next batch goes and `end_offset` is above every offset inside; both move only after the
   bytes are in the file.
 * The indexes are hints. While the segment is written they grow in memory. `seal` writes them to files, and from then on
-  they are searched there. An index that is missing, or that does not point to a batch with the offset it names, is
-  rebuilt from the headers.
+  they are searched there. An index that is missing or too short, or that does not point to a batch with the offset it
+  names, is rebuilt from the headers. In a large segment that takes seconds, so the one who asked is told to come again
+  (`IndexesLost`), and the indexes are rebuilt in steps (`rebuilding`).
 * The file is opened when it is first needed, so a segment that nobody reads costs a few hundred bytes.
 """
 
-from collections.abc import Iterator, Sequence
+import errno
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
 from typing import Final, NamedTuple
 
 from log.batch import (
@@ -28,6 +32,7 @@ from log.disk import Disk, DiskFault, File, FileSlice
 from log.ids import NO_OFFSET, NO_TIMESTAMP
 from log.index import OFFSET_ENTRY, TIME_ENTRY, GrowingIndex, Index, StoredIndex
 from log.many import Stretch, index_entries, largest_so_far
+from log.steps import done_at_once
 
 LOG_SUFFIX: Final = ".log"
 OFFSET_SUFFIX: Final = ".index"
@@ -45,6 +50,12 @@ CHECKED_BATCHES: Final = 5_000
 
 REBUILD_INTERVAL_BYTES: Final = 4096
 """The interval between the entries of a rebuilt index, whatever the topic's setting is."""
+REBUILT_AT_ONCE_BYTES = 64 << 10
+"""The indexes of a segment that is no larger are rebuilt where they are missed: it has a thousand batches at most."""
+REBUILT_BATCHES: Final = 500
+"""How many headers a step of a rebuild looks at, which takes a millisecond or two."""
+WALKED_BATCHES: Final = 1_000
+"""If a search in a stored index leaves more batches than this to walk over, the index lacks entries."""
 
 
 class IndexFacts(NamedTuple):
@@ -57,6 +68,20 @@ class IndexFacts(NamedTuple):
 
 
 NO_INDEXES: Final = IndexFacts(0, 0, 0, 0)
+
+
+class IndexesLost(DiskFault):
+    """The indexes must be rebuilt before the segment can be searched or written to. Nothing was changed, and the same
+    succeeds when that is done.
+    """
+
+    def __init__(self, segment: "Segment") -> None:
+        super().__init__(errno.EAGAIN, "the indexes are lost and are being rebuilt", segment.path(OFFSET_SUFFIX))
+        self.segment = segment
+
+    @property
+    def passing(self) -> bool:
+        return True
 
 
 class SegmentFacts(NamedTuple):
@@ -88,6 +113,7 @@ class Segment:
         "_likely",
         "_name_suffix",
         "_offsets",
+        "_rebuilt",
         "_times",
         "_unindexed_bytes",
         "appended_ms",
@@ -108,6 +134,8 @@ class Segment:
         self._offsets: Index | None = None
         self._times: Index | None = None
         self._index_facts = facts.indexes
+        # What a rebuild of the indexes has made so far. While it is there, the index files are not believed.
+        self._rebuilt: Segment | None = None
         self._name_suffix = name_suffix
         self._unindexed_bytes = 0
         # The batch boundary that the last read found for its limit (offset, position): all batches before the position
@@ -266,6 +294,9 @@ class Segment:
 
     def cut(self, position: int, end_offset: int, interval_bytes: int) -> None:
         """Drop everything from the batch boundary `position` on; the segment is written again from there."""
+        if not position:
+            self.close()  # no entry of theirs is needed, so they need not be there
+            self.start_indexes()
         offsets, times = self._growing_indexes()
         self.file.truncate(position)
         self.sealed = False
@@ -321,13 +352,17 @@ class Segment:
 
     def load_indexes(self) -> None:
         """Open the stored indexes of a sealed segment, or read those of the active one into memory. They are rebuilt if
-        the files don't fit the segment.
+        the files don't fit the segment. `IndexesLost` if that takes longer than a moment.
         """
-        if self.sealed:
+        if self._rebuilt is not None:
+            found = False
+        elif self.sealed:
             found = self._offsets is not None or self._open_stored_indexes()
         else:
             found = type(self._offsets) is GrowingIndex or self._read_growing_indexes()
         if not found:
+            if self.size_bytes > REBUILT_AT_ONCE_BYTES:
+                raise IndexesLost(self)
             self.rebuild_indexes()
 
     def _open_stored_indexes(self) -> bool:
@@ -360,18 +395,54 @@ class Segment:
             return b""
 
     def rebuild_indexes(self) -> None:
-        """Build both indexes from the batch headers. `CorruptBatch` if these can't be read; the segment's own facts
-        stay as they were then.
+        """`rebuilding`, all at once."""
+        done_at_once(self.rebuilding())
+
+    def rebuilding(self) -> Generator[None, None, None]:
+        """Build both indexes from the batch headers, in steps. In between, the segment may be closed, cut or removed:
+        then this ends.
+
+        `CorruptBatch` if a header can't be read. The segment goes on with indexes of the batches before, and its own
+        facts stay as they were. After a `DiskFault` the indexes are still lost.
         """
-        self.start_indexes()
-        self._index_facts = None
-        self.largest_timestamp, self.largest_timestamp_offset = NO_TIMESTAMP, NO_OFFSET
-        size_bytes, end_offset = self.size_bytes, self.end_offset
+        self._rebuilt = rebuilt = self._without_batches()
         try:
-            for position, header in self.headers(0, size_bytes):
-                self.note(header, position, REBUILD_INTERVAL_BYTES)
-        finally:
-            self.size_bytes, self.end_offset = size_bytes, end_offset
+            while rebuilt.size_bytes < self.size_bytes:
+                for position, header in islice(self.headers(rebuilt.size_bytes), REBUILT_BATCHES):
+                    if header.base_offset < rebuilt.end_offset:
+                        raise self._misplaced(position, header.base_offset, header.last_offset)
+                    rebuilt.note(header, position, REBUILD_INTERVAL_BYTES)
+                if rebuilt.size_bytes < self.size_bytes:
+                    yield
+                    if self._rebuilt is not rebuilt:
+                        return
+        except CorruptBatch:
+            self._use_indexes(rebuilt)
+            raise
+        self.largest_timestamp = rebuilt.largest_timestamp
+        self.largest_timestamp_offset = rebuilt.largest_timestamp_offset
+        if self.sealed:
+            rebuilt._add_time_entry()
+        self._use_indexes(rebuilt)
+        if self.sealed:
+            with suppress(DiskFault):  # no room, perhaps: the next start builds them again
+                self._write_indexes()
+
+    def _without_batches(self) -> "Segment":
+        facts = SegmentFacts(self.base_offset, self.base_offset, 0, NO_TIMESTAMP, NO_OFFSET, NO_TIMESTAMP, 0)
+        segment = Segment(self._disk, self._folder, facts, sealed=False)
+        segment.start_indexes()
+        return segment
+
+    def _use_indexes(self, rebuilt: "Segment") -> None:
+        self._offsets, self._times, self._unindexed_bytes = rebuilt._offsets, rebuilt._times, rebuilt._unindexed_bytes
+        self._index_facts = self._rebuilt = None
+
+    def _distrust_indexes(self) -> None:
+        """The indexes of a sealed segment are wrong: rebuild them. `IndexesLost` if that takes longer than a moment."""
+        self._close_indexes()
+        self._rebuilt = self._without_batches()
+        self.load_indexes()
 
     def seal(self) -> None:
         """End the appends: add the last time entry, and write both indexes to their files, which are not durable
@@ -485,14 +556,28 @@ class Segment:
             yield position, header
             position += header.size_bytes
 
+    def _few_headers(self, position: int, end: int | None = None) -> Iterator[tuple[int, BatchHeader]]:
+        """`headers`, for a walk that an index keeps short."""
+        for count, found in enumerate(self.headers(position, end)):
+            if count == WALKED_BATCHES:
+                self._walked_far()
+            yield found
+
+    def _walked_far(self) -> None:
+        if type(self._offsets) is StoredIndex:
+            self._distrust_indexes()
+
     def _extents(self, position: int) -> Iterator[tuple[int, int, int]]:
         """The position, last offset and end of each batch, from the batch boundary `position` on. `CorruptBatch` if the
         offsets don't ascend, or don't lie inside the segment.
         """
         pread, size_bytes = self.file.pread, self.size_bytes
         chunk, chunk_at = b"", position
-        before, end_offset = self.base_offset - 1, self._end_of_offsets
+        before, end_offset, left = self.base_offset - 1, self._end_of_offsets, WALKED_BATCHES
         while position < size_bytes:
+            left -= 1
+            if not left:
+                self._walked_far()
             at = position - chunk_at
             if at + HEADER_BYTES > len(chunk):
                 chunk, chunk_at, at = pread(WALK_BYTES, position), position, 0
@@ -582,19 +667,28 @@ class Segment:
         if start is None:
             return self.end_before(position)
         end_offset = self.base_offset
-        for _, header in self.headers(start, position):
+        for _, header in self._few_headers(start, position):
             end_offset = header.next_offset
         return end_offset
 
     def _true_position(self, slot: int) -> int | None:
-        """The position of the batch that an index entry names; None if the entry was wrong. The indexes are rebuilt
-        then.
-        """
-        key, position = self.offsets.entry(slot)
-        if not self._is_batch(position, self.base_offset + key):
-            self.rebuild_indexes()
-            return None
-        return position
+        """The position of the batch that an index entry names; None if the entry was wrong, and is gone now."""
+        offsets = self.offsets
+        if self._is_true(offsets, slot):
+            return offsets.entry(slot)[1]
+        if self.sealed:
+            self._distrust_indexes()
+        else:  # one of a file, before a cut; or the batch has rotted, as a walk from the entry before finds
+            assert type(offsets) is GrowingIndex
+            wrong = slot
+            while slot and not self._is_true(offsets, slot - 1):
+                slot -= 1
+            offsets.drop(slot, wrong + 1)
+        return None
+
+    def _is_true(self, offsets: Index, slot: int) -> bool:
+        key, position = offsets.entry(slot)
+        return self._is_batch(position, self.base_offset + key)
 
     def offset_after(self, position: int) -> int:
         """An offset at or above that of the batch at `position`, taken from the index. It is too high by the batches of
@@ -615,7 +709,7 @@ class Segment:
         if self.sealed:
             _, header = next(self.headers(self.position_of(offset)), (0, None))
             if header is None or (header.last_offset, header.newest_timestamp) != (offset, timestamp):
-                self.rebuild_indexes()
+                self._distrust_indexes()
                 return None
         return offset
 
@@ -714,7 +808,7 @@ class Segment:
             if known is None:
                 return self.largest_before(limit_offset)
             largest = next(self.headers(self.position_of(known)))
-        for position, header in self.headers(start):
+        for position, header in self._few_headers(start):
             if header.last_offset >= limit_offset:
                 break
             if header.newest_timestamp > (NO_TIMESTAMP if largest is None else largest[1].newest_timestamp):
@@ -732,6 +826,10 @@ class Segment:
     def close(self) -> None:
         """Close the file and the indexes."""
         self.close_file()
+        self._close_indexes()
+        self._rebuilt = None
+
+    def _close_indexes(self) -> None:
         for index in (self._offsets, self._times):
             if isinstance(index, StoredIndex):
                 index.close()

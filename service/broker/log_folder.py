@@ -2,7 +2,8 @@
 
 A failed write or fsync takes the whole folder out of service until a restart. Nothing in it is acknowledged or appended
 any more, and this broker stops leading its partitions. Errors that pass take nothing out of service: no room on the
-disk (`headroom.py`), no file descriptor left. A file that is missing or can't be read affects its partition alone.
+disk (`headroom.py`), no file descriptor left, indexes that are lost. A file that is missing or can't be read affects
+its partition alone.
 """
 
 import asyncio
@@ -13,9 +14,11 @@ from collections.abc import Callable
 from log.batch import CorruptBatch
 from log.disk import NO_ROOM, Disk, DiskFault
 from log.ids import TopicPartition
+from log.segment import IndexesLost, Segment
 from service.broker.flusher import WORKERS, Flusher
 from service.broker.headroom import Headroom
 from service.ports import Tasks
+from service.turns import done_in_turns
 
 logger = logging.getLogger("oncelog.disk")
 
@@ -38,12 +41,31 @@ class LogFolder:
         """
         self._said_s = -math.inf
         self._on_failure = on_failure
+        self._unindexed: dict[Segment, None] = {}
+        self._misses_indexes = asyncio.Event()
 
     def begin(self, tasks: Tasks) -> None:
         """Watch the folder's room and flush what is appended to it, until the broker stops."""
         tasks.spawn(f"headroom of {self.name}", self.headroom.run())
         for worker in range(WORKERS):
             tasks.spawn(f"flusher {worker} of {self.name}", self.flusher.run())
+        tasks.spawn(f"indexes of {self.name}", self._rebuild_indexes())
+
+    async def _rebuild_indexes(self) -> None:
+        """Rebuild the indexes that somebody has missed, of one segment after the other, until the broker stops."""
+        while True:
+            await self._misses_indexes.wait()
+            for segment in list(self._unindexed):
+                logger.warning("log folder %s: %s has lost its indexes, which are rebuilt", self.name, segment.path())
+                try:
+                    await done_in_turns(segment.rebuilding())
+                except (DiskFault, CorruptBatch) as error:
+                    logger.error("log folder %s: %s is rebuilt in part: %s", self.name, segment.path(), error)
+                except Exception:  # an error in one segment must not keep others without their indexes
+                    logger.exception("log folder %s: the indexes of %s", self.name, segment.path())
+                del self._unindexed[segment]
+            if not self._unindexed:
+                self._misses_indexes.clear()
 
     def fail(self, fault: DiskFault) -> None:
         """A write or fsync failed with `fault`. An error that passes fails only this attempt, which will be made again.
@@ -70,6 +92,10 @@ class LogFolder:
             logger.error("%s in %s: %s", topic_partition, self.name, error)
 
     def _pass(self, fault: DiskFault) -> None:
+        if isinstance(fault, IndexesLost):
+            self._unindexed[fault.segment] = None
+            self._misses_indexes.set()
+            return
         if fault.errno in NO_ROOM:
             self.headroom.run_out()
             return

@@ -61,6 +61,7 @@ from log.disk import DiskFault, FileSlice
 from log.ids import NO_EPOCH, TopicId, TopicPartition
 from log.partition_log import PartitionLog
 from log.replica import ReplicaSet
+from log.segment import IndexesLost
 from log.snapshots import restoring
 from log.views import View
 from service.broker.acceptance import (
@@ -818,7 +819,10 @@ class Partition:
         """The error for a reader, when stored bytes can't be read. Other partitions, and writers to this one, are not
         affected.
         """
-        logger.error("%s can't be read: %s", self.topic_partition, error)
+        if isinstance(error, IndexesLost):
+            self.folder.blame(error, self.topic_partition)
+        else:
+            logger.error("%s can't be read: %s", self.topic_partition, error)
         return ErrorCode.KAFKA_STORAGE_ERROR if isinstance(error, DiskFault) else ErrorCode.CORRUPT_MESSAGE
 
     @staticmethod

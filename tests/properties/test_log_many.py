@@ -7,6 +7,7 @@ bits; the same bytes are recovered twice.
 import asyncio
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 import log.recovery
 from idempotence.producers import ProducerStates
 from isolation.stable import StableOffsets
-from log.batch import CHECKED_FROM, CRC_AT, MAX_TIMESTAMP_AT, build_batch, crc32c
+from log.batch import CHECKED_FROM, CRC_AT, MAX_TIMESTAMP_AT, CorruptBatch, build_batch, crc32c
 from log.config import LogConfig
 from log.control import ControlType, build_marker
 from log.partition_log import PartitionLog
@@ -116,6 +117,9 @@ def recovered(data: bytes, cuts: list[int], *, many: bool, seen: bool, interval_
     ):
         found = PartitionLog.open(disk, FOLDER, config, views, known=None, now_ms=9, recovery_point=trusted)
     assert found.recovery is not None
+    for segment in found.segments:
+        with suppress(CorruptBatch):  # the indexes are of the batches before the damage then
+            segment.load_indexes()
     segments = [
         (
             segment.facts(),

@@ -257,6 +257,23 @@ class SimDisk:
         if position < len(inode.platter):
             inode.platter[position] ^= 1 << bit
 
+    def cut_short(self, path: str, size: int) -> None:
+        """Rot: the end of a file is gone."""
+        inode = self.find(path)
+        assert isinstance(inode, Inode)
+        self.used_bytes -= len(inode.cache) - size
+        del inode.cache[size:], inode.platter[size:]
+
+    def take_away(self, path: str) -> None:
+        """Rot: a file is gone. A process that has it open still sees it."""
+        *above, name = parts_of(path)
+        inode, folder = self.find(path), self.find("/".join(above))
+        assert isinstance(inode, Inode)
+        assert isinstance(folder, Folder)
+        self.used_bytes -= len(inode.cache)
+        for entries in (folder.entries, folder.durable):
+            entries.pop(name, None)
+
     def find(self, path: str, root: Folder | None = None) -> Inode | Folder:
         node: Inode | Folder | None = root or self.root
         for part in parts_of(path):

@@ -304,14 +304,22 @@ class Fate:
             await self.restart()
 
     async def _rot_index(self) -> None:
-        """Flip a bit of an index. An index is a hint: a wrong one must be noticed or do no harm."""
+        """Flip a bit of an index, or take some of it or all of it away. An index is a hint: a wrong one must be noticed
+        or do no harm.
+        """
         found = [
             (path, size) for path, size, _ in self.disk.files() if path.endswith((".index", ".timeindex")) and size
         ]
         if found:
             path, size = self.chance.choice(found)
             self.world.note("rot", path)
-            self.disk.flip_bit(path, self.chance.randrange(size), self.chance.randrange(8))
+            how = self.chance.random()
+            if how < 0.5:
+                self.disk.flip_bit(path, self.chance.randrange(size), self.chance.randrange(8))
+            elif how < 0.75:
+                self.disk.cut_short(path, self.chance.randrange(size))
+            else:
+                self.disk.take_away(path)
 
     async def _rot_log(self) -> None:
         """A bit of stored batches: that partition may be lost, or in part unreadable, but nothing wrong may be told.

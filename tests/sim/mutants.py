@@ -59,7 +59,7 @@ from log.partition_log import PartitionLog
 from log.recovery import Recovered
 from log.relocation import FORMER, FUTURE, Relocation, stem_of
 from log.retention import SegmentAge
-from log.segment import Segment
+from log.segment import IndexesLost, Segment
 from log.steps import done_at_once
 from log.swap import CLEANED, PLAN, SwapPlan
 from service.broker.coordinators import Coordinators
@@ -286,6 +286,16 @@ def index_off_by_one() -> contextlib.AbstractContextManager[None]:
         return offsets.entry(slot)[1] if 0 < slot < len(offsets) else original(segment, offset)
 
     return replaced(Segment, "_indexed_position", indexed_position)
+
+
+def nobody_rebuilds_lost_indexes() -> contextlib.AbstractContextManager[None]:
+    original = LogFolder._pass
+
+    def hear(folder: LogFolder, fault: DiskFault) -> None:
+        if not isinstance(fault, IndexesLost):
+            original(folder, fault)
+
+    return replaced(LogFolder, "_pass", hear)
 
 
 def nobody_is_fenced_by_a_leader_epoch() -> contextlib.AbstractContextManager[None]:
@@ -1014,6 +1024,12 @@ MUTANTS = (
         lose_the_newest_batch_of_a_coordinator_in_its_replay,
     ),
     Mutant("index off by one", "a search by offset starts one entry too late", index_off_by_one),
+    Mutant(
+        "lost indexes stay lost",
+        "the broker does not hear that a segment misses its indexes",
+        nobody_rebuilds_lost_indexes,
+        fault="index rots",
+    ),
     Mutant(
         "nobody is fenced by a leader epoch",
         "who believes in a former leadership is served",

@@ -9,6 +9,7 @@ from typing import Any, Final
 from unittest import mock
 
 import log.relocation
+import log.segment
 import service.api.fetch
 import service.api.produce
 import service.broker.closing
@@ -22,6 +23,9 @@ from service.turns import Turn
 
 SHORT: Final[tuple[tuple[Any, str, Any], ...]] = (
     (log.relocation, "PIECE_BYTES", 200),
+    (log.segment, "REBUILT_AT_ONCE_BYTES", 0),
+    (log.segment, "REBUILT_BATCHES", 1),
+    (log.segment, "WALKED_BATCHES", 40),
     (service.api.fetch, "READ_AT_ONCE", 1),
     (service.api.produce, "NAMED_A_TURN", 1),
     (service.broker.closing, "SYNCED_TOGETHER", 1),  # or the whole disk would hardly ever be synced at once

@@ -481,3 +481,41 @@ def test_a_wait_ends(tmp_path: Path, ends: str) -> None:
         assert not partition._watchers
 
     on_stage(tmp_path, scene, OS)
+
+
+def test_a_reader_is_told_to_come_again_while_lost_indexes_are_rebuilt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker does it in turns. Nobody takes the partition for damaged, and one who comes later is given all."""
+    monkeypatch.setattr("log.segment.REBUILT_AT_ONCE_BYTES", 0)
+    monkeypatch.setattr("log.segment.REBUILT_BATCHES", 3)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders")
+        partition = await stage.served("orders")
+        for number in range(30):
+            batch = build_batch([(None, bytes(300), (), number)])
+            partition.append_from_client(memoryview(bytearray(batch)), acks=1, now_ms=1)
+        partition.log.roll(1)
+        await partition.flush()
+        segment = partition.log.segments[0]
+        for suffix in (".index", ".timeindex"):
+            partition.log.disk.unlink(segment.path(suffix))
+        reading, turns = reading_of(stage, 20), 0
+        while True:
+            await reading.read()
+            found = reading.found["orders", 0]
+            if not found.error:
+                break
+            assert found.error is ErrorCode.KAFKA_STORAGE_ERROR
+            assert not partition.offline
+            turns += 1
+            await asyncio.sleep(0)
+        assert turns >= 10, "three headers a turn"
+        assert found.records is not None
+        assert [header.base_offset for header, _ in split(found.records.read())] == list(range(20, 30))
+        assert partition.folder.failed is None
+        assert not partition.log.damage
+        assert partition.log.disk.exists(segment.path(".index"))
+
+    on_stage(tmp_path, scene, OS)
