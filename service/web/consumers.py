@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
@@ -24,7 +25,16 @@ from service.web.consuming import PAGE_BYTES, PAGE_BYTES_MAX, WAIT_MS_MAX
 from service.web.forwarding import FORWARDED, url_of
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.groups import committed_by
-from service.web.instances import Form, Instance, InstanceProblem, RecordV2, Wishes, not_in_form
+from service.web.instances import (
+    ASKED,
+    READ_CHARACTERS,
+    Form,
+    Instance,
+    InstanceProblem,
+    RecordV2,
+    Wishes,
+    not_in_form,
+)
 from service.web.members import EARLIEST, LATEST, home
 from service.web.problems import Problem
 from service.web.routing import ENDED, JSON, Route, integer
@@ -42,8 +52,8 @@ WITH_SCHEMAS = tuple(f"application/vnd.kafka.{form}.v2+json" for form in SCHEMA_
 NAME_MAX = 249
 TIMEOUT_MS = 1000
 MIN_BYTES_MAX = 10_000_000
-READ, READ_CHARACTERS = "X-Oncelog-Read", 32
-"""A request header that names a read which another broker forwards, and how many characters a name has."""
+READ = "X-Oncelog-Read"
+"""A request header that names a read which another broker forwards."""
 LOST = "X-Oncelog-Lost"
 """A request header that names a read which another broker has forwarded, and whose answer nobody got."""
 LOST_PAUSE_S = 1.0
@@ -292,10 +302,12 @@ async def records(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     timeout_ms = query_int(request, "timeout", -1, least=-(2**63))
     max_bytes = query_int(request, "max_bytes", -1, least=-(2**63))
     group, name = request.match_info["group"], request.match_info["instance"]
+    if (asked := request.headers.get(ASKED)) is not None:
+        return _answer(gateway.instances.forwarded.fates(asked.split(",")))
     turn = gateway.instances.turn(group, name)
     if (lost := request.headers.get(LOST)) is not None:
         async with turn:
-            await gateway.instances.lost(group, name, lost)
+            gateway.instances.lost(group, name, lost)
         return _answer([])
     try:
         async with asyncio.timeout(min(timeout_ms if timeout_ms > 0 else TIMEOUT_MS, WAIT_MS_MAX) / 1000):
@@ -306,7 +318,8 @@ async def records(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     request[ENDED] = handing.ended
     if (elsewhere := await handing.elsewhere()) is not None:
         return elsewhere
-    read = request.headers.get(READ, "")[:READ_CHARACTERS]
+    node = _in_front(request)
+    read = "" if node is None else request.headers.get(READ, "")[:READ_CHARACTERS]
     instance = _instance(gateway, request, read)
     if form is not instance.wishes.form:
         raise not_in_form(
@@ -314,10 +327,17 @@ async def records(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         )
     longest_ms = min(instance.wishes.timeout_ms, WAIT_MS_MAX)
     wait_ms = longest_ms if timeout_ms <= 0 else min(timeout_ms, longest_ms)
-    found = await gateway.instances.read(instance, request, read, max_bytes if max_bytes > 0 else PAGE_BYTES, wait_ms)
+    max_bytes = max_bytes if max_bytes > 0 else PAGE_BYTES
+    found = await gateway.instances.read(instance, request, read, node or 0, max_bytes, wait_ms)
     handing.instance = instance
     inside = await list_in_turns(request, found, lambda some: msgspec.json.encode(some)[1:-1])
     return web.Response(body=b"[" + inside + b"]", content_type=MEDIA_OF[form])
+
+
+def _in_front(request: web.Request) -> int | None:
+    """The broker that forwards the request."""
+    number = request.headers.get(FORWARDED, "")
+    return int(number) if re.fullmatch("[0-9]{1,10}", number) else None
 
 
 class Handing:
@@ -329,6 +349,7 @@ class Handing:
         self._gateway = gateway
         self._request = request
         self._turn = turn
+        self._reads = gateway.instances.forwarded
         self.instance: Instance | None = None
         """The instance that has moved on, if it lives here."""
         self._named = ""
@@ -338,19 +359,24 @@ class Handing:
         """The answer of the broker where the instance lives. If it was lost on the way here, it is asked for once more:
         the client would go on behind it.
         """
-        self._named = self._gateway.env.unique().hex()
+        self._named = self._reads.begin(self._gateway.env.unique().hex()[: READ_CHARACTERS // 2])
         named = {READ: self._named}
         try:
             found = await home(self._gateway, self._request, b"", named)
         except Problem as lost:
             if lost.outcome != "unknown":
                 if is_there(self._request):
-                    self._named = ""
+                    self._forget()
                 raise
             found = await home(self._gateway, self._request, b"", named)
         if found is None or found.status != HTTPStatus.OK:
-            self._named = ""
+            self._forget()
         return found
+
+    def _forget(self) -> None:
+        """Nothing has moved on by the read."""
+        self._reads.ended(self._named)
+        self._named = ""
 
     async def ended(self, is_taken: bool) -> None:
         try:
@@ -359,6 +385,7 @@ class Handing:
             elif self._named and not is_taken:
                 await self._tell_lost()
         finally:
+            self._reads.ended(self._named)
             self._turn.release()
 
     async def _tell_lost(self) -> None:
@@ -388,6 +415,7 @@ class Handing:
             if gateway.closing.is_set() or now_s() > deadline_s:
                 break
             pause_s = min(2 * pause_s, LOST_PAUSE_S)
+        self._reads.is_lost(self._named)
         instance = request.match_info["instance"]
         logger.warning("consumer instance %s of group %s has moved on by a lost answer: %s", instance, group, why)
 

@@ -4,11 +4,12 @@ assigned partitions by hand, and are read by their name.
 What always holds: an instance lives at the broker that coordinates its group. Its position moves only with an answer
 that shows the records before that position; it moves back if the answer could not be written to its client. Nothing is
 read for it before that is known. A broker that forwards a read names it, and tells later if the client did not get its
-answer; the instance goes back then, and its commits with it, although it may have served other reads meanwhile: records
-are given twice rather than never. It reads nothing that its group has given to another member. It commits on its own
-only what it has shown to a client that has sent another request since, and only if the partition has been its own ever
-since. An instance that is lost with its broker is made again under its name; it takes its place in the group at once,
-and goes on where the group is.
+answer; the instance goes back then, although it may have served other reads meanwhile: records are given twice rather
+than never. It reads nothing that its group has given to another member. It commits on its own only what it has shown to
+a client that has sent another request since, and only if the partition has been its own ever since. That request may
+have come by another broker while the answer was still stalled at the one in front. So that one is asked before a
+commit, and nothing is committed of which it does not say that the client has taken it. An instance that is lost with
+its broker is made again under its name; it takes its place in the group at once, and goes on where the group is.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ import asyncio
 import base64
 import logging
 from collections.abc import Iterable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from http import HTTPStatus
+from typing import Final
+from urllib.parse import quote
 from uuid import UUID
 from weakref import WeakValueDictionary
 
 import msgspec
-from aiohttp import web
+from aiohttp import ClientError, web
 from msgspec import UNSET, Raw
 
 from isolation.read_view import Isolation
@@ -35,7 +39,7 @@ from service.cluster.image import NO_LEADER
 from service.web.consuming import PAGE_BYTES_MAX, RECORDS_MAX
 from service.web.fetching import Held, Lens, Piece, before_the_next, fetch_all, left_ms, opened
 from service.web.following import passes
-from service.web.forwarding import client_gone
+from service.web.forwarding import FORWARDED, client_gone, url_of
 from service.web.gateway import PAUSE_S, Gateway
 from service.web.groups import offsets_by_now
 from service.web.holding import HOLDER, Holder
@@ -62,6 +66,15 @@ COMMIT_EVERY_S = 5.0
 COMMIT_TRIES = 3
 READS_MAX = 16
 """How many reads that were forwarded are remembered: an answer may be lost while others are given."""
+READ_CHARACTERS: Final = 32
+"""How many characters the name of a read has."""
+LOST_MAX = 1_000
+ASK_S = 1.0
+"""How long a broker in front is asked what its clients have taken. A client waits for that when it deletes its
+instance.
+"""
+ASKED: Final = "X-Oncelog-Asked"
+"""A request header with names of reads that another broker has forwarded: which of them were taken?"""
 
 
 class Form(Enum):
@@ -110,6 +123,58 @@ class Wishes:
     timeout_ms: int = 1000
 
 
+class Fates(msgspec.Struct):
+    """What a broker in front knows of some reads that it has forwarded. Its clients have taken the others' answers."""
+
+    on_their_way: list[str]
+    lost: list[str]
+
+
+_fates = msgspec.json.Decoder(Fates)
+
+
+class ForwardedReads:
+    """The reads that this broker forwards, by their names."""
+
+    def __init__(self, life: str) -> None:
+        self._life = life
+        self._on_their_way: dict[str, None] = {}
+        self._lost: dict[str, None] = {}
+        """Of which the broker where the instance lives could not be told."""
+
+    def begin(self, unique: str) -> str:
+        """The name of a new one. It tells which process has given it: a later one knows nothing of its clients."""
+        name = self._life + unique
+        self._on_their_way[name] = None
+        return name
+
+    def ended(self, name: str) -> None:
+        """The answer was taken by the client, or nobody has moved on by it, or it was told to be lost."""
+        self._on_their_way.pop(name, None)
+
+    def is_lost(self, name: str) -> None:
+        self._lost[name] = None
+        if len(self._lost) > LOST_MAX:
+            del self._lost[next(iter(self._lost))]
+
+    def fates(self, names: Iterable[str]) -> Fates:
+        found = Fates([], [])
+        for name in names:
+            if name in self._on_their_way:
+                found.on_their_way.append(name)
+            elif name in self._lost or not name.startswith(self._life):
+                found.lost.append(name)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardedRead:
+    """A read that came by another broker, and the positions before its answer."""
+
+    node: int
+    begins: dict[TopicPartition, int]
+
+
 @dataclass(slots=True, eq=False)
 class Instance(HttpMember):
     wishes: Wishes = field(default_factory=Wishes)
@@ -123,12 +188,10 @@ class Instance(HttpMember):
     """The last answer is being written. A request that comes meanwhile does not tell that the client got it."""
     uncommitted: dict[TopicPartition, int] = field(default_factory=dict)
     """The positions that the client is known to have read to since the last commit."""
-    committed: dict[TopicPartition, int] = field(default_factory=dict)
-    """What was committed last, or may have been."""
     before: dict[TopicPartition, int] = field(default_factory=dict)
-    """The positions before the last answer."""
-    reads: dict[str, dict[TopicPartition, int]] = field(default_factory=dict)
-    """The positions before the answers to the last reads that were forwarded, by the names of these reads."""
+    """The positions before the answer that is being written."""
+    reads: dict[str, ForwardedRead] = field(default_factory=dict)
+    """The last reads that were forwarded, by their names, as long as it is not known that the client has the answer."""
     committed_s: float = 0.0
 
     @property
@@ -142,7 +205,7 @@ class Instance(HttpMember):
 
     def lose(self, partitions: Iterable[TopicPartition]) -> None:
         for each in partitions:
-            for known in (self.positions, self.shown, self.uncommitted, self.committed, self.before):
+            for known in (self.positions, self.shown, self.uncommitted, *self.begins()):
                 known.pop(each, None)
 
     def holds(self, partition: TopicPartition) -> bool:
@@ -154,11 +217,20 @@ class Instance(HttpMember):
             if self.uncommitted.get(each) == offset:
                 del self.uncommitted[each]
 
-    def remember(self, read: str) -> None:
-        """A read of this name begins."""
-        self.reads[read] = {}
+    def remember(self, read: str, node: int) -> None:
+        """A read of this name begins, which this broker has forwarded."""
+        self.reads[read] = ForwardedRead(node, {})
         if len(self.reads) > READS_MAX:
             del self.reads[next(iter(self.reads))]
+
+    def begins(self) -> list[dict[TopicPartition, int]]:
+        """The positions before each answer of which it is not known whether the client has it."""
+        return [self.before, *(read.begins for read in self.reads.values())]
+
+    def lost(self, read: str) -> None:
+        """Nobody will get the answer to this read."""
+        if read in self.reads:
+            self.take_back(self.reads.pop(read).begins)
 
     def take_back(self, begins: Mapping[TopicPartition, int]) -> None:
         """Nobody got an answer that began at these positions."""
@@ -169,18 +241,28 @@ class Instance(HttpMember):
                 if known.get(partition, begin) > begin:
                     known[partition] = begin
         for others in self.reads.values():  # what they gave is given again
-            for partition in [each for each, offset in others.items() if offset >= begins.get(each, offset + 1)]:
-                del others[partition]
+            for partition in [each for each, offset in others.begins.items() if offset >= begins.get(each, offset + 1)]:
+                del others.begins[partition]
 
     def ended(self, *, is_taken: bool) -> None:
         """The last answer was written, or its client is gone."""
         self.is_being_given = False
+        begins, self.before = self.before, {}
         if not is_taken:
-            self.take_back(self.before)
+            self.take_back(begins)
 
-    def may_commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """These offsets are about to be committed."""
-        self.committed.update({each: offset for each, offset in offsets.items() if self.holds(each)})
+    def taken(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """These offsets; lower where it is not known whether the client has all answers that led there."""
+        found = dict(offsets)
+        for begins in self.begins():
+            for partition in begins.keys() & found.keys():
+                found[partition] = min(found[partition], begins[partition])
+        return found
+
+    def is_done(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """The client has said that it is done with what is before these offsets."""
+        for begins in self.begins():
+            begins.update({each: max(begin, offsets.get(each, begin)) for each, begin in begins.items()})
 
     def move(self, positions: Mapping[TopicPartition, int]) -> None:
         for partition, offset in positions.items():
@@ -196,6 +278,7 @@ class Instances(Members):
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
         self._turns = WeakValueDictionary[tuple[str, str], asyncio.Lock]()
+        self.forwarded = ForwardedReads(gateway.env.unique().hex()[: READ_CHARACTERS // 2])
 
     def turn(self, group: str, member_id: str) -> asyncio.Lock:
         """Held by one read of an instance at a time, until its answer was taken: where the instance lives, and at a
@@ -241,29 +324,46 @@ class Instances(Members):
             instance.shown.clear()
         return instance
 
-    async def lost(self, group: str, member_id: str, read: str) -> None:
+    def lost(self, group: str, member_id: str, read: str) -> None:
         """Nobody got the answer to this read, which another broker has forwarded."""
         instance = self._members.get((group, member_id))
-        if instance is None or read not in instance.reads:
+        if instance is None:
+            return  # what was not known to be taken was not committed when it went
+        if read not in instance.reads:
             logger.warning("consumer instance %s of group %s: an answer was lost that is not known", member_id, group)
-            return
-        begins = instance.reads.pop(read)
-        instance.take_back(begins)
-        if gone := [f"{each.topic}-{each.partition}" for each in begins if not instance.holds(each)]:
-            what = "an answer was lost, and its group may go on behind it"
-            logger.warning("consumer instance %s of group %s: %s, in %s", member_id, group, what, ", ".join(gone))
-        back: dict[TopicPartition, tuple[int, str | None]] = {
-            each: (begin, None) for each, begin in begins.items() if instance.committed.get(each, begin) > begin
-        }
-        if back:
+        instance.lost(read)
+
+    async def _ask_in_front(self, instance: Instance) -> None:
+        """Find out which answers the client has, and take back those that it will not get. A broker that does not say
+        it is asked again before the next commit.
+        """
+        asked: dict[int, list[str]] = {}
+        for name, read in instance.reads.items():
+            asked.setdefault(read.node, []).append(name)
+        for node, names in asked.items():
+            with suppress(Problem, ClientError, OSError):  # `TimeoutError` is an OSError
+                async with asyncio.timeout(ASK_S):
+                    fates = await self._fates(instance, node, names)
+                for name in names:
+                    if name in fates.lost:
+                        instance.lost(name)
+                    elif name not in fates.on_their_way:
+                        instance.reads.pop(name, None)
+
+    async def _fates(self, instance: Instance, node: int, names: Iterable[str]) -> Fates:
+        gateway = self._gateway
+        path = f"/consumers/{quote(instance.group, safe='')}/instances/{quote(instance.member_id, safe='')}/records"
+        headers = {FORWARDED: str(gateway.node_id), ASKED: ",".join(names)}
+        async with gateway.http().get(url_of(gateway, node, path), headers=headers) as answer:
+            if answer.status != HTTPStatus.OK:
+                raise Problem("not-now", f"broker {node} answers with status {answer.status}")
             try:
-                await self.commit(instance, back)
-            except (Problem, ClientFailure) as failure:
-                what = "a lost answer stays committed"
-                logger.warning("consumer instance %s of group %s: %s: %s", member_id, group, what, failure)
+                return _fates.decode(await answer.read())
+            except msgspec.DecodeError as error:
+                raise Problem("not-now", f"broker {node}: {error}") from None
 
     async def leave(self, member: HttpMember) -> None:
-        """Delete an instance. Its client has asked for it, so it has seen the last answer."""
+        """Delete an instance, at the wish of its client."""
         assert isinstance(member, Instance)
         await self._commit_itself(member)
         await super().leave(member)
@@ -351,7 +451,7 @@ class Instances(Members):
                 raise conflict(f"No current assignment for partition {partition.topic}-{partition.partition}")
         found = {each: await self._place(each, offset) for each, offset in offsets.items()}
         for each in found:
-            for begins in (instance.before, *instance.reads.values()):
+            for begins in instance.begins():
                 begins.pop(each, None)  # an answer that is lost takes the instance back elsewhere only
         instance.move({each: offset for each, offset in found.items() if each in instance.positions})
 
@@ -388,18 +488,21 @@ class Instances(Members):
     # -- reading
 
     async def read(
-        self, instance: Instance, request: web.Request, read: str, max_bytes: int, wait_ms: int
+        self, instance: Instance, request: web.Request, read: str, node: int, max_bytes: int, wait_ms: int
     ) -> list[RecordV2]:
-        """What there is for an answer, whose caller has the instance's turn, and tells it when the answer has ended."""
+        """What there is for an answer, whose caller has the instance's turn, and tells it when the answer has ended.
+        `read`, `node`: the name of the read if it was forwarded, and by which broker.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
         if not instance.is_subscribed and not instance.is_assigned:
             raise conflict("Consumer is not subscribed to any topics or assigned any partitions")
         with self._gateway.waiting():
-            if read in instance.reads:
-                await self.lost(instance.group, instance.member_id, read)
             if read:
-                instance.remember(read)
+                instance.lost(read)
+                if len(instance.reads) >= READS_MAX:
+                    await self._ask_in_front(instance)
+                instance.remember(read, node)
             if loop.time() - instance.committed_s >= COMMIT_EVERY_S:
                 await self._commit_itself(instance)
             answer = RecordsAnswer(self._gateway, request[HOLDER], instance, max_bytes)
@@ -414,7 +517,7 @@ class Instances(Members):
             instance.is_being_given = True
             records = answer.given()
             if read:
-                instance.reads[read] = dict(instance.before)
+                instance.reads[read] = ForwardedRead(node, dict(instance.before))
             return records
 
     async def _fill(self, answer: RecordsAnswer, request: web.Request, deadline: float) -> None:
@@ -459,7 +562,6 @@ class Instances(Members):
         partition that it was reading: another member may have gone on there.
         """
         held = {each for each in offsets if instance.holds(each)}
-        instance.may_commit({each: offset for each, (offset, _) in offsets.items()})
         for tries_left in reversed(range(COMMIT_TRIES)):
             try:
                 await commit_by(self._gateway, instance.group, instance.who, None, offsets)
@@ -470,28 +572,30 @@ class Instances(Members):
                 if not all(map(instance.holds, held)):
                     raise
             else:
+                instance.is_done({each: offset for each, (offset, _) in offsets.items()})
                 return
 
     async def commit_all(self, instance: Instance) -> None:
-        """Commit all that was shown, without an answer that is being written."""
-        given = {each: offset for each, offset in instance.positions.items() if offset != SOMEWHERE}
-        if instance.is_being_given:
-            given.update({each: offset for each, offset in instance.before.items() if each in given})
+        """Commit all that was shown, without answers that are still on their way."""
+        await self._ask_in_front(instance)
+        given = instance.taken({each: offset for each, offset in instance.positions.items() if offset != SOMEWHERE})
         await self.commit(instance, {each: (offset, None) for each, offset in given.items()})
         instance.is_committed(given)
 
     async def _commit_itself(self, instance: Instance) -> None:
         """Commit without being asked. An error is not told to the client; the next attempt comes later."""
         instance.committed_s = asyncio.get_running_loop().time()
+        if not instance.wishes.commits_itself or not instance.uncommitted:
+            return
+        await self._ask_in_front(instance)
         topics = self._gateway.image.topics
         ready = {
             each: offset
-            for each, offset in instance.uncommitted.items()
+            for each, offset in instance.taken(instance.uncommitted).items()
             if each in instance.positions and each.topic in topics
         }
-        if not instance.wishes.commits_itself or not ready:
+        if not ready:
             return
-        instance.may_commit(ready)
         try:
             await commit_by(
                 *(self._gateway, instance.group, instance.who, None),

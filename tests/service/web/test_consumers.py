@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import Consumer
 
 from log.ids import TopicPartition
-from service.web.instances import Instance, Instances, RecordsAnswer
+from service.web.instances import Fates, ForwardedRead, ForwardedReads, Instance, Instances, RecordsAnswer
 from service.web.members import Join
 from service.web.problems import Problem
 from tests.service.web.kit import PATIENCE_S, Answer, Http, Served, ask_and_go, asking
@@ -25,6 +25,8 @@ from tests.service.web.kit import PATIENCE_S, Answer, Http, Served, ask_and_go, 
 MEDIA = "application/vnd.kafka.v2+json"
 BINARY = "application/vnd.kafka.binary.v2+json"
 JSON = "application/vnd.kafka.json.v2+json"
+IN_FRONT = {"X-Oncelog-Forwarded": "9"}
+"""A request that another broker has forwarded, which can't be asked whether its client took the answer."""
 
 
 class Reader:
@@ -294,7 +296,7 @@ def test_an_answer_that_was_lost_between_brokers_is_given_again_and_was_seen_by_
     path = f"/consumers/{topic}/instances/{reader.name}/records"
 
     def forwarded(name: str) -> list[int]:
-        answer = http.ask("GET", path, headers={"Accept": JSON, "X-Oncelog-Read": name})
+        answer = http.ask("GET", path, headers={**IN_FRONT, "Accept": JSON, "X-Oncelog-Read": name})
         return [each["value"] for each in answer.json]
 
     assert (forwarded("a"), forwarded("a")) == ([1, 2], [1, 2])
@@ -321,14 +323,14 @@ def test_an_answer_that_is_known_to_be_lost_later_is_given_again_and_not_committ
     path = f"/consumers/{topic}/instances/{reader.name}/records?timeout=200"
 
     def forwarded(name: str) -> list[int]:
-        answer = http.ask("GET", path, headers={"Accept": JSON, "X-Oncelog-Read": name})
+        answer = http.ask("GET", path, headers={**IN_FRONT, "Accept": JSON, "X-Oncelog-Read": name})
         return [each["value"] for each in answer.json]
 
     def tell_lost(name: str) -> None:
         assert http.ask("GET", path, headers={"X-Oncelog-Lost": name}).status == 200
 
     write(http, topic, 0)
-    assert forwarded("zero") == [0]
+    assert reader.records() == [{"topic": topic, "partition": 0, "offset": 0, "key": "k0", "value": 0}]
     write(http, topic, 1, 2)
     assert forwarded("a") == [1, 2]
     assert reader.call("GET", "/assignments").status == 200
@@ -337,22 +339,25 @@ def test_an_answer_that_is_known_to_be_lost_later_is_given_again_and_not_committ
     write(http, topic, 3)
     assert (forwarded("c"), reader.records("?timeout=200")) == ([3], [])
     assert reader.call("POST", "/offsets").status == 200
-    assert reader.committed(topic) == 4
-    tell_lost("c")
-    assert reader.committed(topic) == 3
-    tell_lost("b")
     assert reader.committed(topic) == 1
+    tell_lost("c")
+    tell_lost("b")
     tell_lost("c")
     assert forwarded("d") == [1, 2, 3]
     assert reader.records("?timeout=200") == []
     assert forwarded("d") == [1, 2, 3], "its broker asks for it once more"
     assert reader.call("GET", "/assignments").status == 200
+    assert reader.call("POST", "/offsets").status == 200
+    assert reader.committed(topic) == 1
+    assert reader.call("POST", "/offsets", {"offsets": [{**where, "offset": 1}]}).status == 200
+    assert reader.call("POST", "/offsets").status == 200
+    assert reader.committed(topic) == 2, "its client says that it is done with these"
     reader.do("POST", "/positions", {"offsets": [{**where, "offset": 3}]})
     tell_lost("d")
     assert reader.read(1)[0]["offset"] == 3, "where its client has sent it"
     reader.do("DELETE", "")
     tell_lost("d")
-    assert reader.http.get(f"/v1/groups/{topic}/offsets").json["offsets"][0]["offset"] == (4 if itself else 1)
+    assert reader.http.get(f"/v1/groups/{topic}/offsets").json["offsets"][0]["offset"] == (4 if itself else 2)
 
 
 def long_reader(http: Http, topic: str) -> Reader:
@@ -656,7 +661,7 @@ def test_reads_of_clients_that_are_gone_do_not_wait_for_a_leader_one_by_one(monk
         instance.positions[TopicPartition("t", 0)] = 0
         instances = Instances(MagicMock())
         requests = [asking(transport=object()) for _ in range(5)]
-        reads = [asyncio.ensure_future(instances.read(instance, each, "", 1, 0)) for each in requests]
+        reads = [asyncio.ensure_future(instances.read(instance, each, "", 0, 1, 0)) for each in requests]
         await asyncio.sleep(0)
         requests[0].transport = requests[1].transport = requests[2].transport = None
         answers.set()
@@ -665,3 +670,46 @@ def test_reads_of_clients_that_are_gone_do_not_wait_for_a_leader_one_by_one(monk
 
     asyncio.run(play())
     assert asked == 3
+
+
+def test_an_instance_knows_by_the_brokers_in_front_what_its_client_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is committed that one of them still writes, or does not tell of; what a dead one wrote is given again."""
+    place = TopicPartition("t", 0)
+    died, lives = ForwardedReads("a" * 16), ForwardedReads("b" * 16)
+    names = [lives.begin(f"{number:016}") for number in range(3)]
+    lives.ended(names[0])
+    lives.ended(names[1])
+    lives.is_lost(names[1])
+
+    async def play() -> None:
+        instances = Instances(MagicMock())
+
+        async def asked(_: Instance, node: int, some: list[str]) -> Fates:
+            if node == 2:
+                raise Problem("not-now", "it can't be reached")
+            return lives.fates(some)
+
+        monkeypatch.setattr(instances, "_fates", asked)
+
+        async def after(*reads: tuple[str, int]) -> tuple[dict[TopicPartition, int], int]:
+            """What may be committed, and where the instance goes on, after reads of ten records each."""
+            instance = Instance("g", "i", Join([]), 0.0, is_assigned=True)
+            for number, (name, node) in enumerate(reads):
+                instance.reads[name] = ForwardedRead(node, {place: 10 * number})
+            instance.positions[place] = instance.uncommitted[place] = 10 * len(reads)
+            await instances._ask_in_front(instance)
+            may, goes_on = instance.taken(instance.uncommitted), instance.positions[place]
+            instance.lose([place])
+            instance.positions[place] = 90
+            assert instance.taken({place: 95}) == {place: 95}, "it was another's meanwhile"
+            return may, goes_on
+
+        taken, lost, on_its_way = ((name, 1) for name in names)
+        assert await after(taken) == ({place: 10}, 10)
+        assert await after(taken, on_its_way) == ({place: 10}, 20)
+        assert await after(on_its_way, taken) == ({place: 0}, 20)
+        assert await after(taken, lost) == ({place: 10}, 10)
+        assert await after(taken, (died.begin("x"), 1)) == ({place: 10}, 10)
+        assert await after((names[0], 2)) == ({place: 0}, 10)
+
+    asyncio.run(play())

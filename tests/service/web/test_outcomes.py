@@ -33,7 +33,7 @@ from service.web.forwarding import forward
 from service.web.gateway import Gateway, Outgoing
 from service.web.holding import HOLDER, Holder, Holding
 from service.web.idempotency import KeyRecord, Keys, Memory
-from service.web.instances import Instances
+from service.web.instances import Fates, ForwardedReads, Instances
 from service.web.members import HttpMember, Join
 from service.web.problems import Problem, of_error
 from service.web.producers import Producer, ProducerPool
@@ -205,12 +205,15 @@ def test_that_an_answer_was_lost_is_told_until_the_other_broker_can_be_reached(
     here = Endpoint("HTTP", "127.0.0.1", 1, "HTTP")
     gateway: Any = SimpleNamespace(node_id=1, coordinator=AsyncMock(return_value=2), closing=asyncio.Event())
     gateway.image = SimpleNamespace(brokers={2: SimpleNamespace(endpoint=lambda _: here)})
+    reads = ForwardedReads("")
+    gateway.instances = SimpleNamespace(forwarded=reads)
     tries = 0
 
     @asynccontextmanager
     async def ask(*_: Any, **__: Any) -> AsyncIterator[Any]:
         nonlocal tries
         tries += 1
+        assert reads.fates(["a"]) == Fates(["a"], []), "until it is told"
         if end == "stop" and tries == 2:
             gateway.closing.set()
         if end != "told" or tries < 6:
@@ -224,9 +227,10 @@ def test_that_an_answer_was_lost_is_told_until_the_other_broker_can_be_reached(
         await turn.acquire()
         request = asking(match_info={"group": "g", "instance": "i"}, path_qs="/consumers/g/instances/i/records")
         handing = consumers.Handing(gateway, request, turn)
-        handing._named = "a"
+        handing._named = reads.begin("a")
         await handing.ended(is_taken=False)
         assert not turn.locked()
+        assert reads.fates(["a"]) == Fates([], [] if end == "told" else ["a"])
 
     asyncio.run(scenario())
     assert tries in {"told": [6], "stop": [2], "late": [2, 3, 4]}[end]

@@ -412,6 +412,39 @@ def test_an_instance_that_is_made_again_waits_for_no_last_answer_at_any_broker(s
             assert client.delete(path, headers=media).status == 204
 
 
+@pytest.mark.parametrize("way", ["is deleted", "is assigned anew"])
+def test_what_its_client_may_not_have_is_not_committed_when_an_instance_goes_by_another_broker(
+    several: Several, way: str
+) -> None:
+    """The answer is stalled at the broker in front, which alone knows that. Its records were never given again."""
+    topic = f"stalled-{next(_numbers)}"
+    make(several, topic, 1)
+    octets = {"Content-Type": "application/octet-stream"}
+    for _ in range(20):
+        assert several.clients[0].post(f"/v1/topics/{topic}/records", os.urandom(500_000), headers=octets).status == 200
+    binary = "application/vnd.kafka.binary.v2+json"
+    media = {"Accept": binary, "Content-Type": "application/vnd.kafka.v2+json"}
+    assigned = {"partitions": [{"topic": topic, "partition": 0}]}
+    for number, (front, other) in enumerate(itertools.product(several.clients, repeat=2)):
+        group = f"{topic}-{number}"
+        path = f"/consumers/{group}/instances/any"
+        wishes = {"name": "any", "auto.offset.reset": "earliest", "auto.commit.enable": True}
+        assert front.post(f"/consumers/{group}", wishes, headers=media).status == 200
+        assert front.post(f"{path}/assignments", assigned, headers=media).status == 204
+        taken = front.get(f"{path}/records?max_bytes=600000", headers=media).json
+        assert [each["offset"] for each in taken] == [0]
+        place = urlsplit(front.url)
+        with socket.create_connection((str(place.hostname), int(str(place.port)))) as slow:
+            asked = f"GET {path}/records?max_bytes=6000000 HTTP/1.1\r\nHost: x\r\nAccept: {binary}\r\n\r\n"
+            slow.sendall(asked.encode())
+            assert slow.recv(100).startswith(b"HTTP/1.1 200")
+            if way == "is assigned anew":
+                assert other.post(f"{path}/assignments", {"partitions": []}, headers=media).status == 204
+            assert other.delete(path, headers=media).status == 204
+        offsets = other.get(f"/v1/groups/{group}/offsets").json["offsets"]
+        assert [each["offset"] for each in offsets] == [1], "what was taken, and nothing more"
+
+
 def test_an_expected_offset_is_looked_at_by_the_leader_of_the_partition(several: Several) -> None:
     make(several, "expected", 3)
     for number, client in enumerate(several.clients):
