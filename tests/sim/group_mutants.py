@@ -16,6 +16,8 @@ import service.groups.consumer_decisions
 import service.groups.migration
 import service.groups.offset_decisions
 from log.clock import ClockWatch
+from service.broker.coordinators import Coordinators
+from service.broker.shard import Shard
 from service.groups.classic_decisions import ClassicDecisions
 from service.groups.classic_group import ClassicGroup
 from service.groups.commands import DeleteOffsetsReply, JoinReply
@@ -29,12 +31,66 @@ from service.groups.reconciliation import Walk, reconcile
 from service.groups.records import current_record, member_tombstones, target_epoch_record
 from service.groups.resuming import Resuming
 from service.groups.verdicts import Fault, OffsetsPut, RecordPair
+from tests.sim import gathering
 from tests.sim.groups import run
 from tests.sim.run import replaced
 
 MAX_SEEDS = 800
 
 Planting = contextlib.AbstractContextManager[None]
+
+
+def what_is_gathered_is_answered_when_it_is_written() -> Planting:
+    def write_gathered(shard: Shard[Any]) -> None:
+        gathered, shard._gathered, shard._gathered_bytes = shard._gathered, [], 0
+        if gathered and shard._write(gathered):
+            for decision in gathered:
+                shard._deliver(decision)
+
+    return replaced(Shard, "write_gathered", write_gathered)
+
+
+def a_reader_overtakes_what_is_gathered() -> Planting:
+    original = Shard._carry_out
+
+    def carry_out(shard: Shard[Any], decision: Any) -> None:
+        if decision.records:
+            original(shard, decision)
+        else:
+            shard._answer(decision)
+
+    return replaced(Shard, "_carry_out", carry_out)
+
+
+def a_look_does_not_wait_for_what_is_gathered() -> Planting:
+    return replaced(Shard, "committed", lambda shard: shard.partition.committed(shard._written_end_offset))
+
+
+def a_marker_overtakes_what_is_gathered() -> Planting:
+    return replaced(Coordinators, "write_gathered", lambda coordinators, index: None)
+
+
+def a_refused_append_is_not_noticed() -> Planting:
+    original = Shard._give_up
+
+    def give_up(shard: Shard[Any]) -> None:
+        if not shard.partition.is_leading or not shard.loaded:
+            original(shard)
+
+    return replaced(Shard, "_give_up", give_up)
+
+
+def a_producers_batch_overtakes_what_is_gathered() -> Planting:
+    original = Shard._carry_out
+
+    def carry_out(shard: Shard[Any], decision: Any) -> None:
+        if decision.producer_id >= 0 and decision.records:
+            if shard._apply(decision) and shard._write((decision,)):
+                shard._answer(decision)
+        else:
+            original(shard, decision)
+
+    return replaced(Shard, "_carry_out", carry_out)
 
 
 def tombstone_lost() -> Planting:
@@ -254,9 +310,18 @@ def offsets_of_open_transactions_outlive_their_group() -> Planting:
     return replaced(Forgetting, "_names", names)
 
 
+OF_SHARDS = (
+    what_is_gathered_is_answered_when_it_is_written,
+    a_reader_overtakes_what_is_gathered,
+    a_look_does_not_wait_for_what_is_gathered,
+    a_marker_overtakes_what_is_gathered,
+    a_producers_batch_overtakes_what_is_gathered,
+    a_refused_append_is_not_noticed,
+)
 MUTANTS: dict[str, Callable[[], Planting]] = {
     plant.__name__: plant
     for plant in (
+        *OF_SHARDS,
         tombstone_lost,
         assignments_begin_with_heartbeats_only,
         assignment_compared_with_the_wrong_epoch,
@@ -292,9 +357,10 @@ MUTANTS: dict[str, Callable[[], Planting]] = {
 
 def hunt(name: str, max_seeds: int = MAX_SEEDS) -> tuple[int, str]:
     """How many runs it took to catch the mutant, and what was broken; nothing if it was not caught."""
+    planting = MUTANTS[name]
     for seed in range(1, max_seeds + 1):
-        with MUTANTS[name]():
-            broken = run(seed)
+        with planting():
+            broken = gathering.run(seed) if planting in OF_SHARDS else run(seed)
         if broken:
             return seed, broken
     return max_seeds, ""

@@ -373,9 +373,9 @@ class GroupWorld:
         facts = self.replayed(self.log).durable_facts()
         if self.machine is not None and facts != self.reader.durable_facts():
             raise Broken("LiveEqualsReplay: what the reader was told is not what is in the log")
-        whole, chance = _without_empty(facts), random.Random(len(self.log))
+        whole, chance = without_empty(facts), random.Random(len(self.log))
         for _ in range(CUTS):
-            if whole != _without_empty(self.replayed(compacted(self.log, chance)).durable_facts()):
+            if whole != without_empty(self.replayed(compacted(self.log, chance)).durable_facts()):
                 raise Broken("CompactionChangesNothing: the compacted log makes another machine")
 
     def _carry_out(self, decision: GroupDecision, *, joined: tuple[str | None, Any] | None = None) -> None:
@@ -604,7 +604,7 @@ def _joins_anew(command: Command) -> bool:
     return isinstance(command, ConsumerHeartbeat) and command.member_epoch == JOIN_EPOCH
 
 
-def _without_empty(facts: Any) -> Any:
+def without_empty(facts: Any) -> Any:
     """Without groups that hold nothing and have no record: an offset that was deleted or aborted made them."""
     groups, offsets = facts
     return {name: known for name, known in groups.items() if known is not None}, _without_nothing(offsets)

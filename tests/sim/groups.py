@@ -1,4 +1,5 @@
-"""`python -m tests.sim.groups`: runs of the group coordinator and its members alone, see tests/sim/group_world.py.
+"""`python -m tests.sim.groups`: runs of the group coordinator and its members alone, see tests/sim/group_world.py, and
+of a coordinator on a real shard, see tests/sim/gathering.py.
 
 --seed N     one run, with its traceback if it breaks a promise
 --runs N     N runs from --from on (default: 1000 seeds drawn anew)
@@ -17,6 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 from service.groups import consumer_decisions, migration, resuming
 from service.groups.states import ConsumerState
+from tests.sim import gathering
 from tests.sim.group_members import TOPICS, ClassicMember, ConsumerMember, Member
 from tests.sim.group_operator import MISHAPS
 from tests.sim.group_world import CHAOS_MS, SETTLE_MS, Broken, GroupWorld
@@ -43,6 +45,11 @@ def run(seed: int) -> str:
     except AssertionError:  # of the coordinator
         return f"NothingRaises: {traceback.format_exc()}"
     return ""
+
+
+def run_both(seed: int) -> str:
+    """The same of this seed's members, and of its shard."""
+    return run(seed) or gathering.run(seed)
 
 
 def live(world: GroupWorld) -> None:
@@ -209,13 +216,15 @@ def main() -> int:
         print(world.plan)
         live(world)
         print(f"{len(world.log)} batches, {world.deaths} deaths of the coordinator, {world.board.values} values")
+        gathered = gathering.live(arguments.seed)
+        print(f"{len(gathered.log)} records, {gathered.epoch} leaderships, {sum(gathered.answers.values())} answers")
         return 0
     first = fresh_seed() if arguments.first is None else arguments.first
     seeds = range(first, first + arguments.runs)
     print(f"seeds {first} to {seeds[-1]}; the same again: make sim-groups N={arguments.runs} FROM={first}", flush=True)
     begun, wrong = time.monotonic(), Counter[str]()
     with ProcessPoolExecutor(initializer=gc.freeze) as pool:
-        for seed, broken in zip(seeds, pool.map(run, seeds, chunksize=10), strict=True):
+        for seed, broken in zip(seeds, pool.map(run_both, seeds, chunksize=10), strict=True):
             if broken:
                 wrong[broken.partition(":")[0]] += 1
                 print(f"seed {seed}: {broken}", flush=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.sim.group_mutants import MUTANTS, hunt
-from tests.sim.groups import run
+from tests.sim.groups import run_both
 from tests.sim.rotating import next_part
 from tests.sim.run import fresh_seed
 
@@ -16,13 +16,13 @@ FRESH = 15
 
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_groups_keep_their_promises(seed: int) -> None:
-    assert run(seed) == ""
+    assert run_both(seed) == ""
 
 
 def test_groups_keep_their_promises_in_runs_that_nobody_has_seen(drawn: Callable[[str], None]) -> None:
     first = fresh_seed()
     drawn(f"seeds of groups {first} to {first + FRESH - 1}; the same again: make sim-groups N={FRESH} FROM={first}")
-    broken = {seed: run(seed) for seed in range(first, first + FRESH)}
+    broken = {seed: run_both(seed) for seed in range(first, first + FRESH)}
     assert {f"make sim-groups SEED={seed}": each for seed, each in broken.items() if each} == {}
 
 
