@@ -145,6 +145,7 @@ class Shard(Generic[MachineT]):
         self.dropped = False
         self._replay = replay
         self._env = env
+        self._loop = asyncio.get_running_loop()  # each look for it asks the kernel for the process's number
         self._post = post
         self._mishaps = mishaps
         self._on_given_up = on_given_up
@@ -263,7 +264,7 @@ class Shard(Generic[MachineT]):
         if not self.loaded:
             raise CoordinatorLoading
         token = self._last_token = self._last_token + 1
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Any] = self._loop.create_future()
         self._waiting[token] = answer
         try:
             decision = self.machine.decide(command, token, self.now_ms())
@@ -349,7 +350,7 @@ class Shard(Generic[MachineT]):
             return False
         if not self._gathers:
             self._gathers = True
-            asyncio.get_running_loop().call_soon(self._end_turn)
+            self._loop.call_soon(self._end_turn)
         now_ms = self._env.clock.wall_ms()
         first = decisions[0]
         records = first.records if len(decisions) == 1 else [pair for each in decisions for pair in each.records]
@@ -376,7 +377,7 @@ class Shard(Generic[MachineT]):
     def _end_turn(self) -> None:
         self._gathers = bool(self._gathered)  # the next turn's, too, if there are so many
         if self._gathers:
-            asyncio.get_running_loop().call_soon(self._end_turn)
+            self._loop.call_soon(self._end_turn)
             self.write_gathered()
         if self._undelivered and not self._awaits:
             self._await_commit()
@@ -457,7 +458,7 @@ class Shard(Generic[MachineT]):
         self._timer, self._timer_ms = None, deadline_ms
         if deadline_ms is not None:
             delay = max(max(deadline_ms, self._rest_until_ms) - self.now_ms(), 0) / 1000
-            self._timer = asyncio.get_running_loop().call_later(delay, self._come_due)
+            self._timer = self._loop.call_later(delay, self._come_due)
 
     def _come_due(self) -> None:
         self._is_due = True

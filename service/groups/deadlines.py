@@ -6,7 +6,7 @@ swept out when they are more than the valid ones: clients choose some of the tim
 """
 
 from collections.abc import Hashable
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Generic, TypeVar
 
 Name = TypeVar("Name", bound=Hashable)
@@ -50,8 +50,9 @@ class Deadlines(Generic[Name]):
                 if due_ms is None and self._in_heap.get(name) == listed_ms:
                     del self._in_heap[name]
             elif due_ms > listed_ms:
-                heappop(self._heap)
-                self._push(name, due_ms)
+                self._added += 1
+                self._in_heap[name] = due_ms
+                heapreplace(self._heap, (due_ms, self._added, name))
             else:
                 return due_ms
         return None
