@@ -97,7 +97,7 @@ sim: install-dev ## the whole broker in one seeded simulation: SEED=n replays a 
 sim-cluster: install-dev ## three to five brokers in one seeded simulation: SEED=n, N=1000, FROM=n
 	$(PYTHON_RUN) -m tests.sim.cluster $(if $(SEED),--seed $(SEED)) $(if $(FROM),--from $(FROM)) $(if $(N),--runs $(N)) $(ARGS)
 
-sim-groups: install-dev ## the group coordinator and members of all kinds in a world of their own: SEED=n, N=1000, FROM=n
+sim-groups: install-dev ## the group coordinator and members of all kinds in a world of their own, and a coordinator on a real shard: SEED=n, N=1000, FROM=n
 	$(PYTHON_RUN) -m tests.sim.groups $(if $(SEED),--seed $(SEED)) $(if $(FROM),--from $(FROM)) $(if $(N),--runs $(N)) $(ARGS)
 
 sim-web: install-dev ## the exactly-once workload by HTTP, at three to five brokers in one seeded simulation: SEED=n, N=1000, FROM=n

@@ -22,7 +22,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
-from log.batch import CHECKED_FROM, HEADER_BYTES, MAGIC, MAGIC_AT, BatchHeader, CorruptBatch, crc32c, read_header
+from log.batch import (
+    CHECKED_FROM,
+    HEADER_BYTES,
+    MAGIC,
+    MAGIC_AT,
+    BatchHeader,
+    CorruptBatch,
+    checksum_ok,
+    crc32c,
+    read_header,
+)
 from log.checkpoints import CLEANED_OFFSET, GAPS_OFFSET, START_OFFSET, read_offset
 from log.disk import TEMPORARY, Disk, File
 from log.epochs import CHECKPOINT, BadCheckpoint, LeaderEpochs
@@ -278,9 +288,14 @@ class _Recovery:
             trusted = self.report.trusted_offset
             known = self._restore_newest(views, usable, LeaderEpochs(), trusted)
         self.report.replayed_from_offset = replay_from = max(known, first)
-        for _, header, batch in self._trusted_batches(replay_from):
-            for view in views:
-                view.apply(header, batch)
+        for segment, header, batch in self._trusted_batches(replay_from) if views else ():
+            try:
+                if not checksum_ok(batch, header):
+                    raise CorruptBatch(f"wrong checksum at offset {header.base_offset}")
+                for view in views:
+                    view.apply(header, batch)
+            except CorruptBatch as error:
+                self._damaged_whole(segment, error)
 
     def _restore_newest(self, views: Sequence[View], usable: list[int], epochs: LeaderEpochs, end_offset: int) -> int:
         return done_at_once(
@@ -447,6 +462,8 @@ class _Recovery:
 
     def _damaged_whole(self, segment: Segment, error: CorruptBatch) -> None:
         first_offset, end_offset = segment.base_offset, segment.end_offset
+        if any(damage.segment == first_offset for damage in self.report.damage):
+            return  # it is told already
         self.report.damage.append(Damage(first_offset, 0, segment.size_bytes, first_offset, end_offset, str(error)))
 
     # -- the end

@@ -6,14 +6,17 @@ import random
 
 import pytest
 
-from log.batch import CorruptBatch
+from idempotence.producers import ProducerStates
+from isolation.stable import StableOffsets
+from log.batch import HEADER_BYTES, PRODUCER_AT, CorruptBatch, build_batch
 from log.config import LogConfig
+from log.control import ControlType, build_marker
 from log.partition_log import PartitionLog
 from log.removal import raise_start_offset
 from log.segment import OFFSET_SUFFIX, TIME_SUFFIX
 from log.swap import CLEANED, PLAN
 from log.time_search import max_timestamp, offset_for_timestamp
-from tests.log.building import FOLDER, base_offsets, contents, cut_log, fill, open_log, stamped, unpack
+from tests.log.building import FOLDER, append, base_offsets, contents, cut_log, fill, open_log, stamped, unpack
 from tests.log.memory_disk import MemoryDisk
 
 SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=200)
@@ -261,6 +264,34 @@ def test_segments_below_the_recovery_point_are_not_read() -> None:
     assert report.replayed_from_offset == log.segments[-1].base_offset
     assert view.seen == contents(again)
     assert again.flushed_offset == 20
+
+
+@pytest.mark.parametrize("at", [PRODUCER_AT, *range(HEADER_BYTES, HEADER_BYTES + 14)])
+def test_a_marker_that_has_rotted_is_damage_where_the_views_must_see_it(at: int) -> None:
+    """Their snapshots are lost. The folds raised, and the broker did not start."""
+
+    def opened(disk: MemoryDisk) -> tuple[PartitionLog, StableOffsets]:
+        stable = StableOffsets()
+        views = (ProducerStates(stable.open_transactions), stable)
+        return PartitionLog.open(disk, FOLDER, SMALL, views, known=None, now_ms=0, recovery_point=21), stable
+
+    disk = MemoryDisk()
+    log, stable = opened(disk)
+    append(log, bytearray(build_batch([(None, b"v", (), 1)], producer_id=7, producer_epoch=0, transactional=True)))
+    marker = build_marker(
+        ControlType.ABORT, producer_id=7, producer_epoch=0, coordinator_epoch=0, timestamp_ms=1, base_offset=1
+    )
+    position = log.size_bytes
+    append(log, marker)
+    fill(log, 19)
+    assert not stable.open_transactions
+    asyncio.run(log.flush())
+    for path in [path for path in disk.files if path.endswith(".snapshot")]:
+        del disk.files[path]
+    assert not opened(copy.deepcopy(disk))[0].damage
+    flip(disk, log.segments[0].path(), position + at)
+    again, _ = opened(disk)
+    assert [damage.segment for damage in again.damage] == [0]
 
 
 def test_a_segment_that_reaches_into_the_next_one_is_damage() -> None:
