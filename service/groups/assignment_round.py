@@ -14,6 +14,9 @@ from service.groups.small_steps import SmallSteps, take
 # In one turn of the loop: writing and applying a record takes some ten microseconds, and so do so many topics of one.
 TARGETS_AT_ONCE = 150
 TOPICS_AS_ONE = 50
+# So many steps take two or three milliseconds. While they are few a turn, heartbeats come before the target is there,
+# and each of those costs twice as much, because it is asked again.
+STEPS_AT_ONCE = 3_000
 
 NewTarget = tuple[str, str | None, Mapping[bytes, frozenset[int]]]  # of which member and instance
 TargetInSteps = SmallSteps[tuple[Target, list[NewTarget]]]

@@ -21,7 +21,13 @@ the right one in its place.
 from collections.abc import Callable, Collection, Iterable, Set
 from typing import NamedTuple
 
-from service.groups.assignment_round import TARGETS_AT_ONCE, AssignmentRound, NewTarget, TargetInSteps
+from service.groups.assignment_round import (
+    STEPS_AT_ONCE,
+    TARGETS_AT_ONCE,
+    AssignmentRound,
+    NewTarget,
+    TargetInSteps,
+)
 from service.groups.assignors import ASSIGNORS, MemberSpec
 from service.groups.commands import (
     JOIN_EPOCH,
@@ -466,7 +472,7 @@ class ConsumerDecisions:
                 self.assign_later(group, draft)  # the interval or the wall clock was set meanwhile
                 return
             ahead = AssignmentRound(group.epoch, self._assign(group, group.members.copy(), group.topics_subscribed()))
-        if ahead.compute(SMALL_STEPS_A_TURN):
+        if ahead.compute(STEPS_AT_ONCE):
             for name, instance_id, part in ahead.next_unwritten(TARGETS_AT_ONCE):
                 member = group.members.get(name) or group.static_member(instance_id)
                 if member is not None:

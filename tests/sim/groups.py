@@ -56,6 +56,7 @@ def live(world: GroupWorld) -> None:
     steps, members = world.plan.done_at_once
     with (
         replaced(consumer_decisions, "SMALL_STEPS_A_TURN", steps),
+        replaced(consumer_decisions, "STEPS_AT_ONCE", steps),
         replaced(consumer_decisions, "TARGETS_AT_ONCE", members),
         replaced(resuming, "RESUMED_AT_ONCE", members),
         replaced(migration, "PREPARED_AT_ONCE", members),

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from service.groups import coordinator, migration, resuming
+from service.groups.assignment_round import STEPS_AT_ONCE
 from service.groups.classic_group import ClassicGroup
 from service.groups.commands import LEAVE_EPOCH, JoinReply
 from service.groups.consumer_group import ConsumerGroup
 from service.groups.deadlines import Deadlines
 from service.groups.settings import GroupSettings
-from service.groups.small_steps import SMALL_STEPS_A_TURN
 from service.groups.topics import fingerprint
 from service.groups.verdicts import Fault
 from tests.service.groups import driver as driver_module
@@ -169,7 +169,7 @@ def test_groups_wake_in_turns_by_their_members(
 # Groups of many topics
 
 
-TOPICS = 3 * SMALL_STEPS_A_TURN
+TOPICS = 2 * STEPS_AT_ONCE
 FEW = 20  # members: each has a part of the topics that is looked up in one turn
 
 
@@ -220,7 +220,7 @@ def test_thousands_of_topics_are_looked_at_in_turns(driver: Driver, counted: Cou
     driver.restart()
     go_on(driver)
     assert sum(by_name) > 5 * TOPICS
-    assert max(by_name) <= SMALL_STEPS_A_TURN
+    assert max(by_name) <= STEPS_AT_ONCE
     assert max(names) <= 2 * TOPICS / FEW + FEW
     driver.check_replay()
 
