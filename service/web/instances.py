@@ -642,11 +642,12 @@ class RecordsAnswer:
         """Read on; if there is nothing, wait for this long. Returns the partitions whose position is not in their log
         any more.
         """
-        image = self._gateway.image
+        image, instance = self._gateway.image, self.instance
+        asked = {each: offset for each, offset in instance.positions.items() if offset != SOMEWHERE}
         by_leader: dict[int, dict[TopicPartition, int]] = {}
-        for partition, offset in self.instance.positions.items():
+        for partition, offset in asked.items():
             state = image.partition(partition)
-            if offset != SOMEWHERE and state is not None and state.leader != NO_LEADER:
+            if state is not None and state.leader != NO_LEADER:
                 by_leader.setdefault(state.leader, {})[partition] = self._ends.get(partition, offset)
         if not by_leader:
             await asyncio.sleep(min(wait_ms / 1000, PAUSE_S))
@@ -655,20 +656,20 @@ class RecordsAnswer:
         pieces = await fetch_all(self._gateway, by_leader, Isolation.READ_COMMITTED, self._held, **how)
         try:
             for piece in pieces:
+                begin = asked.get(piece.partition, SOMEWHERE)
+                if begin == SOMEWHERE or instance.positions.get(piece.partition) != begin:
+                    continue  # the instance was sent elsewhere meanwhile, or has lost the partition
                 if piece.error == ErrorCode.OFFSET_OUT_OF_RANGE and piece.partition not in self._ends:
                     elsewhere.append(piece.partition)
                 elif not self._is_full and piece.error not in PASSING:
                     if piece.error:
                         raise of_error(piece.error, f"{piece.partition.topic}-{piece.partition.partition}")
-                    await self._open(piece)
+                    await self._open(piece, begin)
         finally:
             self._held.drop(pieces)
         return elsewhere
 
-    async def _open(self, piece: Piece) -> None:
-        begin = self.instance.positions.get(piece.partition, SOMEWHERE)
-        if begin == SOMEWHERE:
-            return
+    async def _open(self, piece: Piece, begin: int) -> None:
         offset = self._ends.get(piece.partition, begin)
         most = RECORDS_MAX - len(self.records)
         async with aclosing(opened(self._gateway, piece, offset, self._lens, most, self._held)) as portions:

@@ -9,17 +9,23 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest.mock import MagicMock
 from urllib.parse import urlsplit
 
 import pytest
 from confluent_kafka import Consumer
 
+from log.batch import build_plain_batch
 from log.ids import TopicPartition
+from service.web.fetching import Piece
+from service.web.gateway import Gateway
+from service.web.holding import Holder, Holding
 from service.web.instances import Fates, ForwardedRead, ForwardedReads, Instance, Instances, RecordsAnswer
 from service.web.members import Join
 from service.web.problems import Problem
+from service.wire.error_codes import ErrorCode
 from tests.service.web.kit import PATIENCE_S, Answer, Http, Served, ask_and_go, asking
 
 MEDIA = "application/vnd.kafka.v2+json"
@@ -670,6 +676,30 @@ def test_reads_of_clients_that_are_gone_do_not_wait_for_a_leader_one_by_one(monk
 
     asyncio.run(play())
     assert asked == 3
+
+
+@pytest.mark.parametrize("error", [0, ErrorCode.OFFSET_OUT_OF_RANGE])
+def test_what_was_asked_for_before_its_client_sent_an_instance_elsewhere_is_not_given(
+    monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """A read that waited at the end was taken to have read all before it: those records were never given."""
+    place = TopicPartition("t", 0)
+    instance = Instance("g", "i", Join([]), 0.0, is_assigned=True)
+    instance.positions[place] = 100
+
+    async def fetched(*_: Any, **__: Any) -> list[Piece]:
+        instance.move({place: 0})
+        return [Piece(place, error, data=(100).to_bytes(8, "big") + bytes(build_plain_batch([(None, b"v")], 0))[8:])]
+
+    async def play() -> None:
+        monkeypatch.setattr("service.web.instances.fetch_all", fetched)
+        image = SimpleNamespace(partition=lambda _: SimpleNamespace(leader=1))
+        answer = RecordsAnswer(cast(Gateway, SimpleNamespace(image=image)), Holder(Holding(1 << 20)), instance, 1000)
+        assert await answer.take(0) == []
+        assert answer.given() == []
+        assert instance.positions == {place: 0}
+
+    asyncio.run(play())
 
 
 def test_an_instance_knows_by_the_brokers_in_front_what_its_client_has(monkeypatch: pytest.MonkeyPatch) -> None:
