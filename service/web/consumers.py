@@ -22,7 +22,7 @@ from service.broker.internal_topics import GROUPS
 from service.client.failures import ClientFailure
 from service.web.answers import list_in_turns, query_int
 from service.web.consuming import PAGE_BYTES, PAGE_BYTES_MAX, WAIT_MS_MAX
-from service.web.forwarding import FORWARDED, url_of
+from service.web.forwarding import FORWARDED, forward, url_of
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.groups import committed_by
 from service.web.instances import (
@@ -32,7 +32,9 @@ from service.web.instances import (
     Instance,
     InstanceProblem,
     RecordV2,
+    Turn,
     Wishes,
+    not_found,
     not_in_form,
 )
 from service.web.members import EARLIEST, LATEST, home
@@ -56,6 +58,10 @@ READ = "X-Oncelog-Read"
 """A request header that names a read which another broker forwards."""
 LOST = "X-Oncelog-Lost"
 """A request header that names a read which another broker has forwarded, and whose answer nobody got."""
+WHICH = "X-Oncelog-Which"
+"""A request header: which instance has this name now?"""
+LIFE = "X-Oncelog-Life"
+"""A header of answers to other brokers: which instance has given it."""
 LOST_PAUSE_S = 1.0
 """The longest pause before a lost answer is told of again."""
 CODES = {"unknown-topic": 40401, "denied": 40301, "unauthenticated": 40101, "not-now": 50003, "outcome-unknown": 50003}
@@ -230,8 +236,6 @@ def _wishes(given: NewInstance) -> Wishes:
 
 async def delete(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     if (elsewhere := await home(gateway, request, b"")) is not None:
-        if elsewhere.status == 204:
-            gateway.instances.end_turn(request.match_info["group"], request.match_info["instance"])
         return elsewhere
     await gateway.instances.leave(_instance(gateway, request))
     return _done()
@@ -304,23 +308,29 @@ async def records(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     group, name = request.match_info["group"], request.match_info["instance"]
     if (asked := request.headers.get(ASKED)) is not None:
         return _answer(gateway.instances.forwarded.fates(asked.split(",")))
-    turn = gateway.instances.turn(group, name)
+    node = _in_front(request)
     if (lost := request.headers.get(LOST)) is not None:
-        async with turn:
-            gateway.instances.lost(group, name, lost)
+        await gateway.instances.lost(group, name, lost, node or 0)
         return _answer([])
+    if WHICH in request.headers:
+        return _answer([], headers={LIFE: _instance(gateway, request).life})
+    handing = Handing(gateway, request)
+    request[ENDED] = handing.ended
+    read = "" if node is None else request.headers.get(READ, "")[:READ_CHARACTERS]
+    patience_ms = min(timeout_ms if timeout_ms > 0 else TIMEOUT_MS, WAIT_MS_MAX)
+    deadline_s = asyncio.get_running_loop().time() + patience_ms / 1000
     try:
-        async with asyncio.timeout(min(timeout_ms if timeout_ms > 0 else TIMEOUT_MS, WAIT_MS_MAX) / 1000):
-            await turn.acquire()
+        async with asyncio.timeout_at(deadline_s):
+            told = await handing.wait_in_front()
+        if told is not None or (told := await handing.elsewhere()) is not None:
+            return told
+        instance = _instance(gateway, request, read)
+        async with asyncio.timeout_at(deadline_s):
+            await handing.wait(instance.reader)
     except TimeoutError:
         return _answer([], MEDIA_OF[form or Form.BINARY])  # the last answer is still on its way to the client
-    handing = Handing(gateway, request, turn)
-    request[ENDED] = handing.ended
-    if (elsewhere := await handing.elsewhere()) is not None:
-        return elsewhere
-    node = _in_front(request)
-    read = "" if node is None else request.headers.get(READ, "")[:READ_CHARACTERS]
-    instance = _instance(gateway, request, read)
+    if instance.is_gone:
+        raise not_found()  # there may be another one of its name, which this read does not know
     if form is not instance.wishes.form:
         raise not_in_form(
             "The requested embedded data format does not match the deserializer for this consumer instance"
@@ -331,7 +341,8 @@ async def records(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     found = await gateway.instances.read(instance, request, read, node or 0, max_bytes, wait_ms)
     handing.instance = instance
     inside = await list_in_turns(request, found, lambda some: msgspec.json.encode(some)[1:-1])
-    return web.Response(body=b"[" + inside + b"]", content_type=MEDIA_OF[form])
+    headers = None if node is None else {LIFE: instance.life}
+    return web.Response(body=b"[" + inside + b"]", content_type=MEDIA_OF[form], headers=headers)
 
 
 def _in_front(request: web.Request) -> int | None:
@@ -341,19 +352,49 @@ def _in_front(request: web.Request) -> int | None:
 
 
 class Handing:
-    """A read that has its instance's turn, until its answer was taken by the client, or is lost. A lost one is taken
-    back, so that the next read gives it.
+    """A read that keeps others of its instance waiting, until its answer was taken by the client, or is lost. A lost
+    one is taken back, so that the next read gives it.
     """
 
-    def __init__(self, gateway: Gateway, request: web.Request, turn: asyncio.Lock) -> None:
+    def __init__(self, gateway: Gateway, request: web.Request) -> None:
         self._gateway = gateway
         self._request = request
-        self._turn = turn
+        self._locks: list[asyncio.Lock] = []
+        """Which it has acquired."""
+        self._turn: Turn | None = None
+        """That of this broker, if the instance lives elsewhere."""
         self._reads = gateway.instances.forwarded
         self.instance: Instance | None = None
         """The instance that has moved on, if it lives here."""
         self._named = ""
         """The name of the read that was forwarded, if the instance may have moved on elsewhere."""
+
+    async def wait(self, lock: asyncio.Lock) -> None:
+        await lock.acquire()
+        self._locks.append(lock)
+
+    async def wait_in_front(self) -> web.StreamResponse | None:
+        """If the instance lives elsewhere: wait until no other read of it that came here is under way. What is still
+        given by another instance of its name is not waited for. If there is no such instance, the answer says it.
+        """
+        gateway, group = self._gateway, self._request.match_info["group"]
+        name = self._request.match_info["instance"]
+        while (node := await gateway.coordinator(GROUPS, group)) != gateway.node_id:
+            turn = self._reads.turn(group, name)
+            if turn.locked() and turn.life:
+                found = await forward(gateway, node, self._request, b"", {WHICH: ""})
+                if found.status != HTTPStatus.OK:
+                    return found
+                if turn.life not in ("", found.headers.get(LIFE, "")):
+                    self._reads.end_turn(group, name, turn)
+                    continue
+            await turn.acquire()
+            if self._reads.turn(group, name) is turn:
+                turn.life, self._turn = "", turn
+                self._locks.append(turn)
+                break
+            turn.release()
+        return None
 
     async def elsewhere(self) -> web.StreamResponse | None:
         """The answer of the broker where the instance lives. If it was lost on the way here, it is asked for once more:
@@ -371,6 +412,8 @@ class Handing:
             found = await home(self._gateway, self._request, b"", named)
         if found is None or found.status != HTTPStatus.OK:
             self._forget()
+        elif self._turn is not None:
+            self._turn.life = found.headers.popall(LIFE, [""])[0]
         return found
 
     def _forget(self) -> None:
@@ -386,7 +429,8 @@ class Handing:
                 await self._tell_lost()
         finally:
             self._reads.ended(self._named)
-            self._turn.release()
+            for each in self._locks:
+                each.release()
 
     async def _tell_lost(self) -> None:
         """Tell the broker where the instance lives, once more while that fails: what breaks an answer between brokers

@@ -5,11 +5,13 @@ What always holds: an instance lives at the broker that coordinates its group. I
 that shows the records before that position; it moves back if the answer could not be written to its client. Nothing is
 read for it before that is known. A broker that forwards a read names it, and tells later if the client did not get its
 answer; the instance goes back then, although it may have served other reads meanwhile: records are given twice rather
-than never. It reads nothing that its group has given to another member. It commits on its own only what it has shown to
-a client that has sent another request since, and only if the partition has been its own ever since. That request may
-have come by another broker while the answer was still stalled at the one in front. So that one is asked before a
-commit, and nothing is committed of which it does not say that the client has taken it. An instance that is lost with
-its broker is made again under its name; it takes its place in the group at once, and goes on where the group is.
+than never. It goes back, too, when the life of that broker is over. It reads nothing that its group has given to
+another member. It commits on its own only what it has shown to a client that has sent another request since, and only
+if the partition has been its own ever since. That request may have come by another broker while the answer was still
+stalled at the one in front. So that one is asked before a commit, and nothing is committed of which it does not say
+that the client has taken it. An instance that is lost with its broker is made again under its name; it takes its place
+in the group at once, and goes on where the group is. Whatever its name was before, it is another instance: it waits for
+no answer of the one before, and a read that had waited for that one does not go on with it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import asyncio
 import base64
 import logging
 from collections.abc import Iterable, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import Enum
 from http import HTTPStatus
@@ -65,9 +67,11 @@ logger = logging.getLogger("oncelog.http")
 COMMIT_EVERY_S = 5.0
 COMMIT_TRIES = 3
 READS_MAX = 16
-"""How many reads that were forwarded are remembered: an answer may be lost while others are given."""
+"""How many reads that were forwarded are remembered by their names: an answer may be lost while others are given."""
 READ_CHARACTERS: Final = 32
 """How many characters the name of a read has."""
+FOLDED: Final = "-"
+"""How a name begins that no broker has given."""
 LOST_MAX = 1_000
 ASK_S = 1.0
 """How long a broker in front is asked what its clients have taken. A client waits for that when it deletes its
@@ -133,6 +137,13 @@ class Fates(msgspec.Struct):
 _fates = msgspec.json.Decoder(Fates)
 
 
+class Turn(asyncio.Lock):
+    """Held by one read of an instance at a time at a broker that forwards it, until its answer was taken."""
+
+    life = ""
+    """Of the instance whose answer is being given, once that is known."""
+
+
 class ForwardedReads:
     """The reads that this broker forwards, by their names."""
 
@@ -141,6 +152,15 @@ class ForwardedReads:
         self._on_their_way: dict[str, None] = {}
         self._lost: dict[str, None] = {}
         """Of which the broker where the instance lives could not be told."""
+        self._turns = WeakValueDictionary[tuple[str, str], Turn]()
+
+    def turn(self, group: str, member_id: str) -> Turn:
+        return self._turns.setdefault((group, member_id), Turn())
+
+    def end_turn(self, group: str, member_id: str, turn: Turn) -> None:
+        """It is of an instance that is gone. One that is made again under its name does not wait for its answer."""
+        if self._turns.get((group, member_id)) is turn:
+            del self._turns[group, member_id]
 
     def begin(self, unique: str) -> str:
         """The name of a new one. It tells which process has given it: a later one knows nothing of its clients."""
@@ -167,17 +187,23 @@ class ForwardedReads:
         return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ForwardedRead:
     """A read that came by another broker, and the positions before its answer."""
 
     node: int
+    epoch: int | None
+    """Which life of that broker it was; None: it was not known here then."""
     begins: dict[TopicPartition, int]
 
 
 @dataclass(slots=True, eq=False)
 class Instance(HttpMember):
     wishes: Wishes = field(default_factory=Wishes)
+    life: str = ""
+    """Tells it from others of its name, before and after."""
+    reader: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by one read at a time, until its answer was taken by the client, or by the broker that has forwarded it."""
     is_named: bool = False
     """The client chose the name, and may make the instance again."""
     is_assigned: bool = False
@@ -191,7 +217,10 @@ class Instance(HttpMember):
     before: dict[TopicPartition, int] = field(default_factory=dict)
     """The positions before the answer that is being written."""
     reads: dict[str, ForwardedRead] = field(default_factory=dict)
-    """The last reads that were forwarded, by their names, as long as it is not known that the client has the answer."""
+    """The reads that were forwarded, by their names, as long as it is not known that the client has the answer. The
+    older ones of each broker are one, under a name that the broker does not know: so it calls them lost when it says
+    something again.
+    """
     committed_s: float = 0.0
 
     @property
@@ -217,20 +246,23 @@ class Instance(HttpMember):
             if self.uncommitted.get(each) == offset:
                 del self.uncommitted[each]
 
-    def remember(self, read: str, node: int) -> None:
-        """A read of this name begins, which this broker has forwarded."""
-        self.reads[read] = ForwardedRead(node, {})
+    def remember(self, name: str, read: ForwardedRead) -> None:
+        """This read is given an answer now."""
+        self.reads[name] = read
         if len(self.reads) > READS_MAX:
-            del self.reads[next(iter(self.reads))]
+            oldest = self.reads.pop(next(each for each in self.reads if not each.startswith(FOLDED)))
+            folded = self.reads.setdefault(f"{FOLDED}{oldest.node}", oldest)
+            for partition, begin in oldest.begins.items():
+                folded.begins[partition] = min(begin, folded.begins.get(partition, begin))
 
     def begins(self) -> list[dict[TopicPartition, int]]:
         """The positions before each answer of which it is not known whether the client has it."""
         return [self.before, *(read.begins for read in self.reads.values())]
 
-    def lost(self, read: str) -> None:
+    def lost(self, name: str) -> None:
         """Nobody will get the answer to this read."""
-        if read in self.reads:
-            self.take_back(self.reads.pop(read).begins)
+        if name in self.reads:
+            self.take_back(self.reads.pop(name).begins)
 
     def take_back(self, begins: Mapping[TopicPartition, int]) -> None:
         """Nobody got an answer that began at these positions."""
@@ -277,23 +309,7 @@ class Instances(Members):
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
-        self._turns = WeakValueDictionary[tuple[str, str], asyncio.Lock]()
         self.forwarded = ForwardedReads(gateway.env.unique().hex()[: READ_CHARACTERS // 2])
-
-    def turn(self, group: str, member_id: str) -> asyncio.Lock:
-        """Held by one read of an instance at a time, until its answer was taken: where the instance lives, and at a
-        broker that forwards the read.
-        """
-        return self._turns.setdefault((group, member_id), asyncio.Lock())
-
-    def end_turn(self, group: str, member_id: str) -> None:
-        """The instance is gone. One that is made again under its name does not wait for its last answer."""
-        self._turns.pop((group, member_id), None)
-
-    def forget(self, member: HttpMember) -> None:
-        if self._members.get((member.group, member.member_id)) is member:
-            self.end_turn(member.group, member.member_id)
-        super().forget(member)
 
     def make(self, group: str, name: str | None, wishes: Wishes) -> Instance:
         gateway = self._gateway
@@ -306,7 +322,7 @@ class Instances(Members):
         join = Join([], session_timeout_ms=gateway.config.http_consumer_instance_timeout_ms)
         now_s = asyncio.get_running_loop().time()
         instance = Instance(group, known, join, now_s, pattern="", wishes=wishes, is_named=name is not None)
-        instance.committed_s = now_s
+        instance.committed_s, instance.life = now_s, gateway.env.unique().hex()
         self._members[group, known] = instance
         gateway.env.tasks.spawn(f"consumer instance {known}", self._live(instance))
         return instance
@@ -324,31 +340,47 @@ class Instances(Members):
             instance.shown.clear()
         return instance
 
-    def lost(self, group: str, member_id: str, read: str) -> None:
-        """Nobody got the answer to this read, which another broker has forwarded."""
+    async def lost(self, group: str, member_id: str, name: str, node: int) -> None:
+        """Nobody got the answer to this read, which that broker has forwarded."""
         instance = self._members.get((group, member_id))
         if instance is None:
             return  # what was not known to be taken was not committed when it went
-        if read not in instance.reads:
-            logger.warning("consumer instance %s of group %s: an answer was lost that is not known", member_id, group)
-        instance.lost(read)
+        async with instance.reader:  # it may still be given that answer
+            instance.lost(name if name in instance.reads else f"{FOLDED}{node}")
 
-    async def _ask_in_front(self, instance: Instance) -> None:
-        """Find out which answers the client has, and take back those that it will not get. A broker that does not say
-        it is asked again before the next commit.
+    def _lose_with_brokers(self, instance: Instance) -> None:
+        """Take back the answers of brokers whose life is over: nobody can be asked who has them."""
+        brokers = self._gateway.image.brokers
+        for name, read in list(instance.reads.items()):
+            epoch = brokers[read.node].epoch if read.node in brokers else None
+            if read.epoch is None:
+                read.epoch = epoch
+            elif read.epoch != epoch:
+                instance.lost(name)
+
+    async def _ask_in_front(self, instance: Instance) -> bool:
+        """Find out which answers the client has, and take back those that it will not get. Returns whether all brokers
+        say it. One that does not is asked again before the next commit.
         """
+        self._lose_with_brokers(instance)
+        instance.reads = {name: read for name, read in instance.reads.items() if read.begins}
         asked: dict[int, list[str]] = {}
         for name, read in instance.reads.items():
             asked.setdefault(read.node, []).append(name)
+        silent = 0
         for node, names in asked.items():
-            with suppress(Problem, ClientError, OSError):  # `TimeoutError` is an OSError
+            try:
                 async with asyncio.timeout(ASK_S):
                     fates = await self._fates(instance, node, names)
-                for name in names:
-                    if name in fates.lost:
-                        instance.lost(name)
-                    elif name not in fates.on_their_way:
-                        instance.reads.pop(name, None)
+            except (Problem, ClientError, OSError):  # `TimeoutError` is an OSError
+                silent += 1
+                continue
+            for name in names:
+                if name in fates.lost:
+                    instance.lost(name)
+                elif name not in fates.on_their_way:
+                    instance.reads.pop(name, None)
+        return not silent
 
     async def _fates(self, instance: Instance, node: int, names: Iterable[str]) -> Fates:
         gateway = self._gateway
@@ -366,6 +398,8 @@ class Instances(Members):
         """Delete an instance, at the wish of its client."""
         assert isinstance(member, Instance)
         await self._commit_itself(member)
+        if member.is_gone:
+            raise not_found()  # one that was made again under its name would leave the group
         await super().leave(member)
 
     async def expire(self, member: HttpMember, *, has_moved: bool) -> None:
@@ -425,6 +459,8 @@ class Instances(Members):
     async def unsubscribe(self, instance: Instance) -> None:
         await self._commit_itself(instance)
         async with instance.turn:
+            if instance.is_gone:
+                raise not_found()
             await self.depart(instance)
             instance.join.topics, instance.pattern, instance.epoch = [], "", 0
             instance.is_assigned = False
@@ -490,7 +526,7 @@ class Instances(Members):
     async def read(
         self, instance: Instance, request: web.Request, read: str, node: int, max_bytes: int, wait_ms: int
     ) -> list[RecordV2]:
-        """What there is for an answer, whose caller has the instance's turn, and tells it when the answer has ended.
+        """What there is for an answer. The caller holds the instance's reader, and tells when the answer has ended.
         `read`, `node`: the name of the read if it was forwarded, and by which broker.
         """
         loop = asyncio.get_running_loop()
@@ -498,11 +534,10 @@ class Instances(Members):
         if not instance.is_subscribed and not instance.is_assigned:
             raise conflict("Consumer is not subscribed to any topics or assigned any partitions")
         with self._gateway.waiting():
-            if read:
-                instance.lost(read)
-                if len(instance.reads) >= READS_MAX:
-                    await self._ask_in_front(instance)
-                instance.remember(read, node)
+            self._lose_with_brokers(instance)
+            instance.lost(read)
+            if len(instance.reads) >= READS_MAX:
+                await self._ask_in_front(instance)
             if loop.time() - instance.committed_s >= COMMIT_EVERY_S:
                 await self._commit_itself(instance)
             answer = RecordsAnswer(self._gateway, request[HOLDER], instance, max_bytes)
@@ -516,8 +551,10 @@ class Instances(Members):
             instance.touched_s = loop.time()
             instance.is_being_given = True
             records = answer.given()
-            if read:
-                instance.reads[read] = ForwardedRead(node, dict(instance.before))
+            if read and instance.before:
+                broker = self._gateway.image.brokers.get(node)
+                epoch = None if broker is None else broker.epoch
+                instance.remember(read, ForwardedRead(node, epoch, dict(instance.before)))
             return records
 
     async def _fill(self, answer: RecordsAnswer, request: web.Request, deadline: float) -> None:
@@ -577,10 +614,13 @@ class Instances(Members):
 
     async def commit_all(self, instance: Instance) -> None:
         """Commit all that was shown, without answers that are still on their way."""
-        await self._ask_in_front(instance)
-        given = instance.taken({each: offset for each, offset in instance.positions.items() if offset != SOMEWHERE})
+        all_said = await self._ask_in_front(instance)
+        shown = {each: offset for each, offset in instance.positions.items() if offset != SOMEWHERE}
+        given = instance.taken(shown)
         await self.commit(instance, {each: (offset, None) for each, offset in given.items()})
         instance.is_committed(given)
+        if given != shown and not all_said:
+            raise Problem("not-now", "a broker does not say whether the client has all that it was given by it")
 
     async def _commit_itself(self, instance: Instance) -> None:
         """Commit without being asked. An error is not told to the client; the next attempt comes later."""

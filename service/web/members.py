@@ -279,10 +279,10 @@ class Members:
         try:
             while True:
                 await asyncio.sleep(member.interval_s)
-                if member.is_gone:
-                    return
                 is_silent = loop.time() - member.touched_s > member.join.session_timeout_ms / 1000
                 home = await self._gateway.coordinator(GROUPS, member.group)
+                if member.is_gone:
+                    return
                 has_moved = home != self._gateway.node_id
                 if is_silent or has_moved:
                     await self.expire(member, has_moved=has_moved)

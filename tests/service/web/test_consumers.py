@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import MagicMock
+from unittest.mock import AsyncMock, MagicMock, patch
 from urllib.parse import urlsplit
 
 import pytest
@@ -22,7 +22,15 @@ from log.ids import TopicPartition
 from service.web.fetching import Piece
 from service.web.gateway import Gateway
 from service.web.holding import Holder, Holding
-from service.web.instances import Fates, ForwardedRead, ForwardedReads, Instance, Instances, RecordsAnswer
+from service.web.instances import (
+    READS_MAX,
+    Fates,
+    ForwardedRead,
+    ForwardedReads,
+    Instance,
+    Instances,
+    RecordsAnswer,
+)
 from service.web.members import Join
 from service.web.problems import Problem
 from service.wire.error_codes import ErrorCode
@@ -344,7 +352,7 @@ def test_an_answer_that_is_known_to_be_lost_later_is_given_again_and_not_committ
     assert forwarded("b") == [1, 2]
     write(http, topic, 3)
     assert (forwarded("c"), reader.records("?timeout=200")) == ([3], [])
-    assert reader.call("POST", "/offsets").status == 200
+    assert code(reader.call("POST", "/offsets")) == (503, 50003), "it does not say who has them"
     assert reader.committed(topic) == 1
     tell_lost("c")
     tell_lost("b")
@@ -353,10 +361,10 @@ def test_an_answer_that_is_known_to_be_lost_later_is_given_again_and_not_committ
     assert reader.records("?timeout=200") == []
     assert forwarded("d") == [1, 2, 3], "its broker asks for it once more"
     assert reader.call("GET", "/assignments").status == 200
-    assert reader.call("POST", "/offsets").status == 200
+    assert code(reader.call("POST", "/offsets")) == (503, 50003)
     assert reader.committed(topic) == 1
     assert reader.call("POST", "/offsets", {"offsets": [{**where, "offset": 1}]}).status == 200
-    assert reader.call("POST", "/offsets").status == 200
+    assert code(reader.call("POST", "/offsets")) == (503, 50003)
     assert reader.committed(topic) == 2, "its client says that it is done with these"
     reader.do("POST", "/positions", {"offsets": [{**where, "offset": 3}]})
     tell_lost("d")
@@ -440,6 +448,32 @@ def test_an_instance_that_is_made_again_does_not_wait_for_the_last_answer_of_the
         reader.do("POST", "/assignments", {"partitions": [{"topic": topic, "partition": 0}]})
         assert [each["offset"] for each in reader.records("?max_bytes=600000")] == [0]
     assert [each["offset"] for each in reader.records("?max_bytes=600000")] == [1]
+    reader.do("DELETE", "")
+
+
+def test_a_read_that_waited_for_an_instance_does_not_go_on_with_another_one_of_its_name(http: Http, topic: str) -> None:
+    """It read beside a read of that one, and what the other read gave and lost was never given again."""
+    reader = long_reader(http, topic)
+    place = urlsplit(http.url)
+    where = str(place.hostname), int(str(place.port))
+    path = f"/consumers/{topic}/instances/slow/records?max_bytes=8000000&timeout=20000"
+    head = f"GET {path} HTTP/1.1\r\nHost: x\r\nAccept: {BINARY}\r\n\r\n".encode()
+    with socket.create_connection(where) as waits:
+        with socket.create_connection(where) as first:
+            first.sendall(head)
+            assert first.recv(100).startswith(b"HTTP/1.1 200")
+            waits.sendall(head)
+            assert reader.records("?timeout=200") == []
+            reader.do("DELETE", "")
+            reader = Reader(http, topic, name="slow")
+            reader.do("POST", "/assignments", {"partitions": [{"topic": topic, "partition": 0}]})
+            second = socket.create_connection(where)
+            second.sendall(head)
+            assert second.recv(100).startswith(b"HTTP/1.1 200")
+        waits.settimeout(PATIENCE_S)
+        assert waits.recv(100).startswith(b"HTTP/1.1 404")
+    second.close()
+    assert [each["offset"] for each in reader.records("?max_bytes=600000")] == [0]
     reader.do("DELETE", "")
 
 
@@ -725,7 +759,7 @@ def test_an_instance_knows_by_the_brokers_in_front_what_its_client_has(monkeypat
             """What may be committed, and where the instance goes on, after reads of ten records each."""
             instance = Instance("g", "i", Join([]), 0.0, is_assigned=True)
             for number, (name, node) in enumerate(reads):
-                instance.reads[name] = ForwardedRead(node, {place: 10 * number})
+                instance.reads[name] = ForwardedRead(node, None, {place: 10 * number})
             instance.positions[place] = instance.uncommitted[place] = 10 * len(reads)
             await instances._ask_in_front(instance)
             may, goes_on = instance.taken(instance.uncommitted), instance.positions[place]
@@ -741,5 +775,76 @@ def test_an_instance_knows_by_the_brokers_in_front_what_its_client_has(monkeypat
         assert await after(taken, lost) == ({place: 10}, 10)
         assert await after(taken, (died.begin("x"), 1)) == ({place: 10}, 10)
         assert await after((names[0], 2)) == ({place: 0}, 10)
+
+    asyncio.run(play())
+
+
+def test_what_a_broker_has_given_whose_life_is_over_is_given_again() -> None:
+    """It could never be asked, so nothing was committed any more."""
+    place, image = TopicPartition("t", 0), SimpleNamespace(brokers={2: SimpleNamespace(epoch=5)})
+    instances = Instances(MagicMock(image=image))
+    for life in (None, SimpleNamespace(epoch=6)):
+        instance = Instance("g", "i", Join([]), 0.0, is_assigned=True)
+        instance.positions[place] = 20
+        instance.reads = {"a": ForwardedRead(2, None, {place: 10}), "b": ForwardedRead(2, 5, {}),
+                          "c": ForwardedRead(3, None, {place: 15})}  # fmt: skip
+        instances._lose_with_brokers(instance)
+        assert instance.positions == {place: 20}
+        with patch.dict(image.brokers, {2: life} if life is not None else {}, clear=life is None):
+            instances._lose_with_brokers(instance)
+        assert (instance.positions, list(instance.reads)) == ({place: 10}, ["c"]), "3 was not heard of yet"
+
+
+def test_no_answer_is_forgotten_of_which_it_is_not_known_who_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seventeenth made the first forgotten, and a commit passed it."""
+    place, others = TopicPartition("t", 0), ForwardedReads("b" * 16)
+    names = [others.begin(f"{number:016}") for number in range(50)]
+
+    async def play() -> None:
+        instances, says = Instances(MagicMock()), False
+
+        async def asked(_: Instance, node: int, some: list[str]) -> Fates:
+            if node == 2 and not says:
+                raise Problem("not-now", "it hangs")
+            return others.fates(some)
+
+        monkeypatch.setattr(instances, "_fates", asked)
+        instance = Instance("g", "i", Join([]), 0.0, is_assigned=True)
+        for number, name in enumerate(names):
+            instance.remember(name, ForwardedRead(2 + number % 2, None, {place: 10 * number}))
+            instance.positions[place] = 10 * number + 10
+            others.ended(name)
+        assert len(instance.reads) <= READS_MAX + 2
+        assert instance.taken(instance.positions) == {place: 0}
+        assert not await instances._ask_in_front(instance)
+        assert instance.taken(instance.positions) == {place: 0}
+        says = True
+        assert await instances._ask_in_front(instance)
+        assert (instance.positions, instance.reads) == ({place: 0}, {}), "what is not known by its name is given again"
+
+    asyncio.run(play())
+
+
+def test_an_instance_that_is_deleted_twice_at_once_does_not_take_the_next_one_of_its_name_along(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second one waited for a commit, and then left the group as the member that the next one was by then."""
+
+    async def play() -> None:
+        gateway, committed = MagicMock(ask_coordinator=AsyncMock()), asyncio.Event()
+        instances = Instances(gateway)
+        monkeypatch.setattr(instances, "_commit_itself", lambda _: committed.wait())
+        for end in (instances.leave, instances.unsubscribe):
+            instance = Instance("g", "i", Join([]), 0.0, epoch=3)
+            instance.join.topics.append("t")
+            instances._members["g", "i"] = instance
+            ends = [asyncio.ensure_future(each(instance)) for each in (instances.leave, end)]
+            await asyncio.sleep(0)
+            committed.set()
+            told = await asyncio.gather(*ends, return_exceptions=True)
+            assert told[0] is None
+            assert isinstance(told[1], Problem) and told[1].slug == "not-found"
+            committed.clear()
+        assert gateway.ask_coordinator.await_count == 2
 
     asyncio.run(play())

@@ -331,6 +331,7 @@ class Coordinator:
         self.image = Mock(topic_names={UUID(int=7): "t"}, topics={"t": Mock(id=UUID(int=7))})
         self.topic = self.image.topics.get
         self.stamp_of: Any = {}.get
+        self.env = Mock(unique=lambda: bytes(16))
 
     async def ask_to_change(self, where: Any, group: str, request: Any) -> tuple[Any, bool]:
         if not isinstance(request, OffsetCommitRequest):
@@ -689,7 +690,7 @@ def test_a_leader_that_answers_at_once_with_nothing_is_not_asked_again_and_again
             await members._poll(gateway, request, member, None, Lens(), 1, 1, loop.time() + 0.5)
         else:
             monkeypatch.setattr(Instances, "_fill_once", nothing)
-            await Instances(Mock())._fill(Mock(is_enough=False), request, loop.time() + 0.5)
+            await Instances(MagicMock())._fill(Mock(is_enough=False), request, loop.time() + 0.5)
 
     asyncio.run(play())
     assert 5 < asked < 50

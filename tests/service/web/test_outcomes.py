@@ -224,9 +224,9 @@ def test_that_an_answer_was_lost_is_told_until_the_other_broker_can_be_reached(
 
     async def scenario() -> None:
         turn = asyncio.Lock()
-        await turn.acquire()
         request = asking(match_info={"group": "g", "instance": "i"}, path_qs="/consumers/g/instances/i/records")
-        handing = consumers.Handing(gateway, request, turn)
+        handing = consumers.Handing(gateway, request)
+        await handing.wait(turn)
         handing._named = reads.begin("a")
         await handing.ended(is_taken=False)
         assert not turn.locked()
@@ -235,6 +235,51 @@ def test_that_an_answer_was_lost_is_told_until_the_other_broker_can_be_reached(
     asyncio.run(scenario())
     assert tries in {"told": [6], "stop": [2], "late": [2, 3, 4]}[end]
     assert ("nobody is there" in caplog.text) == (end != "told")
+
+
+def test_a_broker_in_front_gives_one_answer_of_an_instance_at_a_time_whatever_its_name_was_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Reads of an instance that another broker had made again were answered with nothing as long as an answer of the
+    one before was stalled.
+    """
+    gateway: Any = SimpleNamespace(node_id=1, coordinator=AsyncMock(return_value=2))
+    gateway.instances = SimpleNamespace(forwarded=ForwardedReads(""))
+    there, status = "x", 200
+
+    async def forwarded(*_: Any) -> web.Response:
+        return web.Response(status=status, headers={consumers.LIFE: there})
+
+    monkeypatch.setattr(consumers, "forward", forwarded)
+
+    def read() -> consumers.Handing:
+        return consumers.Handing(gateway, asking(match_info={"group": "g", "instance": "i"}))
+
+    async def scenario() -> None:
+        nonlocal there, status
+        first, waits, second, third = read(), read(), read(), read()
+        assert await first.wait_in_front() is None
+        assert first._turn is not None
+        first._turn.life = "x"  # as its answer says
+        waiting = asyncio.ensure_future(waits.wait_in_front())
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        there = "y"
+        async with asyncio.timeout(PATIENCE_S):
+            assert await second.wait_in_front() is None
+            assert second._turn is not None
+            second._turn.life = "y"
+            await first.ended(is_taken=False)
+            await asyncio.sleep(0.01)
+            assert not waiting.done(), "it waits for the second one now"
+            await second.ended(is_taken=True)
+            assert await waiting is None
+            assert waits._turn is not None
+            waits._turn.life, status = "y", 404
+            told = await third.wait_in_front()
+            assert told is not None and told.status == 404
+
+    asyncio.run(scenario())
 
 
 def test_requests_for_other_brokers_have_a_share_of_the_descriptors() -> None:

@@ -398,15 +398,15 @@ def test_an_instance_that_is_made_again_waits_for_no_last_answer_at_any_broker(s
         assert client.post(f"/consumers/{topic}", wishes, headers=media).status == 200
         assert client.post(f"{path}/assignments", assigned, headers=media).status == 204
 
-    for client in several.clients:
+    for client, other in itertools.product(several.clients, repeat=2):
         begin(client)
         place = urlsplit(client.url)
         with socket.create_connection((str(place.hostname), int(str(place.port)))) as slow:
             asked = f"GET {path}/records?max_bytes=6000000 HTTP/1.1\r\nHost: x\r\nAccept: {binary}\r\n\r\n"
             slow.sendall(asked.encode())
             assert slow.recv(100).startswith(b"HTTP/1.1 200")
-            assert client.delete(path, headers=media).status == 204
-            begin(client)
+            assert other.delete(path, headers=media).status == 204
+            begin(other)
             told = client.get(f"{path}/records?max_bytes=600000", headers=media).json
             assert [each["offset"] for each in told] == [0]
             assert client.delete(path, headers=media).status == 204
