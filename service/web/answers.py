@@ -12,6 +12,8 @@ import msgspec
 import zstandard
 from aiohttp import HttpVersion11, web
 from isal import igzip, isal_zlib
+from msgspec import Raw, Struct
+from msgspec.structs import astuple
 
 from service.web.holding import HOLDER
 from service.web.problems import Problem
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 HASHED_AT_ONCE = 256 << 10
 ENCODED_AT_ONCE = 1 << 20
+ITEM_BYTES = 200
+"""What an item of a list takes at least in JSON, or in time."""
 PACKED_FROM_BYTES = 1400
 CODECS: dict[str, Callable[[bytes], bytes]] = {
     "zstd": lambda body: zstandard.ZstdCompressor(level=1).compress(body),
@@ -52,18 +56,31 @@ def as_json(value: Any, *, status: int = 200, headers: dict[str, str] | None = N
     return web.Response(body=_encode(value), status=status, content_type=JSON, headers=headers)
 
 
-async def list_in_turns(request: web.Request, items: Sequence[R], inside: Callable[[Sequence[R]], bytes]) -> bytes:
+async def list_in_turns(items: Sequence[R], inside: Callable[[Sequence[R]], bytes]) -> bytes:
     """What is inside a JSON list of these items, as `inside` makes it of some. Long ones are made in several turns of
-    the loop: the request holds them as items and as text.
+    the loop.
     """
-    at_once = max(len(items) * ENCODED_AT_ONCE // max(request[HOLDER].bytes // 2, ENCODED_AT_ONCE), 1)
-    if len(items) <= at_once:
-        return inside(items)
-    parts = []
-    for at in range(0, len(items), at_once):
-        parts.append(inside(items[at : at + at_once]))
-        await asyncio.sleep(0)
-    return b",".join(parts)
+    parts, begin, size_bytes = list[bytes](), 0, 0
+    for end, item in enumerate(items, 1):
+        size_bytes += ITEM_BYTES + _length_of(item)
+        if size_bytes >= ENCODED_AT_ONCE and end < len(items):
+            parts.append(inside(items[begin:end]))
+            begin, size_bytes = end, 0
+            await asyncio.sleep(0)
+    last = inside(items[begin:] if begin else items)
+    return b",".join((*parts, last)) if parts else last
+
+
+def _length_of(thing: Any) -> int:
+    """About how long it is as JSON, without names and what is short."""
+    kind = type(thing)
+    if kind is str or kind is Raw:
+        return len(thing)
+    if kind is dict:
+        return sum(map(_length_of, thing.values()))
+    if kind is list:
+        return sum(map(_length_of, thing))
+    return sum(map(_length_of, astuple(thing))) if isinstance(thing, Struct) else 0
 
 
 def read_json(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:

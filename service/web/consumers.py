@@ -340,7 +340,7 @@ async def records(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     max_bytes = max_bytes if max_bytes > 0 else PAGE_BYTES
     found = await gateway.instances.read(instance, request, read, node or 0, max_bytes, wait_ms)
     handing.instance = instance
-    inside = await list_in_turns(request, found, lambda some: msgspec.json.encode(some)[1:-1])
+    inside = await list_in_turns(found, lambda some: msgspec.json.encode(some)[1:-1])
     headers = None if node is None else {LIFE: instance.life}
     return web.Response(body=b"[" + inside + b"]", content_type=MEDIA_OF[form], headers=headers)
 

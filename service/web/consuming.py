@@ -110,11 +110,11 @@ async def page(gateway: Gateway, request: web.Request) -> web.StreamResponse:
             except (Problem, ClientFailure):
                 break
             records += some
-        return await batch_of(request, records, {"Next-Offset": str(reading.offset)})
+        return await batch_of(records, {"Next-Offset": str(reading.offset)})
     show = with_text_numbers if lens.text_numbers else _encode
     inside = partial(records_inside, show=show)
     if is_over:
-        content = PAGE_HEAD + await list_in_turns(request, records, inside)
+        content = PAGE_HEAD + await list_in_turns(records, inside)
         return web.Response(body=content + show(reading.end)[len(PAGE_HEAD) :], content_type=JSON)
     if request.method == "HEAD":
         return web.Response(content_type=JSON)
@@ -123,9 +123,9 @@ async def page(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     before = PAGE_HEAD
     while True:
         if records:
-            content = before + await list_in_turns(request, records, inside)
+            content = before + await list_in_turns(records, inside)
             records.clear()  # not held beside their text
-            reading.held.records_bytes = 0
+            reading.held.hand_over()
             await answer.write(content)
             before = b","
         if is_over:
@@ -255,10 +255,10 @@ def _refuse_more(lens: Lens) -> None:
         raise Problem("malformed", "include is not for CloudEvents: they are committed records, and nothing else")
 
 
-async def batch_of(request: web.Request, events: Sequence[Shown], headers: dict[str, str]) -> web.Response:
+async def batch_of(events: Sequence[Shown], headers: dict[str, str]) -> web.Response:
     """A batch of CloudEvents. A batch has no room for the next offset, so that is in a header."""
     contents = [event.content for event in events if isinstance(event, EventOut)]
-    inside = await list_in_turns(request, contents, lambda some: _encode(some)[1:-1])
+    inside = await list_in_turns(contents, lambda some: _encode(some)[1:-1])
     return web.Response(body=b"[%b]" % inside, content_type=BATCHED, headers=headers)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from msgspec import Raw
@@ -96,6 +96,11 @@ class Held:
     records_bytes: int = 0
     looked_at_bytes: int = 0
     """Of all batches that were unpacked. They are not held any more."""
+    uncounted_bytes: int = 0
+    """Of the last records, which are little so far. Those of many partitions may be much together."""
+    looked_at: int = 0
+    """How much was looked at in this turn of the loop: records, their headers, and their KiB."""
+    numbers: Turn = field(default_factory=partial(Turn, NUMBERS_AT_ONCE))
 
     @property
     def bytes(self) -> int:
@@ -137,6 +142,21 @@ class Held:
         """Hold so much less. This may come when the request has ended, so it never makes that more."""
         self.stored_bytes -= stored
         self.holder.hold(min(self.bytes, self.holder.bytes))
+
+    async def count(self) -> None:
+        """Hold the last records as well."""
+        size_bytes, self.uncounted_bytes = self.uncounted_bytes, 0
+        await self.take(records=size_bytes)
+
+    def hand_over(self) -> None:
+        """Hold the records no longer."""
+        self.records_bytes = self.uncounted_bytes = 0
+
+    async def breathe(self) -> None:
+        """Let others have a turn, if enough was looked at in this one."""
+        if self.looked_at >= RECORDS_AT_ONCE:
+            self.looked_at = 0
+            await asyncio.sleep(0)
 
     def drop(self, pieces: Iterable[Piece]) -> None:
         """Hold no longer what was fetched."""
@@ -401,14 +421,12 @@ async def opened(
     """
     aborted = AbortedBatches(piece.aborted or ())
     view = memoryview(piece.data)
-    at = looked_at = unpacked_bytes = size_bytes = 0
-    turn, shows_all = Turn(NUMBERS_AT_ONCE), lens.shows_all
+    at = unpacked_bytes = 0
+    shows_all = lens.shows_all
     try:
         while at + HEADER_BYTES <= len(view) and most > 0 and not held.is_enough:
-            if looked_at >= RECORDS_AT_ONCE:
-                looked_at = 0
-                await asyncio.sleep(0)
-            looked_at += 1
+            await held.breathe()
+            held.looked_at += 1
             header = read_header(view, at)
             if at + header.size_bytes > len(view):
                 return
@@ -431,34 +449,30 @@ async def opened(
             found: list[Shown] = []
             for record in read_records(batch, header, payload=payload, most_headers=HEADERS_MAX + 1):
                 at_offset, _, key, value, headers = record
-                looked_at += 1
-                if headers:
-                    looked_at += len(headers)
+                held.looked_at += 1 + len(headers)
                 if at_offset < offset:
-                    if looked_at >= RECORDS_AT_ONCE:
-                        looked_at = 0
-                        await asyncio.sleep(0)
+                    await held.breathe()
                     continue
                 if shows_all or control is not None or lens.passes(record):
                     out = shown_record(piece.partition, record, header, lens, control, is_aborted)
                     if lens.text_numbers:
-                        await _make_text_numbers(out, turn)
+                        await _make_text_numbers(out, held.numbers)
                     found.append(out)
-                    size_bytes += RECORD_BYTES + len(key or b"") + len(value or b"")
+                    size_bytes = RECORD_BYTES + len(key or b"") + len(value or b"")
                     if headers:
                         size_bytes += sum(RECORD_BYTES + len(name) + len(content or b"") for name, content in headers)
+                    held.uncounted_bytes += size_bytes
+                    held.looked_at += size_bytes >> 10
                     most -= 1
-                if most == 0 or looked_at >= RECORDS_AT_ONCE or size_bytes >= PORTION_BYTES:
-                    await held.take(records=size_bytes)
+                if most == 0 or held.looked_at >= RECORDS_AT_ONCE or held.uncounted_bytes >= PORTION_BYTES:
+                    await held.count()
                     yield found, at_offset + 1
-                    found, size_bytes = [], 0
+                    found = []
                     if most == 0 or held.is_full:
                         return
-                    looked_at = 0
-                    await asyncio.sleep(0)
-            if size_bytes >= SMALL_BYTES:
-                await held.take(records=size_bytes)
-                size_bytes = 0
+                    await held.breathe()
+            if held.uncounted_bytes >= SMALL_BYTES:
+                await held.count()
             yield found, header.next_offset
     except CorruptBatch as failure:
         raise Problem(

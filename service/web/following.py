@@ -430,12 +430,13 @@ class Stream:
         lens, index = self._lens, piece.partition.partition
         line = self._line if lens.as_events or lens.text_numbers else _encode
         held, where = self._held, positions[piece.partition]
-        held.records_bytes = held.looked_at_bytes = 0
+        held.hand_over()
+        held.looked_at_bytes = 0
         async with aclosing(opened(self._gateway, piece, where, lens, self._left, held)) as found:
             async for records, next_offset in found:
                 lines = [(record.offset, line(record)) for record in records]
                 del records
-                held.records_bytes = 0
+                held.hand_over()
                 size_bytes = begin = 0
                 for end, (offset, text) in enumerate(lines, 1):
                     size_bytes += len(text)

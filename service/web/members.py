@@ -512,10 +512,10 @@ async def poll(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     member.touched_s = asyncio.get_running_loop().time()
     token = _token(member)
     if lens.as_events:
-        return await batch_of(request, records, {"Commit-Token": token})
+        return await batch_of(records, {"Commit-Token": token})
     show = with_text_numbers if lens.text_numbers else _encode
     rest = show(Polled([], token, member.epoch, member.assignment))[len(PAGE_HEAD) :]
-    inside = await list_in_turns(request, records, partial(records_inside, show=show))
+    inside = await list_in_turns(records, partial(records_inside, show=show))
     return web.Response(body=b"".join((PAGE_HEAD, inside, rest)), content_type=JSON)  # copied once
 
 

@@ -427,7 +427,7 @@ def test_a_client_that_waits_for_records_is_not_silent(monkeypatch: pytest.Monke
     member = HttpMember("group", "member", Join(["t"]), -math.inf)
     _, instance = instance_of(Coordinator([0]), {0: 3})
     instance.touched_s = -math.inf
-    gateway = Mock(members=Mock(beat=AsyncMock(), idle=AsyncMock()))
+    gateway = MagicMock(members=Mock(beat=AsyncMock(), idle=AsyncMock()))
     heard: list[float] = []
 
     async def read(*_: Any) -> tuple[list[Any], dict[TopicPartition, int]]:
