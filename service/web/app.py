@@ -360,6 +360,7 @@ class WebServer:
         with self.gateway.holding.of_request() as holder:
             request[HOLDER] = holder
             is_taken = False
+            response: web.StreamResponse | None = None
             try:
                 response = await handler(request)
                 body = response.body if isinstance(response, web.Response) and not response.prepared else None
@@ -376,6 +377,7 @@ class WebServer:
                     await pieced.write_eof()
                     is_taken = response.status == HTTPStatus.OK and is_there(request)
             finally:
+                response = body = None  # it is counted no longer, and to tell that it was lost may take long
                 if ENDED in request:
                     await request[ENDED](is_taken)
         return pieced

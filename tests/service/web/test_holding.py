@@ -11,11 +11,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
+from sys import getrefcount
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
+from aiohttp import web
 from yarl import URL
 
 from isolation.read_view import Isolation
@@ -24,6 +27,7 @@ from log.compress import Codec
 from log.disk import FileSlice
 from log.ids import TopicPartition
 from service.settings.broker import Endpoint
+from service.turns import ALONE
 from service.web import (
     app,
     consuming,
@@ -38,14 +42,16 @@ from service.web import (
     transactions,
 )
 from service.web.answers import list_in_turns
+from service.web.app import WebServer
 from service.web.fetching import PORTION_BYTES, READ_BYTES_MAX, Held, Lens, Piece, fetch, opened
 from service.web.gateway import Gateway
 from service.web.holding import HOLDER, SMALL_BYTES, Holder, Holding
 from service.web.pages import facts
 from service.web.problems import Problem
 from service.web.records import HEADERS_MAX, RecordOut, shown, with_text_numbers
+from service.web.routing import ENDED
 from tests.service.api.admin_stage import Stage, on_stage
-from tests.service.web.kit import PATIENCE_S, TURN_S, longest_turn_s, turns_of
+from tests.service.web.kit import PATIENCE_S, TURN_S, Coming, longest_turn_s, turns_of
 
 MOST_BYTES = 4_000_000
 HEAD = b"POST /v1/topics/held/records HTTP/1.1\r\nHost: x\r\nX-A: 1\r\nContent-Type: application/json\r\n"
@@ -559,6 +565,31 @@ def test_a_consumer_that_finds_no_room_holds_nothing_meanwhile(monkeypatch: pyte
         assert holder.bytes < 5 << 20
 
     asyncio.run(scene())
+
+
+def test_an_answer_is_dropped_before_it_is_told_that_it_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was held for as long as the other broker could not be told, and counted nowhere."""
+    monkeypatch.setattr(web.StreamResponse, "prepare", AsyncMock(side_effect=ConnectionResetError))
+    gateway = SimpleNamespace(holding=Holding(1 << 30))
+    answers, told = list[bytes](), list[bool]()
+
+    async def lost(is_taken: bool) -> None:
+        (body,) = answers
+        assert getrefcount(body) == ALONE + 1, "the list has it, and nobody else"
+        told.append(is_taken)
+
+    async def answered(request: web.Request) -> web.StreamResponse:
+        request[ENDED] = lost
+        answers.append(bytes(1_000_000))
+        return web.Response(body=answers[0])
+
+    async def scene() -> None:
+        request: Any = Coming(b"")
+        request.method = "GET"
+        await WebServer._held(cast(Any, SimpleNamespace(gateway=gateway)), request, answered)
+
+    asyncio.run(scene())
+    assert told == [False]
 
 
 class Transport:
