@@ -368,6 +368,8 @@ class Handing:
         """The instance that has moved on, if it lives here."""
         self._named = ""
         """The name of the read that was forwarded, if the instance may have moved on elsewhere."""
+        self._is_lost = False
+        """The instance may have moved on by an answer that was lost on the way here, whatever came after it."""
 
     async def wait(self, lock: asyncio.Lock) -> None:
         await lock.acquire()
@@ -409,8 +411,11 @@ class Handing:
                 if is_there(self._request):
                     self._forget()
                 raise
+            self._is_lost = True
             found = await home(self._gateway, self._request, b"", named)
-        if found is None or found.status != HTTPStatus.OK:
+            if found is None or LIFE in found.headers:
+                self._is_lost = False  # it was given again
+        if found is None or (found.status != HTTPStatus.OK and not self._is_lost):
             self._forget()
         elif self._turn is not None:
             self._turn.life = found.headers.popall(LIFE, [""])[0]
@@ -425,7 +430,7 @@ class Handing:
         try:
             if self.instance is not None:
                 self.instance.ended(is_taken=is_taken)
-            elif self._named and not is_taken:
+            elif self._named and (self._is_lost or not is_taken):
                 await self._tell_lost()
         finally:
             self._reads.ended(self._named)

@@ -195,6 +195,45 @@ def test_records_for_an_instance_that_were_lost_on_their_way_are_asked_for_by_th
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("status", ["200 OK", "503 Service Unavailable"])
+@pytest.mark.parametrize("is_given", [True, False])
+def test_records_that_were_lost_on_their_way_are_lost_if_they_are_not_given_when_they_are_asked_for_again(
+    is_given: bool, status: str
+) -> None:
+    """The other broker was busy giving others then. The client took its answer without records, and so the lost one was
+    held to be taken.
+    """
+    asked: list[bytes] = []
+
+    async def break_and_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        if len(asked) > 1:
+            life = "X-Oncelog-Life: 1\r\n" if is_given else ""
+            answer = f"HTTP/1.1 {'200 OK' if len(asked) == 3 else status}\r\n{life}Content-Length: 2\r\n\r\n[]"
+            writer.write(answer.encode())
+        writer.close()
+
+    async def scenario() -> None:
+        server = await asyncio.start_server(break_and_answer, "127.0.0.1", 0)
+        here = Endpoint("HTTP", "127.0.0.1", server.sockets[0].getsockname()[1], "HTTP")
+        image = SimpleNamespace(brokers={2: SimpleNamespace(endpoint=lambda _: here)})
+        env = SimpleNamespace(unique=lambda: bytes(16))
+        gateway: Any = SimpleNamespace(node_id=1, image=image, outgoing=Outgoing(), _http=None, env=env)
+        gateway.http, gateway.coordinator = lambda: Gateway.http(gateway), AsyncMock(return_value=2)
+        gateway.instances = SimpleNamespace(forwarded=ForwardedReads(""))
+        request = asking(headers={}, method="GET", path_qs="/", match_info={"group": "g", "instance": "i"})
+        handing = consumers.Handing(gateway, request)
+        found = await handing.elsewhere()
+        assert found is not None
+        await handing.ended(is_taken=found.status == 200)
+        await gateway.http().close()
+        server.close()
+
+    asyncio.run(scenario())
+    assert len(asked) == (2 if is_given else 3)
+    assert [b"X-Oncelog-Lost: " in each for each in asked][2:] == [True] * (not is_given)
+
+
 @pytest.mark.parametrize("end", ["told", "stop", "late"])
 def test_that_an_answer_was_lost_is_told_until_the_other_broker_can_be_reached(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, end: str
