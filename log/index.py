@@ -6,6 +6,8 @@ search that starts at an entry finds what a full scan would find. Both files hav
     .index      last offset of a batch minus the segment's base offset  u32 | where that batch starts   u32
     .timeindex  largest timestamp so far  i64 | last offset of the batch that brought it, minus the base offset  u32
 
+A sealed segment's `.timeindex` has its last entry twice, so that one that has lost its end is noticed.
+
 The active segment's indexes grow in memory; those of sealed segments stay on disk and are searched there, so that old
 segments cost no memory.
 """
@@ -18,9 +20,11 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from log.disk import File
+from log.ids import NO_TIMESTAMP
 
 OFFSET_ENTRY: Final = struct.Struct(">II")
 TIME_ENTRY: Final = struct.Struct(">qI")
+_NO_TIMES: Final = TIME_ENTRY.pack(NO_TIMESTAMP, 0)
 WORD: Final = 4
 LEAF_ENTRIES: Final = 512
 """How many entries a search in a file reads at once: 4 or 6 KB, which stand for 2 MB of batches or more."""
@@ -85,6 +89,13 @@ class GrowingIndex:
         return index
 
 
+def with_end(times: bytes) -> bytes:
+    """The time index of a sealed segment as its file has it: with an entry more, the last one again. So an index that
+    has lost its end is noticed; the largest timestamp that it still has would be believed.
+    """
+    return times + (times[-TIME_ENTRY.size :] or _NO_TIMES)
+
+
 class StoredIndex:
     """An index in a file, for a sealed segment. It is searched in the file; only the entries around the last search are
     kept in memory.
@@ -111,6 +122,15 @@ class StoredIndex:
             return 0, 0
         key, value = self._layout.unpack(entry)
         return key, value
+
+    def take_end(self) -> bool:
+        """Whether the file ends as `with_end` has made it. What that has added is no entry from now on."""
+        size = self._layout.size
+        last = self._file.pread(2 * size, max(self._file.size - 2 * size, 0))
+        if self._file.size % size or last != with_end(last[:-size]):
+            return False
+        self._count -= 1
+        return True
 
     def floor(self, key: int) -> int:
         return self._search(key, 0)
@@ -146,7 +166,7 @@ class StoredIndex:
 
     def _read_leaf(self, slot: int) -> None:
         size = self._layout.size
-        data = self._file.pread(LEAF_ENTRIES * size, slot * size)
+        data = self._file.pread(min(LEAF_ENTRIES, self._count - slot) * size, slot * size)
         self._leaf = _columns(self._layout, data[: len(data) - len(data) % size])
         self._leaf_slot = slot
 

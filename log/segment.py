@@ -30,7 +30,7 @@ from log.batch import (
 from log.config import LogConfig
 from log.disk import Disk, DiskFault, File, FileSlice
 from log.ids import NO_OFFSET, NO_TIMESTAMP
-from log.index import OFFSET_ENTRY, TIME_ENTRY, GrowingIndex, Index, StoredIndex
+from log.index import OFFSET_ENTRY, TIME_ENTRY, GrowingIndex, Index, StoredIndex, with_end
 from log.many import Stretch, index_entries, largest_so_far
 from log.steps import done_at_once
 
@@ -372,8 +372,11 @@ class Segment:
         except FileNotFoundError:
             return False
         self._offsets = StoredIndex(OFFSET_ENTRY, offsets)
-        self._times = StoredIndex(TIME_ENTRY, times)
-        return True
+        self._times = stored = StoredIndex(TIME_ENTRY, times)
+        if stored.take_end():
+            return True
+        self._close_indexes()
+        return False
 
     def _read_growing_indexes(self) -> bool:
         """Read the files of a clean stop, if they hold exactly what was written then. Returns whether they do."""
@@ -426,7 +429,7 @@ class Segment:
         self._use_indexes(rebuilt)
         if self.sealed:
             with suppress(DiskFault):  # no room, perhaps: the next start builds them again
-                self._write_indexes()
+                self._write_indexes(sealed=True)
 
     def _without_batches(self) -> "Segment":
         facts = SegmentFacts(self.base_offset, self.base_offset, 0, NO_TIMESTAMP, NO_OFFSET, NO_TIMESTAMP, 0)
@@ -450,14 +453,14 @@ class Segment:
         """
         self.load_indexes()
         self._add_time_entry()
-        self._write_indexes()
+        self._write_indexes(sealed=True)
         self.sealed = True
 
-    def _write_indexes(self) -> tuple[bytes, bytes]:
+    def _write_indexes(self, *, sealed: bool) -> tuple[bytes, bytes]:
         offsets, times = self._offsets, self._times
         assert type(offsets) is GrowingIndex
         assert type(times) is GrowingIndex
-        written = (offsets.to_bytes(), times.to_bytes())
+        written = (offsets.to_bytes(), with_end(times.to_bytes()) if sealed else times.to_bytes())
         for suffix, data in zip((OFFSET_SUFFIX, TIME_SUFFIX), written, strict=True):
             file = self._disk.open(self.path(suffix), create=True)
             file.truncate(0)
@@ -531,7 +534,7 @@ class Segment:
             return NO_INDEXES
         if known is not None and known.offset_entries == len(offsets):
             return known  # entries are only ever added: with the same number the files are still right
-        offset_data, time_data = self._write_indexes()
+        offset_data, time_data = self._write_indexes(sealed=False)
         entries = len(offset_data) // OFFSET_ENTRY.size, len(time_data) // TIME_ENTRY.size
         return IndexFacts(entries[0], crc32c(offset_data), entries[1], crc32c(time_data))
 

@@ -235,6 +235,30 @@ def test_an_index_that_loses_its_end_while_it_is_open_is_rebuilt(left: int) -> N
     assert found is None or found[1].base_offset == 9_000
 
 
+@pytest.mark.parametrize("lost", range(12, 12 * 40, 12))
+def test_a_time_index_that_has_lost_entries_at_its_end_is_not_believed(lost: int) -> None:
+    """Retention took records of now for old ones, and a search by time passed over records."""
+    opened = harmed(change(lambda data: data[:-lost]), suffixes=(TIME_SUFFIX,))
+    assert isinstance(opened.disk, MemoryDisk)
+    again, _ = open_log(opened.disk, config=CONFIG, recovery_point=BATCHES)
+    last = again.segments[1].base_offset - 1
+    assert (again.segments[0].largest_timestamp, again.segments[0].largest_timestamp_offset) == (1000 + last, last)
+    found, _ = asked(partial(opened.segments[0].search_timestamp, 1000 + last, 0, 500))
+    assert found[1].base_offset == last
+
+
+def test_records_without_times_have_a_whole_time_index() -> None:
+    disk = MemoryDisk()
+    log, _ = open_log(disk, config=LogConfig(segment_bytes=70_000))
+    for offset in range(2000):
+        append(log, stamped([b"x"], base_offset=offset, timestamp=-1))
+    sealed = log.segments[0]
+    sealed.close()
+    with counted() as seen:
+        assert (len(sealed.times), len(sealed.offsets) > 1) == (0, True)
+    assert seen == [0], "nothing is rebuilt"
+
+
 # ---------------------------------------------------------------- what may come between two steps
 
 
