@@ -178,7 +178,7 @@ class ClassicDecisions:
             draft.records.append(classic_group_record(group, assignments))
             group.subscribed_topics = group.topics_of_members()
             group.take_join(member)
-            draft.answer(token, _resumed(group, member, ask, old_leader))
+            draft.answer(token, resumed(group, member, ask, old_leader))
         else:
             # A rebalance in COMPLETING, too: the leader may be assigning partitions to the old id at this moment.
             self._record_instance(group, instance_id, new_id, draft)
@@ -430,9 +430,12 @@ class ClassicDecisions:
     # Beginning and end ------------------------------------------------------------------------------------------------
 
     def resume(self, group: ClassicGroup, draft: Draft) -> None:
-        """Take the group up after the log was read."""
+        """Take the group up after the log was read, or when it has turned from a consumer group. If no member has been
+        told that it leads, a rebalance begins: otherwise nobody would assign.
+        """
         self.resuming.begin(group, draft)
-        if len(group.members) > self._settings.group_max_size:
+        lacks_leader = bool(group.members) and group.leader is None
+        if lacks_leader or len(group.members) > self._settings.group_max_size:
             self.prepare_rebalance(group, draft)
 
     def forget(self, group: ClassicGroup) -> None:
@@ -474,7 +477,7 @@ def _present_generation(group: ClassicGroup, member: ClassicMember, *, as_follow
     )
 
 
-def _resumed(group: ClassicGroup, member: ClassicMember, ask: JoinGroup, old_leader: str) -> JoinReply:
+def resumed(group: ClassicGroup, member: ClassicMember, ask: JoinGroup, old_leader: str) -> JoinReply:
     """The answer to a static member that resumes its place.
 
     If it is the leader, it must be told who the members are, and that it must not assign. A client that does not know

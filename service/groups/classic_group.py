@@ -3,9 +3,10 @@
 It has no clock and decides nothing about rebalances (classic_decisions.py does). The durable part is what its stored
 record says. Everything else is lost with the coordinator; `from_stored` builds a group from the record.
 
-Invariants: `static_members` has exactly the members with an instance id. The leader is a member, or None. A member that
-waits for a join has the token of its last JoinGroup. `joined`, `preferences` and `listing` are always what counting all
-members would give, so that the cost of a join does not grow with the group.
+Invariants: `static_members` has exactly the members with an instance id. The leader is a member, or None. A group
+with members that has none was a consumer group and has had no generation since. A member that waits for a join has the
+token of its last JoinGroup. `joined`, `preferences` and `listing` are always what counting all members would give, so
+that the cost of a join does not grow with the group.
 """
 
 from dataclasses import dataclass, field
@@ -369,9 +370,7 @@ class ClassicGroup:
 
     def elect_joined_leader(self) -> bool:
         """Make a member that has rejoined the leader, if the leader has not. False: no member has rejoined."""
-        if self.leader is None:
-            return False
-        if self.members[self.leader].awaiting_join is not None:
+        if self.leader is not None and self.members[self.leader].awaiting_join is not None:
             return True
         joined = next((member for member in self.members.values() if member.awaiting_join is not None), None)
         if joined is not None:

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
+from service.groups.classic_decisions import resumed
 from service.groups.classic_group import ClassicGroup, ClassicMember
 from service.groups.classic_kind import ClassicKind, with_rebalance_timeout
 from service.groups.commands import (
@@ -298,9 +299,15 @@ class Migration:
             and group.tallies.classic - classic_leaving == rest
         )
 
-    def _downgrade(self, group: ConsumerGroup, members: list[ConsumerMember], draft: Draft) -> ClassicGroup:
+    def _downgrade(
+        self, group: ConsumerGroup, members: list[ConsumerMember], leader: str | None, draft: Draft
+    ) -> ClassicGroup:
         """The classic group of these members, all of which use the classic protocol. The group is announced, and its
         records are in the draft.
+
+        Without a leader a rebalance follows. Its record says so by naming none, because a coordinator that dies before
+        the next generation leaves nothing else behind. In the consumer group nobody led. A member that is named without
+        being told would see no topic change, and nobody would read a new partition.
 
         Members are recorded with the partitions that they hold, not with their targets. If a rebalance follows, it
         decides what they get. If a member of the new protocol joins before that, it must be given only partitions that
@@ -327,6 +334,7 @@ class Migration:
                     member.classic.protocols,
                 )
             )
+        made.leader = leader
         made.protocol_name = made.select_protocol()
         made.subscribed_topics = made.topics_of_members()
         for member, classic_member in zip(members, made.members.values(), strict=True):
@@ -359,8 +367,7 @@ class Migration:
             self._consumer.remove(group, leaving, draft)
             return
         rest = [member for member_id, member in group.members.items() if member_id not in gone]
-        made = self._downgrade(group, rest, draft)
-        self._classic.prepare_rebalance(made, draft)
+        self._downgrade(group, rest, None, draft)
 
     # Classic members of a consumer group ------------------------------------------------------------------------------
 
@@ -399,7 +406,7 @@ class Migration:
         changed = self._consumer.record_member(group, found, member, draft) or regex_change.has_changed
         epoch = self._consumer.maybe_raise_epoch(group, member, changed, draft)
         if replaced is not None and self._replacement_downgrades(group, replaced):
-            member = self._downgrade_by(group, replaced, member, epoch, subscription, changed, draft)
+            reply = self._downgrade_by(group, replaced, member, epoch, ask, subscription, changed, draft)
         else:
             goal = self._consumer.maybe_assign(group, epoch, member, draft)
             owned = self._owned(subscription)
@@ -407,17 +414,9 @@ class Migration:
             self._keep_session(group, member, draft)
             due_ms = draft.now_ms + ask.rebalance_timeout_ms
             self._deadlines.set(("resync", group.group_id, member.member_id), due_ms)
+            reply = JoinReply(member.member_id, None, member.member_epoch, PROTOCOL_TYPE, ask.protocols[0][0])
         self._deadlines.cancel(("rejoin", group.group_id, member.member_id))
-        draft.answer(
-            token,
-            JoinReply(
-                member.member_id,
-                None,
-                member.member_epoch,
-                PROTOCOL_TYPE,
-                ask.protocols[0][0],
-            ),
-        )
+        draft.answer(token, reply)
 
     def _refuse_join(self, group: ConsumerGroup, ask: JoinGroup) -> GroupRefusal | None:
         if (full := self._consumer.refuse_when_full(group, ask.member_id)) is not None:
@@ -456,14 +455,16 @@ class Migration:
         replaced: ConsumerMember,
         member: ConsumerMember,
         epoch: int,
+        ask: JoinGroup,
         subscription: Subscription,
         changed: bool,
         draft: Draft,
-    ) -> ConsumerMember:
-        """Turn the group into a classic one, and return the joining member in it.
+    ) -> JoinReply:
+        """Turn the group into a classic one, and return the answer to the joining member.
 
-        No rebalance is needed if all have reached the target: then each holds its part. Otherwise one may still read
-        what the target gives to another, or may not have been told of what it is given.
+        No rebalance is needed if all have reached the target: then each holds its part, and the joining member is told
+        that it leads. Otherwise one may still read what the target gives to another, or may not have been told of what
+        it is given. An old client can't be told that it leads without assigning anew.
         """
         others = [each for each in group.members.values() if each.member_id != replaced.member_id]
         is_settled = epoch == group.assignment_epoch and all(each.is_reconciled_to(epoch) for each in others)
@@ -476,10 +477,9 @@ class Migration:
         # be written with those of the others.
         joined = member.member_id
         ids = [joined if member_id == replaced.member_id else member_id for member_id in group.members]
-        made = self._downgrade(_replace_members(group, ids), members, draft)
-        if not is_settled:
-            self._classic.prepare_rebalance(made, draft)
-        return member
+        leader = joined if is_settled and ask.can_skip_assignment else None
+        made = self._downgrade(_replace_members(group, ids), members, leader, draft)
+        return resumed(made, made.members[joined], ask, NO_MEMBER)
 
     def _sync(self, group: ConsumerGroup, ask: SyncGroup, token: Token, draft: Draft) -> None:
         member = _find_classic(group, ask.member_id, ask.instance_id)

@@ -331,8 +331,23 @@ def test_the_group_is_classic_again_when_the_last_new_member_leaves(driver: Driv
     assert driver.heartbeat(joined) is Fault.REBALANCE_IN_PROGRESS
     token = driver.start_join(member=joined.member_id)
     assert driver.answers[token].leader == joined.member_id
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_the_last_new_member_had_is_read_though_the_coordinator_dies_before_the_next_generation(
+    driver: Driver, restarts: bool
+) -> None:
+    """Once nothing but the record told of the rebalance, and the record did not."""
+    joined = mixed_group(driver)
+    driver.beat("c", LEAVE_EPOCH)
+    if restarts:
+        driver.restart()
+    assert driver.heartbeat(joined) is Fault.REBALANCE_IN_PROGRESS
+    leader = driver.join(member=joined.member_id)
+    assert leader.leader == joined.member_id
+    driver.sync(leader, assignments={leader.member_id: assignment(orders=ALL)})
     driver.restart()
-    assert driver.listed() == {"g": ("classic", "Stable", "consumer")}
+    assert driver.heartbeat(leader) is None
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -378,14 +393,34 @@ def test_the_group_is_classic_again_when_a_classic_member_takes_the_last_new_one
     assert driver.heartbeat(other, instance_id="j") is None
     driver.restart()
     assert driver.listed() == {"g": ("classic", "Stable", "consumer")}
+    # Nobody has led the group so far. It is told that it does, so that somebody sees when topics grow.
+    assert (taken.leader, taken.skip_assignment) == (taken.member_id, True)
+    assert {member.member_id for member in taken.members} == {taken.member_id, other.member_id}
+    driver.start_join(member=taken.member_id, instance_id="i")
+    assert driver.listed() == {"g": ("classic", "PreparingRebalance", "consumer")}
 
 
-def test_taking_the_last_new_members_place_tells_another_of_the_partitions_that_it_waited_for(driver: Driver) -> None:
+def test_an_old_client_that_takes_the_last_new_members_place_begins_a_rebalance_that_tells_who_leads(
+    driver: Driver,
+) -> None:
+    assert driver.named(driver.beat("c", 0, instance_id="i")) == {"orders": ALL}
+    taken = driver.join(instance_id="i", can_skip_assignment=False)
+    assert driver.heartbeat(taken, instance_id="i") is Fault.REBALANCE_IN_PROGRESS
+    again = driver.join(member=taken.member_id, instance_id="i", can_skip_assignment=False)
+    assert again.leader == taken.member_id
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_taking_the_last_new_members_place_tells_another_of_the_partitions_that_it_waited_for(
+    driver: Driver, restarts: bool
+) -> None:
     """Otherwise nobody reads them: the group is stable, the other is said to have them, and was never told."""
     driver.beat("c", 0, instance_id="i")
     other = driver.join(instance_id="j")
     assert partitions(driver.sync(other, instance_id="j").assignment) == {}
     driver.join(instance_id="i")
+    if restarts:
+        driver.restart()
     assert driver.heartbeat(other, instance_id="j") is Fault.REBALANCE_IN_PROGRESS
 
 
