@@ -5,9 +5,11 @@ What always holds:
 * `size_bytes` is where the next batch goes and `end_offset` is above every offset inside; both move only after the
   bytes are in the file.
 * The indexes are hints. While the segment is written they grow in memory. `seal` writes them to files, and from then on
-  they are searched there. An index that is missing or too short, or that does not point to a batch with the offset it
-  names, is rebuilt from the headers. In a large segment that takes seconds, so the one who asked is told to come again
-  (`IndexesLost`), and the indexes are rebuilt in steps (`rebuilding`).
+  they are searched there. An index that is missing, or that does not point to a batch with what it names, is rebuilt
+  from the headers. So is a time index without its end, and an offset index that leaves a long walk to a search. In a
+  large segment that takes seconds, so the one who asked is told to come again (`IndexesLost`), and the indexes are
+  rebuilt in steps (`rebuilding`).
+* What a rebuild writes is not made durable. A power cut may leave any part of it, which is noticed like other harm.
 * The file is opened when it is first needed, so a segment that nobody reads costs a few hundred bytes.
 """
 
@@ -55,7 +57,9 @@ REBUILT_AT_ONCE_BYTES = 64 << 10
 REBUILT_BATCHES: Final = 500
 """How many headers a step of a rebuild looks at, which takes a millisecond or two."""
 WALKED_BATCHES: Final = 1_000
-"""If a search in a stored index leaves more batches than this to walk over, the index lacks entries."""
+"""If a search in a stored index leaves more batches than this to walk over, the index is rebuilt: it has lost entries,
+or the topic's interval between them is large.
+"""
 
 
 class IndexFacts(NamedTuple):
@@ -76,7 +80,7 @@ class IndexesLost(DiskFault):
     """
 
     def __init__(self, segment: "Segment") -> None:
-        super().__init__(errno.EAGAIN, "the indexes are lost and are being rebuilt", segment.path(OFFSET_SUFFIX))
+        super().__init__(errno.EAGAIN, "the indexes must be rebuilt first", segment.path(OFFSET_SUFFIX))
         self.segment = segment
 
     @property
@@ -113,6 +117,7 @@ class Segment:
         "_likely",
         "_name_suffix",
         "_offsets",
+        "_rebuild_fault",
         "_rebuilt",
         "_times",
         "_unindexed_bytes",
@@ -136,6 +141,7 @@ class Segment:
         self._index_facts = facts.indexes
         # What a rebuild of the indexes has made so far. While it is there, the index files are not believed.
         self._rebuilt: Segment | None = None
+        self._rebuild_fault: DiskFault | None = None
         self._name_suffix = name_suffix
         self._unindexed_bytes = 0
         # The batch boundary that the last read found for its limit (offset, position): all batches before the position
@@ -352,7 +358,8 @@ class Segment:
 
     def load_indexes(self) -> None:
         """Open the stored indexes of a sealed segment, or read those of the active one into memory. They are rebuilt if
-        the files don't fit the segment. `IndexesLost` if that takes longer than a moment.
+        the files don't fit the segment. `IndexesLost` if that takes longer than a moment. If it was tried and the disk
+        has failed, that fault.
         """
         if self._rebuilt is not None:
             found = False
@@ -361,6 +368,10 @@ class Segment:
         else:
             found = type(self._offsets) is GrowingIndex or self._read_growing_indexes()
         if not found:
+            if (fault := self._rebuild_fault) is not None:
+                if self.sealed:  # a reader may try again; a writer must not miss the fault
+                    self._rebuild_fault = None
+                raise fault.with_traceback(None)  # or it would grow each time
             if self.size_bytes > REBUILT_AT_ONCE_BYTES:
                 raise IndexesLost(self)
             self.rebuild_indexes()
@@ -403,11 +414,14 @@ class Segment:
 
     def rebuilding(self) -> Generator[None, None, None]:
         """Build both indexes from the batch headers, in steps. In between, the segment may be closed, cut or removed:
-        then this ends.
+        then this ends. It also ends, at once, if they are being rebuilt already.
 
         `CorruptBatch` if a header can't be read. The segment goes on with indexes of the batches before, and its own
-        facts stay as they were. After a `DiskFault` the indexes are still lost.
+        facts stay as they were. After a `DiskFault` the indexes are still lost. If it is not one that passes, the next
+        one who needs them is told.
         """
+        if self._rebuilt is not None and self._rebuilt.size_bytes:
+            return
         self._rebuilt = rebuilt = self._without_batches()
         try:
             while rebuilt.size_bytes < self.size_bytes:
@@ -419,14 +433,20 @@ class Segment:
                     yield
                     if self._rebuilt is not rebuilt:
                         return
+            self.largest_timestamp = rebuilt.largest_timestamp
+            self.largest_timestamp_offset = rebuilt.largest_timestamp_offset
+            if self.sealed:
+                rebuilt._add_time_entry()
+            self._use_indexes(rebuilt)
         except CorruptBatch:
             self._use_indexes(rebuilt)
             raise
-        self.largest_timestamp = rebuilt.largest_timestamp
-        self.largest_timestamp_offset = rebuilt.largest_timestamp_offset
-        if self.sealed:
-            rebuilt._add_time_entry()
-        self._use_indexes(rebuilt)
+        except DiskFault as fault:
+            self._rebuild_fault = None if fault.passing else fault
+            raise
+        finally:
+            if self._rebuilt is rebuilt:  # nobody goes on with what has been made
+                self._rebuilt = self._without_batches()
         if self.sealed:
             with suppress(DiskFault):  # no room, perhaps: the next start builds them again
                 self._write_indexes(sealed=True)
@@ -687,6 +707,7 @@ class Segment:
             while slot and not self._is_true(offsets, slot - 1):
                 slot -= 1
             offsets.drop(slot, wrong + 1)
+            self._index_facts = None  # the files still have them
         return None
 
     def _is_true(self, offsets: Index, slot: int) -> bool:
@@ -830,7 +851,7 @@ class Segment:
         """Close the file and the indexes."""
         self.close_file()
         self._close_indexes()
-        self._rebuilt = None
+        self._rebuilt = self._rebuild_fault = None
 
     def _close_indexes(self) -> None:
         for index in (self._offsets, self._times):

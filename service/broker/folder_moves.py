@@ -16,6 +16,7 @@ from log.batch import CorruptBatch
 from log.disk import DiskFault
 from log.ids import TopicPartition, folder_of
 from log.relocation import FUTURE, Relocation, stem_of
+from log.segment import IndexesLost
 from service.broker.housekeeper import Housekeeper
 from service.broker.log_folder import LogFolder
 from service.broker.opening import PartitionMaker
@@ -159,7 +160,8 @@ class FolderMoves:
                 except DiskFault as fault:
                     if not fault.passing:
                         raise
-                    move.target.blame(fault, partition.topic_partition)
+                    folder = partition.folder if isinstance(fault, IndexesLost) else move.target
+                    folder.blame(fault, partition.topic_partition)
                 await asyncio.sleep(REST_S)
         except (DiskFault, CorruptBatch) as error:
             for folder in (move.target, partition.folder):

@@ -2,8 +2,8 @@
 
 A failed write or fsync takes the whole folder out of service until a restart. Nothing in it is acknowledged or appended
 any more, and this broker stops leading its partitions. Errors that pass take nothing out of service: no room on the
-disk (`headroom.py`), no file descriptor left, indexes that are lost. A file that is missing or can't be read affects
-its partition alone.
+disk (`headroom.py`), no file descriptor left, indexes that must be rebuilt. A file that is missing or can't be read
+affects its partition alone.
 """
 
 import asyncio
@@ -56,11 +56,11 @@ class LogFolder:
         while True:
             await self._misses_indexes.wait()
             for segment in list(self._unindexed):
-                logger.warning("log folder %s: %s has lost its indexes, which are rebuilt", self.name, segment.path())
+                logger.warning("log folder %s: the indexes of %s are rebuilt", self.name, segment.path())
                 try:
                     await done_in_turns(segment.rebuilding())
                 except (DiskFault, CorruptBatch) as error:
-                    logger.error("log folder %s: %s is rebuilt in part: %s", self.name, segment.path(), error)
+                    logger.error("log folder %s: the indexes of %s: %s", self.name, segment.path(), error)
                 except Exception:  # an error in one segment must not keep others without their indexes
                     logger.exception("log folder %s: the indexes of %s", self.name, segment.path())
                 del self._unindexed[segment]

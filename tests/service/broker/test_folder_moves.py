@@ -11,15 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from log.batch import build_batch
+from log.batch import CorruptBatch, build_batch
 from log.disk import DiskFault, RealDisk
 from log.ids import TopicPartition
 from log.manifest import MANIFEST
 from log.relocation import FORMER, FUTURE, stem_of
 from log.removal import raise_start_offset, remove_oldest
+from log.segment import OFFSET_SUFFIX, TIME_SUFFIX, IndexesLost
 from service.broker.data_folder import StartError
 from service.broker.folder_moves import RATE, FolderMove, FolderMoves
 from service.broker.found_folders import STRAY
+from service.broker.log_folder import LogFolder
 from service.broker.partition import Appended, Partition
 from service.broker.unremoved import UNREMOVED
 from service.ports import RealClock
@@ -718,3 +720,34 @@ def test_each_folder_knows_how_many_partitions_are_in_it(tmp_path: Path) -> None
 
     folders.live(scene)
     folders.live(again)
+
+
+def test_lost_indexes_of_what_moves_are_rebuilt_by_the_folder_that_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target's folder was blamed. It and the readers' folder rebuilt the same indexes, and ended each other."""
+    folders = Folders(tmp_path)
+    blamed: list[str] = []
+    blame = LogFolder.blame
+
+    def watched(folder: LogFolder, error: DiskFault | CorruptBatch, topic_partition: TopicPartition) -> None:
+        if isinstance(error, IndexesLost):
+            blamed.append(folder.name)
+        blame(folder, error, topic_partition)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("moved")
+        partition = await stage.served("moved")
+        await write(partition, 300, size=500)
+        partition.log.roll(RealClock.wall_ms())
+        await write(partition, 1)
+        segment = partition.log.segments[0]
+        segment.close()
+        for suffix in (OFFSET_SUFFIX, TIME_SUFFIX):
+            partition.log.disk.unlink(segment.path(suffix))
+        monkeypatch.setattr(LogFolder, "blame", watched)
+        assert await move(stage, folders.two) == ErrorCode.NONE
+        await moved(partition, folders.two)
+        assert set(blamed) == {str(folders.one)}
+
+    folders.live(scene)

@@ -19,6 +19,7 @@ import pytest
 from log.batch import build_batch
 from log.ids import TopicPartition
 from log.manifest import MANIFEST
+from log.segment import SUFFIXES
 from service.api.routes import ROUTES
 from service.broker.data_folder import StartError
 from service.broker.housekeeper import FLUSH, RETENTION, Housekeeper
@@ -352,5 +353,24 @@ def test_a_write_that_finds_no_descriptor_is_refused_and_the_next_one_is_not(
             assert [segment.sealed for segment in partition.log.segments] == [True] * (segments - 1) + [False]
         assert [header.base_offset for header, _ in partition.log.scan(0)] == [0, 1]
         assert (partition.offline, stage.broker.folders[0].failed) == (False, None)
+
+    on_stage(tmp_path, scene, SETTINGS)
+
+
+def test_a_segment_that_is_gone_with_its_indexes_takes_its_partition_out_of_service(tmp_path: Path) -> None:
+    """Each write was told to come again, because the indexes were to be rebuilt first."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders")
+        await write(stage, "orders", 1000)
+        partition = await stage.served("orders")
+        segment = partition.log.segments[-1]
+        segment.close()
+        for suffix in SUFFIXES:
+            partition.log.disk.unlink(segment.path(suffix))
+        assert await error_of_write(stage, "orders") is ErrorCode.NOT_ENOUGH_REPLICAS
+        await until(lambda: segment._rebuild_fault is not None)
+        assert await error_of_write(stage, "orders") is ErrorCode.KAFKA_STORAGE_ERROR
+        assert partition.offline
 
     on_stage(tmp_path, scene, SETTINGS)
