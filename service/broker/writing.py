@@ -16,6 +16,7 @@ The order of calls: `begin`, then `append`. If `begin` returned False, or `takes
 import asyncio
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -339,7 +340,11 @@ class Writing:
             return RefusedBatch(ErrorCode.INVALID_TOPIC_EXCEPTION)
         if not terms.knows_zstd and batch[ATTRIBUTES_AT] & CODEC_BITS == CODECS["zstd"]:
             return RefusedBatch(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
-        if write.expected_offset is not None and self._came_between(partition, write, now_ms):
+        try:
+            came_between = write.expected_offset is not None and self._came_between(partition, write, now_ms)
+        except DiskFault as fault:  # it is not known
+            return RefusedBatch(partition.unreadable(fault), "What follows the expected offset can't be read now.")
+        if came_between:
             end_offset = partition.log.end_offset
             message = f"The log ends at {end_offset}: somebody else has written to it."
             return RefusedBatch(ErrorCode.OFFSET_OUT_OF_RANGE, message, end_offset=end_offset)
@@ -369,7 +374,7 @@ class Writing:
 
     def _came_between(self, partition: Partition, write: Write, now_ms: int) -> bool:
         """Whether somebody else has written since the expected offset. Markers do not count, and neither does this very
-        batch, which the client may be sending again.
+        batch, which the client may be sending again. `DiskFault`: that can't be read.
         """
         if not partition.is_leading:
             return False  # the append refuses it
@@ -446,15 +451,16 @@ def _has_far_to_look(write: Write) -> bool:
 
 async def _look_far(write: Write) -> None:
     """Look through the log from the expected offset on, in several turns of the loop."""
-    for _ in range(LOOKS_MAX):
-        if not _has_far_to_look(write) or not _goes_on(write):
-            return
-        await asyncio.sleep(0)
+    with suppress(DiskFault):  # the append meets it again, and tells it
+        for _ in range(LOOKS_MAX):
+            if not _has_far_to_look(write) or not _goes_on(write):
+                return
+            await asyncio.sleep(0)
 
 
 def _goes_on(write: Write) -> bool:
     """Move the expected offset past the markers that follow it, because no reader ever sees markers. Returns False if
-    none follows.
+    none follows. `DiskFault`: what follows can't be read.
     """
     partition, offset = write.partition, write.expected_offset
     assert partition is not None
@@ -464,7 +470,7 @@ def _goes_on(write: Write) -> bool:
             if not header.is_control or header.base_offset != write.expected_offset:
                 break
             write.expected_offset = header.next_offset
-    except (DiskFault, CorruptBatch) as failure:
+    except CorruptBatch as failure:
         partition.unreadable(failure)
     return write.expected_offset != offset
 

@@ -294,3 +294,34 @@ def test_only_who_leads_for_certain_says_what_a_producer_gives_up_after(tmp_path
         assert answers == [ErrorCode.NONE, final]
 
     on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
+
+
+def test_a_conditional_write_that_needs_lost_indexes_is_refused_for_now(tmp_path: Path) -> None:
+    """It was told that somebody else had written, which is final; only markers had come."""
+
+    async def scene(stage: Stage) -> None:
+        partition = await orders(stage)
+        for _ in range(300):
+            partition.append_from_client(batch(bytes(300)), acks=1, now_ms=1)
+        end = partition.log.end_offset
+        for _ in range(2):
+            partition.append_marker(
+                ControlType.COMMIT,
+                producer_id=9,
+                producer_epoch=0,
+                coordinator_epoch=0,
+                transaction_version=1,
+                now_ms=1,
+            )
+        partition.log.segments[-1].close()  # an active segment has no index files before a stop
+        outcomes: list[int | ErrorCode] = []
+        while not outcomes or outcomes[-1] is ErrorCode.KAFKA_STORAGE_ERROR:
+            write = Write({0: partition}, 0, batch())
+            write.expected_offset = end
+            await Writing(stage.broker.writing, terms(acks=1), [write]).append_when_ready(is_ready=False)
+            outcomes.append(told_of(write))
+            await asyncio.sleep(0)
+        assert outcomes[0] is ErrorCode.KAFKA_STORAGE_ERROR
+        assert outcomes[-1] == end + 2
+
+    on_stage(tmp_path, scene, OS)
