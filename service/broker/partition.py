@@ -92,7 +92,10 @@ UNCONFIRMED = RefusedBatch(
 transaction, so the client must not give it up: while others were asked about, this partition began to be led, or a
 marker came. When the batch is sent again, the coordinator is asked. Kafka answers INVALID_TXN_STATE, which is fatal.
 """
-NO_ROOM = RefusedBatch(ErrorCode.NOT_ENOUGH_REPLICAS, "The disk has no room, or the process no descriptor, for it now.")
+NOT_NOW = RefusedBatch(
+    ErrorCode.NOT_ENOUGH_REPLICAS,
+    "The disk has no room, or the process no descriptor, for it now, or the indexes are being rebuilt.",
+)
 """The error for which every client sends the same batch again, to the same leader, and knows that the batch was not
 written.
 """
@@ -366,7 +369,7 @@ class Partition:
             if self.log.ends_in_gap:  # also if the topic is not compacted any more
                 empty = build_empty_batch()
                 appended = self._append_decided(memoryview(empty), read_header(empty), now_ms)
-                self.must_close_gap = appended is NO_ROOM
+                self.must_close_gap = appended is NOT_NOW
         except (DiskFault, CorruptBatch) as error:
             self.must_close_gap = isinstance(error, DiskFault) and error.passing
             self.unreadable(error)
@@ -570,7 +573,7 @@ class Partition:
                 return _not_new(verdict)
         headroom = self.folder.headroom
         if headroom.is_short:
-            return NO_ROOM
+            return NOT_NOW
         append_time_ms = -1
         if inspected is not None or header.attributes & BROKERS_BITS or config.message_timestamp_type != "CreateTime":
             if inspected is not None and inspected.records is not None:
@@ -678,7 +681,7 @@ class Partition:
         reserve, so a second attempt may find room.
         """
         appended = self._append(batch, header, -1, now_ms)
-        return self._append(batch, header, -1, now_ms) if appended is NO_ROOM else appended
+        return self._append(batch, header, -1, now_ms) if appended is NOT_NOW else appended
 
     def _append(
         self, records: memoryview, header: BatchHeader, append_time_ms: int, now_ms: int
@@ -692,7 +695,7 @@ class Partition:
         except (DiskFault, CorruptBatch) as error:
             self.folder.blame(error, self.topic_partition)
             if isinstance(error, DiskFault) and error.passing:
-                return NO_ROOM
+                return NOT_NOW
             if not self.offline:  # the disk is fine, but the segment that is written to is not
                 logger.critical("%s is damaged and no longer served", self.topic_partition)
                 self.fail()
