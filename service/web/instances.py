@@ -2,8 +2,9 @@
 assigned partitions by hand, and are read by their name.
 
 What always holds: an instance lives at the broker that coordinates its group. Its position moves only with an answer
-that shows the records before that position; it moves back if the answer could not be written to its client. Nothing is
-read for it before that is known. A broker that forwards a read names it, and tells later if the client did not get its
+that shows the records before that position; it moves back if the answer could not be written to its client. (What the
+kernels have taken for the client counts as written, although the client may read none of it.) Nothing is read for it
+before that is known. A broker that forwards a read names it, and tells later if the client did not get its
 answer; the instance goes back then, although it may have served other reads meanwhile: records are given twice rather
 than never. It goes back, too, when the life of that broker is over. It reads nothing that its group has given to
 another member. It commits on its own only what it has shown to a client that has sent another request since, and only
@@ -585,10 +586,11 @@ class Instances(Members):
             if request.transport is None:  # a leader that is silent holds up all that wait here, one by one
                 raise client_gone()
             await self._begin(instance)
-            for partition in await answer.take(wait_ms):
-                left = instance.positions.get(partition)
+            for partition, left in (await answer.take(wait_ms)).items():
+                if instance.positions.get(partition) != left:
+                    continue  # the client has sent the instance elsewhere while others were looked up
                 offset = await self._reset(instance, partition)
-                if instance.positions.get(partition) == left:  # else the client has sent the instance elsewhere
+                if instance.positions.get(partition) == left:
                     instance.lose([partition])
                     instance.positions[partition] = offset
 
@@ -678,10 +680,8 @@ class RecordsAnswer:
         self.instance.move(kept)
         return [each for each in self.records if (each.topic, each.partition) in kept]
 
-    async def take(self, wait_ms: int) -> list[TopicPartition]:
-        """Read on; if there is nothing, wait for this long. Returns the partitions whose position is not in their log
-        any more.
-        """
+    async def take(self, wait_ms: int) -> dict[TopicPartition, int]:
+        """Read on; if there is nothing, wait for this long. Returns the positions that are in their logs no more."""
         image, instance = self._gateway.image, self.instance
         asked = {each: offset for each, offset in instance.positions.items() if offset != SOMEWHERE}
         by_leader: dict[int, dict[TopicPartition, int]] = {}
@@ -691,7 +691,7 @@ class RecordsAnswer:
                 by_leader.setdefault(state.leader, {})[partition] = self._ends.get(partition, offset)
         if not by_leader:
             await asyncio.sleep(min(wait_ms / 1000, PAUSE_S))
-        elsewhere = []
+        elsewhere = dict[TopicPartition, int]()
         how = {"max_bytes": self._left, "wait_ms": wait_ms}
         pieces = await fetch_all(self._gateway, by_leader, Isolation.READ_COMMITTED, self._held, **how)
         try:
@@ -700,7 +700,7 @@ class RecordsAnswer:
                 if begin == SOMEWHERE or instance.positions.get(piece.partition) != begin:
                     continue  # the instance was sent elsewhere meanwhile, or has lost the partition
                 if piece.error == ErrorCode.OFFSET_OUT_OF_RANGE and piece.partition not in self._ends:
-                    elsewhere.append(piece.partition)
+                    elsewhere[piece.partition] = begin
                 elif not self._is_full and piece.error not in PASSING:
                     if piece.error:
                         raise of_error(piece.error, f"{piece.partition.topic}-{piece.partition.partition}")

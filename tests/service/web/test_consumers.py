@@ -689,11 +689,11 @@ def test_reads_of_clients_that_are_gone_do_not_wait_for_a_leader_one_by_one(monk
     """Each of them asked, and was waited for in its turn, while its instance was read by nobody else."""
     asked, answers = 0, asyncio.Event()
 
-    async def silent(*_: Any) -> list[TopicPartition]:
+    async def silent(*_: Any) -> dict[TopicPartition, int]:
         nonlocal asked
         asked += 1
         await answers.wait()
-        return []
+        return {}
 
     async def play() -> None:
         monkeypatch.setattr(RecordsAnswer, "take", silent)
@@ -729,9 +729,38 @@ def test_what_was_asked_for_before_its_client_sent_an_instance_elsewhere_is_not_
         monkeypatch.setattr("service.web.instances.fetch_all", fetched)
         image = SimpleNamespace(partition=lambda _: SimpleNamespace(leader=1))
         answer = RecordsAnswer(cast(Gateway, SimpleNamespace(image=image)), Holder(Holding(1 << 20)), instance, 1000)
-        assert await answer.take(0) == []
+        assert await answer.take(0) == {}
         assert answer.given() == []
         assert instance.positions == {place: 0}
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("sent", [1, 2], ids=["while its place is looked up", "while another's is"])
+def test_a_position_that_is_in_no_log_any_more_does_not_undo_what_its_client_says_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, sent: int
+) -> None:
+    """What the client had asked for was answered with 204, and never given."""
+    first, second = places = [TopicPartition("t", each) for each in (1, 2)]
+    sought = places[sent - 1]
+    instance = Instance("g", "i", Join([]), 0.0, is_assigned=True)
+    instance.positions.update({first: 10**9, second: 10**9})
+
+    async def taken(*_: Any) -> dict[TopicPartition, int]:
+        return dict(instance.positions)
+
+    async def reset(instance: Instance, partition: TopicPartition) -> int:
+        if partition == first:
+            instance.move({sought: 0})
+        return 3
+
+    async def play() -> None:
+        monkeypatch.setattr(RecordsAnswer, "take", taken)
+        instances = Instances(MagicMock())
+        monkeypatch.setattr(instances, "_reset", reset)
+        answer = RecordsAnswer(MagicMock(), Holder(Holding(1 << 20)), instance, 1000)
+        await instances._fill_once(answer, asking(transport=object()), 0)
+        assert instance.positions == {each: 0 if each == sought else 3 for each in places}
 
     asyncio.run(play())
 
