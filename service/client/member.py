@@ -146,23 +146,34 @@ class Member:
         return True
 
     async def commit_if_reachable(self, offsets: Mapping[TopicPartition, int]) -> bool:
-        """Like `commit`, but False if the coordinator can't be reached: the same offsets can be committed later."""
+        """Like `commit`, but False if no coordinator takes them now: the same offsets can be committed later."""
         try:
-            await self.commit(offsets)
+            code = await self._try_to_commit(offsets)
         except ClientFailure as error:
             self._patience.bear(error)
             return False
-        return True
+        return code not in MOVED
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Commit these offsets. If a rebalance has taken the partitions away, nothing is committed."""
+        """Commit these offsets; a coordinator that moves or loads is waited for. If a rebalance has taken the
+        partitions away, nothing is committed.
+        """
+        deadline = Deadline(self._cluster.timeout_s)
+        while (code := await self._try_to_commit(offsets)) in MOVED:
+            if deadline.passed():
+                raise refused(f"commit of group {self._group}", code)
+            await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def _try_to_commit(self, offsets: Mapping[TopicPartition, int]) -> int:
+        """Returns 0, or why nothing was committed: the coordinator or the partitions have moved."""
         if not offsets:
-            return
+            return 0
         code = await commit_offsets(
             self._cluster, self._group, offsets, generation=self._generation, member_id=self._member_id
         )
         if code and code not in _JOIN_AGAIN and code not in MOVED:
             raise refused(f"commit of group {self._group}", code)
+        return code
 
     async def leave(self, reason: str) -> None:
         """Leave the group, so that others take over the partitions at once and not after the session timeout."""
