@@ -64,7 +64,7 @@ from service.web.sending import ProducerIds
 from service.web.sharing import Sharing
 from service.web.taking import Taking, is_there
 from service.web.transactions import OpenTransactions
-from service.web.unpacking import BODY, PIECE_BYTES, body_of, encoding_of
+from service.web.unpacking import BODY, PIECE_BYTES, body_of, encoding_of, has_come
 
 logger = logging.getLogger("oncelog.http")
 
@@ -284,11 +284,7 @@ class WebServer:
             if reads:
                 encoding_of(request)  # a stream of lines has begun its answer when it finds that it can't be read
             if waits_for_body and not (takes_lines and request.content_type == NDJSON):
-                try:
-                    async with asyncio.timeout(BODY_S):
-                        await body_of(request, route.body_bytes_max)
-                except TimeoutError:
-                    raise Problem("too-slow", f"the body did not come within {BODY_S:g} s") from None
+                await _read_body(request, route.body_bytes_max)
             try:
                 return await handle(gateway, request)
             except ClientFailure as failure:
@@ -448,6 +444,18 @@ def _one_line_each() -> logging.Logger:
     if not quiet.filters:
         quiet.addFilter(shorten)
     return quiet
+
+
+async def _read_body(request: web.Request, most_bytes: int | None) -> None:
+    """Read the body, which must come in time."""
+    if has_come(request):
+        await body_of(request, most_bytes)
+        return
+    try:
+        async with asyncio.timeout(BODY_S):
+            await body_of(request, most_bytes)
+    except TimeoutError:
+        raise Problem("too-slow", f"the body did not come within {BODY_S:g} s") from None
 
 
 def _counted(tally: HttpTally) -> Middleware:

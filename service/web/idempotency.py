@@ -57,6 +57,7 @@ _BARE_ITEM = (
     r"|\?[01]"  # a truth value
 )
 _PARAMETERS = rf"(?:; *[a-z*][a-z0-9_.*-]*(?:=(?:{_BARE_ITEM}))?)*"
+_ESCAPED = re.compile(r"\\(.)")
 _ITEM = re.compile(rf" *(?:{_STRING}{_PARAMETERS}|{_BARE}) *")
 Digest = bytes
 
@@ -82,7 +83,7 @@ def key_of(request: web.Request) -> str:
     item = _ITEM.fullmatch(given[0])
     if item is None:
         raise Problem("bad-key", 'a key is a string in double quotes: "8e03978e-40d5-43e8-bc93-6894a57f9324"')
-    key = item[2] if item[1] is None else re.sub(r"\\(.)", r"\1", item[1])
+    key = item[2] if item[1] is None else _ESCAPED.sub(r"\1", item[1]) if "\\" in item[1] else item[1]
     if not 0 < len(key) <= KEY_MAX:
         raise Problem("bad-key", f"a key has 1 to {KEY_MAX} characters")
     return key
@@ -183,7 +184,7 @@ class Keys:
                 if memory is None or memory.partition is not partition or memory.epoch != partition.leader_epoch:
                     memory = self._memories[index] = Memory(where, partition)
                 # During the wait a write may have failed, and another memory may have taken this one's place.
-                if await memory.load(deadline) and self._memories.get(index) is memory:
+                if memory.is_loaded or (await memory.load(deadline) and self._memories.get(index) is memory):
                     return memory
             if asyncio.get_running_loop().time() > deadline:
                 raise Problem("not-now", "what was written with Idempotency-Keys before is not decided yet")
@@ -229,12 +230,12 @@ class Memory:
         """Where the record of each key is, and when it was written; the oldest first."""
         self._until = partition.log.end_offset
         self._loading = asyncio.Lock()
-        self._is_loaded = False
+        self.is_loaded = False
 
     async def load(self, deadline: float) -> bool:
         """Read the keys that were written before. False: this leadership ended meanwhile."""
         async with self._loading:
-            if self._is_loaded:
+            if self.is_loaded:
                 return True
             partition = self.partition
             while partition.last_stable_offset < self._until:
@@ -248,8 +249,8 @@ class Memory:
             except (DiskFault, CorruptBatch) as failure:
                 partition.unreadable(failure)
                 return False
-            self._is_loaded = partition.leader_epoch == self.epoch
-            return self._is_loaded
+            self.is_loaded = partition.leader_epoch == self.epoch
+            return self.is_loaded
 
     async def _scan(self) -> None:
         partition, log = self.partition, self.partition.log

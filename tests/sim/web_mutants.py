@@ -76,10 +76,10 @@ def undecided_keys_are_not_waited_for() -> Planting:
     """A key that a new leader finds undecided may be committed a moment later."""
 
     async def load(memory: Memory, deadline: float) -> bool:
-        if not memory._is_loaded:
+        if not memory.is_loaded:
             memory._until = min(memory._until, memory.partition.last_stable_offset)
             await memory._scan()
-            memory._is_loaded = True
+            memory.is_loaded = True
         return True
 
     return replaced(Memory, "load", load)

@@ -141,9 +141,15 @@ class Coming(dict[Any, Any]):
         self.headers, self.content = CIMultiDict({"Content-Encoding": encoding}), self
         self.rest = body
 
-    async def readany(self) -> bytes:
+    def is_eof(self) -> bool:
+        return True
+
+    def read_nowait(self) -> bytes:
         rest, self.rest = self.rest, b""
         return rest
+
+    async def readany(self) -> bytes:
+        return self.read_nowait()
 
 
 def asking(**facts: Any) -> Any:

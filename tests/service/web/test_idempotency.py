@@ -304,7 +304,7 @@ def test_a_request_that_waited_for_a_memory_that_was_dropped_meanwhile_asks_the_
         await dropped._loading.acquire()
         waiting = asyncio.create_task(keys._memory("k"))
         await asyncio.sleep(0)
-        dropped._is_loaded = True
+        dropped.is_loaded = True
         keys._memories[0] = Memory(where, partition)
         dropped._loading.release()
         assert await waiting is keys._memories[0]
