@@ -13,6 +13,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from http import HTTPStatus
+from typing import cast
 
 from aiohttp import EMPTY_PAYLOAD, ClientConnectionError, web
 from aiohttp.typedefs import Middleware
@@ -53,7 +54,7 @@ from service.web.gateway import ASKING, Gateway
 from service.web.holding import HOLDER, SMALL_BYTES
 from service.web.idempotency import REPLAYED, Keys
 from service.web.instances import Instances
-from service.web.lane import UNREAD_S, Lane, Lanes
+from service.web.lane import Lane, Lanes
 from service.web.members import Members
 from service.web.origins import Origins
 from service.web.pages import routes as pages
@@ -62,7 +63,7 @@ from service.web.producers import ProducerPool
 from service.web.routing import ENDED, FOLLOWS, IDEMPOTENCY_KEY, NDJSON, STREAMING, Route
 from service.web.sending import ProducerIds
 from service.web.sharing import Sharing
-from service.web.taking import Taking, is_there
+from service.web.taking import UNREAD_S, Given, Taking, is_there
 from service.web.transactions import OpenTransactions
 from service.web.unpacking import BODY, PIECE_BYTES, body_of, encoding_of, has_come
 
@@ -355,7 +356,7 @@ class WebServer:
         """Count what the request holds. A long answer is written here, in pieces."""
         with self.gateway.holding.of_request() as holder:
             request[HOLDER] = holder
-            is_taken = False
+            given: Given | None = None
             response: web.StreamResponse | None = None
             try:
                 response = await handler(request)
@@ -371,12 +372,23 @@ class WebServer:
                     await pieced.prepare(request)
                     await give(request, pieced, body)
                     await pieced.write_eof()
-                    is_taken = response.status == HTTPStatus.OK and is_there(request)
+                    if ENDED in request and response.status == HTTPStatus.OK and is_there(request):
+                        given = _given(request)
             finally:
                 response = body = None  # it is counted no longer, and to tell that it was lost may take long
                 if ENDED in request:
-                    await request[ENDED](is_taken)
+                    request[ENDED](given)
+        if given is not None and not pieced.keep_alive:
+            await self._end(request, given)
         return pieced
+
+    async def _end(self, request: web.Request, given: Given) -> None:
+        """End a connection as the client wishes, but wait for the end of its side: that tells whether it has all."""
+        assert request.transport is not None
+        if request.transport.can_write_eof():
+            request.transport.write_eof()
+        with self.gateway.waiting():
+            await asyncio.wait([given.known], timeout=UNREAD_S)
 
     @web.middleware
     async def _around(
@@ -415,6 +427,11 @@ class WebServer:
         response.body = pack(body) if len(body) < PACKED_AT_ONCE_BYTES else await blocking(pack, body)
         response.headers["Content-Encoding"] = codec
         response.headers.add("Vary", "Accept-Encoding")
+
+
+def _given(request: web.Request) -> Given:
+    transport = cast(asyncio.Transport, request.transport)
+    return Given(transport, cast(Lane, transport.get_protocol()).given)
 
 
 def _preflight(request: web.Request) -> web.Response:

@@ -40,7 +40,7 @@ from service.web.instances import (
 from service.web.members import EARLIEST, LATEST, home
 from service.web.problems import Problem
 from service.web.routing import ENDED, JSON, Route, integer
-from service.web.taking import is_there
+from service.web.taking import Given, is_there
 from service.web.unpacking import body_of
 
 T = TypeVar("T")
@@ -307,7 +307,9 @@ async def records(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     max_bytes = query_int(request, "max_bytes", -1, least=-(2**63))
     group, name = request.match_info["group"], request.match_info["instance"]
     if (asked := request.headers.get(ASKED)) is not None:
-        return _answer(gateway.instances.forwarded.fates(asked.split(",")))
+        names = asked.split(",")
+        await gateway.instances.forwarded.look(names)
+        return _answer(gateway.instances.forwarded.fates(names))
     node = _in_front(request)
     if (lost := request.headers.get(LOST)) is not None:
         await gateway.instances.lost(group, name, lost, node or 0)
@@ -331,6 +333,7 @@ async def records(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         return _answer([], MEDIA_OF[form or Form.BINARY])  # the last answer is still on its way to the client
     if instance.is_gone:
         raise not_found()  # there may be another one of its name, which this read does not know
+    instance.asked(read)  # it may have waited for the last answer
     if form is not instance.wishes.form:
         raise not_in_form(
             "The requested embedded data format does not match the deserializer for this consumer instance"
@@ -359,7 +362,7 @@ class Handing:
     def __init__(self, gateway: Gateway, request: web.Request) -> None:
         self._gateway = gateway
         self._request = request
-        self._locks: list[asyncio.Lock] = []
+        self._turns: list[Turn] = []
         """Which it has acquired."""
         self._turn: Turn | None = None
         """That of this broker, if the instance lives elsewhere."""
@@ -371,9 +374,9 @@ class Handing:
         self._is_lost = False
         """The instance may have moved on by an answer that was lost on the way here, whatever came after it."""
 
-    async def wait(self, lock: asyncio.Lock) -> None:
-        await lock.acquire()
-        self._locks.append(lock)
+    async def wait(self, turn: Turn) -> None:
+        await turn.take()
+        self._turns.append(turn)
 
     async def wait_in_front(self) -> web.StreamResponse | None:
         """If the instance lives elsewhere: wait until no other read of it that came here is under way. What is still
@@ -383,6 +386,7 @@ class Handing:
         name = self._request.match_info["instance"]
         while (node := await gateway.coordinator(GROUPS, group)) != gateway.node_id:
             turn = self._reads.turn(group, name)
+            turn.look()
             if turn.locked() and turn.life:
                 found = await forward(gateway, node, self._request, b"", {WHICH: ""})
                 if found.status != HTTPStatus.OK:
@@ -390,10 +394,10 @@ class Handing:
                 if turn.life not in ("", found.headers.get(LIFE, "")):
                     self._reads.end_turn(group, name, turn)
                     continue
-            await turn.acquire()
+            await turn.take()
             if self._reads.turn(group, name) is turn:
                 turn.life, self._turn = "", turn
-                self._locks.append(turn)
+                self._turns.append(turn)
                 break
             turn.release()
         return None
@@ -426,18 +430,37 @@ class Handing:
         self._reads.ended(self._named)
         self._named = ""
 
-    async def ended(self, is_taken: bool) -> None:
-        try:
-            if self.instance is not None:
-                self.instance.ended(is_taken=is_taken)
-            elif self._named and (self._is_lost or not is_taken):
-                await self._tell_lost()
-        finally:
-            self._reads.ended(self._named)
-            for each in self._locks:
-                each.release()
+    def ended(self, given: Given | None) -> None:
+        """The answer was written. None: it was not, and nobody gets it."""
+        if given is None or FORWARDED in self._request.headers:  # the broker in front tells of its client
+            self._told(given is not None)
+            return
+        for each in self._turns:
+            each.give(given)
+        if self._named:
+            self._reads.given(self._named, given)
+        given.then(self._told)
+
+    def _told(self, is_taken: bool) -> None:
+        if self.instance is not None:
+            self.instance.ended(is_taken=is_taken)
+        elif self._named and (self._is_lost or not is_taken):
+            self._gateway.env.tasks.spawn(f"an answer by HTTP was lost ({self._named})", self._tell_lost())
+            return
+        self._release()
+
+    def _release(self) -> None:
+        self._reads.ended(self._named)
+        for each in self._turns:
+            each.release()
 
     async def _tell_lost(self) -> None:
+        try:
+            await self._tell_home()
+        finally:
+            self._release()
+
+    async def _tell_home(self) -> None:
         """Tell the broker where the instance lives, once more while that fails: what breaks an answer between brokers
         lasts for a while.
         """

@@ -2,17 +2,18 @@
 assigned partitions by hand, and are read by their name.
 
 What always holds: an instance lives at the broker that coordinates its group. Its position moves only with an answer
-that shows the records before that position; it moves back if the answer could not be written to its client. (What the
-kernels have taken for the client counts as written, although the client may read none of it.) Nothing is read for it
-before that is known. A broker that forwards a read names it, and tells later if the client did not get its
-answer; the instance goes back then, although it may have served other reads meanwhile: records are given twice rather
-than never. It goes back, too, when the life of that broker is over. It reads nothing that its group has given to
-another member. It commits on its own only what it has shown to a client that has sent another request since, and only
-if the partition has been its own ever since. That request may have come by another broker while the answer was still
-stalled at the one in front. So that one is asked before a commit, and nothing is committed of which it does not say
-that the client has taken it. An instance that is lost with its broker is made again under its name; it takes its place
-in the group at once, and goes on where the group is. Whatever its name was before, it is another instance: it waits for
-no answer of the one before, and a read that had waited for that one does not go on with it.
+that shows the records before that position; it moves back if its client does not get that answer: the end of the
+connection tells it (`taking.py`), or the next request for the instance, at which the client has what its system has
+acknowledged. Nothing is read for it before that is known. A broker that forwards a read names it, and tells later if
+the client did not get its answer; the instance goes back then, although it may have served other reads meanwhile:
+records are given twice rather than never. It goes back, too, when the life of that broker is over. It reads nothing
+that its group has given to another member. It commits on its own only what it has shown to a client that has sent
+another request since, and only if the partition has been its own ever since. That request may have come by another
+broker while the answer was still stalled at the one in front. So that one is asked before a commit, and nothing is
+committed of which it does not say that the client has taken it. An instance that is lost with its broker is made again
+under its name; it takes its place in the group at once, and goes on where the group is. Whatever its name was before,
+it is another instance: it waits for no answer of the one before, and a read that had waited for that one does not go on
+with it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import Enum
@@ -59,7 +60,7 @@ from service.web.members import (
 )
 from service.web.problems import Problem, of_error
 from service.web.records import RecordOut
-from service.web.taking import is_there
+from service.web.taking import Given, is_there
 from service.web.topics import at_time
 from service.wire.error_codes import ErrorCode
 
@@ -78,6 +79,8 @@ ASK_S = 1.0
 """How long a broker in front is asked what its clients have taken. A client waits for that when it deletes its
 instance.
 """
+ACKNOWLEDGED_S = 0.3
+"""How long a system may take to acknowledge what it has: it waits for more to come with that."""
 ASKED: Final = "X-Oncelog-Asked"
 """A request header with names of reads that another broker has forwarded: which of them were taken?"""
 
@@ -138,11 +141,52 @@ class Fates(msgspec.Struct):
 _fates = msgspec.json.Decoder(Fates)
 
 
+async def settle(answers: Collection[Given]) -> None:
+    """Wait a moment for what the systems of clients have not acknowledged yet."""
+    for each in answers:
+        each.look_on()
+    if waiting := [each.known for each in answers if not each.known.done()]:
+        await asyncio.wait(waiting, timeout=ACKNOWLEDGED_S)
+
+
 class Turn(asyncio.Lock):
-    """Held by one read of an instance at a time at a broker that forwards it, until its answer was taken."""
+    """Held by one read of an instance at a time, where the instance lives or at a broker that forwards it, until its
+    answer was taken by the client, or by the broker that has forwarded it.
+    """
 
     life = ""
     """Of the instance whose answer is being given, once that is known."""
+    _given: Given | None = None
+    """The answer, once it is written."""
+    _wanted = 0
+    """How many wait for the turn."""
+
+    async def take(self) -> None:
+        self._wanted += 1
+        try:
+            if self._given is not None:
+                self._given.look_on()
+            await self.acquire()
+        finally:
+            self._wanted -= 1
+
+    def give(self, given: Given) -> None:
+        self._given = given
+        if self._wanted:
+            given.look_on()
+
+    def release(self) -> None:
+        self._given = None
+        super().release()
+
+    def look(self) -> None:
+        """A request for the instance has come."""
+        if self._given is not None:
+            self._given.look()
+
+    async def settle(self) -> None:
+        if self._given is not None:
+            await settle([self._given])
 
 
 class ForwardedReads:
@@ -150,7 +194,7 @@ class ForwardedReads:
 
     def __init__(self, life: str) -> None:
         self._life = life
-        self._on_their_way: dict[str, None] = {}
+        self._on_their_way: dict[str, Given | None] = {}
         self._lost: dict[str, None] = {}
         """Of which the broker where the instance lives could not be told."""
         self._turns = WeakValueDictionary[tuple[str, str], Turn]()
@@ -168,6 +212,14 @@ class ForwardedReads:
         name = self._life + unique
         self._on_their_way[name] = None
         return name
+
+    def given(self, name: str, given: Given) -> None:
+        """The answer was written."""
+        self._on_their_way[name] = given
+
+    async def look(self, names: Iterable[str]) -> None:
+        """Somebody asks which of them were taken."""
+        await settle([given for name in names if (given := self._on_their_way.get(name)) is not None])
 
     def ended(self, name: str) -> None:
         """The answer was taken by the client, or nobody has moved on by it, or it was told to be lost."""
@@ -203,8 +255,7 @@ class Instance(HttpMember):
     wishes: Wishes = field(default_factory=Wishes)
     life: str = ""
     """Tells it from others of its name, before and after."""
-    reader: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by one read at a time, until its answer was taken by the client, or by the broker that has forwarded it."""
+    reader: Turn = field(default_factory=Turn)
     is_named: bool = False
     """The client chose the name, and may make the instance again."""
     is_assigned: bool = False
@@ -212,7 +263,7 @@ class Instance(HttpMember):
     shown: dict[TopicPartition, int] = field(default_factory=dict)
     """The positions after the last answer. It is not known whether the client got that answer."""
     is_being_given: bool = False
-    """The last answer is being written. A request that comes meanwhile does not tell that the client got it."""
+    """The last answer is on its way. A request that comes meanwhile does not tell that the client got it."""
     uncommitted: dict[TopicPartition, int] = field(default_factory=dict)
     """The positions that the client is known to have read to since the last commit."""
     before: dict[TopicPartition, int] = field(default_factory=dict)
@@ -255,6 +306,16 @@ class Instance(HttpMember):
             folded = self.reads.setdefault(f"{FOLDED}{oldest.node}", oldest)
             for partition, begin in oldest.begins.items():
                 folded.begins[partition] = min(begin, folded.begins.get(partition, begin))
+
+    def asked(self, read: str) -> None:
+        """Its client asks for something: so it has the last answer, unless that is on its way. `read`: the name of a
+        read that was forwarded.
+        """
+        if not self.is_being_given and (
+            not read or read not in self.reads
+        ):  # else the client still waits for an answer
+            self.uncommitted.update(self.shown)
+            self.shown.clear()
 
     def begins(self) -> list[dict[TopicPartition, int]]:
         """The positions before each answer of which it is not known whether the client has it."""
@@ -334,11 +395,8 @@ class Instances(Members):
         if instance is None or instance.is_gone:
             raise not_found()
         instance.touched_s = asyncio.get_running_loop().time()
-        if instance.is_being_given:
-            return instance
-        if not read or read not in instance.reads:  # else the client still waits for an answer
-            instance.uncommitted.update(instance.shown)
-            instance.shown.clear()
+        instance.reader.look()
+        instance.asked(read)
         return instance
 
     async def lost(self, group: str, member_id: str, name: str, node: int) -> None:
@@ -346,8 +404,9 @@ class Instances(Members):
         instance = self._members.get((group, member_id))
         if instance is None:
             return  # what was not known to be taken was not committed when it went
-        async with instance.reader:  # it may still be given that answer
-            instance.lost(name if name in instance.reads else f"{FOLDED}{node}")
+        await instance.reader.take()  # it may still be given that answer
+        instance.lost(name if name in instance.reads else f"{FOLDED}{node}")
+        instance.reader.release()
 
     def _lose_with_brokers(self, instance: Instance) -> None:
         """Take back the answers of brokers whose life is over: nobody can be asked who has them."""
@@ -616,6 +675,7 @@ class Instances(Members):
 
     async def commit_all(self, instance: Instance) -> None:
         """Commit all that was shown, without answers that are still on their way."""
+        await instance.reader.settle()
         all_said = await self._ask_in_front(instance)
         shown = {each: offset for each, offset in instance.positions.items() if offset != SOMEWHERE}
         given = instance.taken(shown)

@@ -32,7 +32,7 @@ from service.web.answers import CODECS, PACKED_FROM_BYTES, codec_of
 from service.web.gateway import Gateway
 from service.web.holding import SMALL_BYTES
 from service.web.problems import MEDIA_TYPE, PROBLEMS, Problem
-from service.web.taking import Taking
+from service.web.taking import UNREAD_S, Given, Taking
 
 logger = logging.getLogger("oncelog.http")
 
@@ -47,8 +47,8 @@ REQUESTS_AT_ONCE = 30
 """How many requests that came together are served in one turn of the loop."""
 HEADS_MAX = 1000
 """How many heads are remembered, so that each is parsed once."""
-BODY_S, UNREAD_S = 60.0, 120.0
-"""A body must have come within the first time. Something of an answer must be taken within the second."""
+BODY_S = 60.0
+"""A body must have come within this time."""
 IDLE_S = 3630.0
 """How long a silent connection is kept: as long as aiohttp keeps one, which is longer than any proxy does."""
 STATUSES = {200, *(kind.status for kind in PROBLEMS.values())}
@@ -183,6 +183,8 @@ class Lane(asyncio.Protocol):
         """Whether the client takes something of the answers that wait. None: none waits for it."""
         self._has_ended = False
         """The client sends no more, but may wait for an answer."""
+        self.given: dict[Given, None] = {}
+        """Answers of which somebody must know whether the client has them."""
         self._loop = asyncio.get_running_loop()
         self._seen_s = self._loop.time()
         self._patience_s = head_s
@@ -203,6 +205,8 @@ class Lane(asyncio.Protocol):
         self._lanes.connected -= 1
         self._timer.cancel()
         self._count_coming(0)
+        for each in list(self.given):
+            each.ended(error)
         # aiohttp fails if a request and the end of its connection come in one turn
         self._loop.call_soon(self._slow.connection_lost, error)
 

@@ -13,6 +13,7 @@ from service.api.rules import Rule, anybody
 if TYPE_CHECKING:
     from service.web.gateway import Gateway
     from service.web.problems import Problem
+    from service.web.taking import Given
 
 Handler = Callable[["Gateway", web.Request], Awaitable[web.StreamResponse]]
 JSON = "application/json"
@@ -28,8 +29,8 @@ STREAMING = web.RequestKey("streaming", bool)
 """A request has this once the head of its answer is sent: no other answer is possible then."""
 FOLLOWS = web.RequestKey("follows", bool)
 """A request has this if its answer is a stream that does nothing but tell: it ends as soon as its client is gone."""
-ENDED: web.RequestKey[Callable[[bool], Awaitable[None]]] = web.RequestKey("ended")
-"""A request has this if somebody must know, in the end, whether its answer was written to a client that was there."""
+ENDED: web.RequestKey[Callable[[Given | None], None]] = web.RequestKey("ended")
+"""A request has this if somebody must know whether its client has the answer. None: it was not written as a whole."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,49 @@
-"""Whether a client takes something of the answers that wait for it."""
+"""Whether a client takes the answers that wait for it, and whether it has one whole."""
 
 import asyncio
 import socket
 import struct
 import sys
-from typing import cast
+from collections.abc import Callable
+from typing import NamedTuple, cast
 
 from aiohttp import web
 
-_ACKNOWLEDGED_AT = 120
-"""Where Linux has `tcpi_bytes_acked` in its `tcp_info`."""
-_SIZE = _ACKNOWLEDGED_AT + 8
+_INFO = struct.Struct("@B 23x I 92x Q 16x I")
+"""What is used of Linux's `tcp_info`: `tcpi_state`, `tcpi_unacked`, `tcpi_bytes_acked`, `tcpi_notsent_bytes`."""
+_CLOSED = 7
+"""The state of a connection that was reset, or that both sides have ended."""
+UNREAD_S = 120.0
+"""Something of an answer must be taken within this time."""
+LOOKED_S = 0.02
+"""How often it is looked whether an answer that somebody waits for was taken: a system may be slow to acknowledge."""
 
 
 def is_there(request: web.Request) -> bool:
     """Whether the client's connection is open. One that was cut off just now is not, though it is still known."""
     return request.transport is not None and not request.transport.is_closing()
+
+
+class Tcp(NamedTuple):
+    """What the system knows of a connection."""
+
+    state: int
+    unacknowledged: int
+    """How many segments were sent and not acknowledged yet."""
+    acknowledged_bytes: int
+    unsent_bytes: int
+
+
+def tcp_of(transport: asyncio.Transport) -> Tcp | None:
+    """None: the system does not tell, or it is no TCP."""
+    connection = cast(socket.socket | None, transport.get_extra_info("socket"))
+    if sys.platform != "linux" or connection is None:
+        return None
+    try:
+        known = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
+    except OSError:  # it is no TCP, or at its end
+        return None
+    return Tcp(*_INFO.unpack(known)) if len(known) >= _INFO.size else None
 
 
 class Taking:
@@ -38,12 +66,71 @@ class Taking:
 
     def _look(self) -> tuple[int, int]:
         """How many bytes were acknowledged, 0 where the system does not tell that; how many wait in the transport."""
-        left_bytes = self._transport.get_write_buffer_size()
-        connection = cast(socket.socket | None, self._transport.get_extra_info("socket"))
-        if sys.platform != "linux" or connection is None:
-            return 0, left_bytes
-        try:
-            known = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SIZE)
-        except OSError:  # it is no TCP, or at its end
-            return 0, left_bytes
-        return struct.unpack_from("@Q", known, _ACKNOWLEDGED_AT)[0] if len(known) >= _SIZE else 0, left_bytes
+        tcp = tcp_of(self._transport)
+        return 0 if tcp is None else tcp.acknowledged_bytes, self._transport.get_write_buffer_size()
+
+
+class Given:
+    """An answer that was written as a whole, until it is known whether its client has it.
+
+    The end of its connection tells that: the system of a client that goes without having read all resets it. If
+    somebody asks while it is open, the client has what its system has acknowledged.
+    """
+
+    def __init__(self, transport: asyncio.Transport, others: dict["Given", None]) -> None:
+        """`others`: those of the same connection that are not known yet."""
+        for each in list(others):
+            each.look()  # the client has asked again since
+        self._transport = transport
+        self._others = others
+        others[self] = None
+        self._tell: Callable[[bool], None] = lambda is_taken: None
+        self._timer: asyncio.TimerHandle | None = None
+        self.known = asyncio.get_running_loop().create_future()
+
+    def then(self, tell: Callable[[bool], None]) -> None:
+        """Tell whether it was taken, once that is known."""
+        self._tell = tell
+
+    def look(self) -> None:
+        """Somebody asks whether it was taken."""
+        if self.known.done():
+            return
+        tcp = tcp_of(self._transport)
+        is_on_its_way = self._transport.get_write_buffer_size() or (
+            tcp is not None and (tcp.unacknowledged or tcp.unsent_bytes or tcp.state == _CLOSED)
+        )
+        if not is_on_its_way:
+            self._settle(is_taken=True)
+
+    def look_on(self) -> None:
+        """Somebody waits for it. A client that takes nothing for long is cut off."""
+        if self._timer is None and not self.known.done():
+            self._look_on(Taking(self._transport), asyncio.get_running_loop().time())
+
+    def _look_on(self, taking: Taking, moved_s: float) -> None:
+        self.look()
+        if self.known.done():
+            return
+        loop = asyncio.get_running_loop()
+        if taking.goes_on():
+            moved_s = loop.time()
+        elif loop.time() - moved_s > UNREAD_S:
+            self._transport.abort()
+            return
+        self._timer = loop.call_later(LOOKED_S, self._look_on, taking, moved_s)
+
+    def ended(self, error: BaseException | None) -> None:
+        """The connection has ended now; its socket is still open."""
+        tcp = tcp_of(self._transport)
+        is_on_its_way = tcp is not None and (tcp.unacknowledged or tcp.unsent_bytes)
+        self._settle(is_taken=error is None and not is_on_its_way and not self._transport.get_write_buffer_size())
+
+    def _settle(self, *, is_taken: bool) -> None:
+        if self.known.done():
+            return
+        self.known.set_result(None)
+        self._others.pop(self, None)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._tell(is_taken)

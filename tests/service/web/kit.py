@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Coroutine
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import MagicMock
@@ -166,6 +167,15 @@ def ask_and_go(url: str, path: str, accept: str = "application/json", *, after_s
     with socket.create_connection((place.hostname, place.port), PATIENCE_S) as connection:
         connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {place.netloc}\r\nAccept: {accept}\r\n\r\n".encode())
         time.sleep(after_s)
+
+
+def whole_of(connection: socket.socket) -> Any:
+    """What the next answer says, once it has come as a whole."""
+    connection.settimeout(PATIENCE_S)
+    answer = HTTPResponse(connection)
+    answer.begin()
+    assert answer.status == 200, answer.status
+    return json.loads(answer.read())
 
 
 class Seen(NamedTuple):

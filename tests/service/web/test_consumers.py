@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import os
+import select
 import socket
 import time
 from pathlib import Path
@@ -34,7 +35,7 @@ from service.web.instances import (
 from service.web.members import Join
 from service.web.problems import Problem
 from service.wire.error_codes import ErrorCode
-from tests.service.web.kit import PATIENCE_S, Answer, Http, Served, ask_and_go, asking
+from tests.service.web.kit import PATIENCE_S, Answer, Http, Served, ask_and_go, asking, whole_of
 
 MEDIA = "application/vnd.kafka.v2+json"
 BINARY = "application/vnd.kafka.binary.v2+json"
@@ -396,6 +397,62 @@ def test_an_answer_that_its_client_did_not_take_is_given_again(http: Http, topic
     assert [each["offset"] for each in reader.records("?max_bytes=1200000")] == [2, 3]
     reader.do("DELETE", "")
     assert http.get(f"/v1/groups/{topic}/offsets").json["offsets"][0]["offset"] == 4
+
+
+GOES = ("kept", "closed", "half")
+"""How a connection is meant to go on: kept, `Connection: close`, or ended by the client as soon as it has all."""
+
+
+@pytest.mark.parametrize("way", GOES)
+@pytest.mark.parametrize("max_bytes", [600_000, 2_000_000])
+def test_an_answer_that_its_system_has_taken_counts_once_its_client_has_it(
+    http: Http, topic: str, way: str, max_bytes: int
+) -> None:
+    """All that fitted the buffers of two systems was lost with a client that was killed before it had read it."""
+    reader = long_reader(http, topic)
+    place = urlsplit(http.url)
+    end = "Connection: close\r\n" if way == "closed" else ""
+    path = f"/consumers/{topic}/instances/slow/records?max_bytes={max_bytes}"
+    head = f"GET {path} HTTP/1.1\r\nHost: x\r\nAccept: {BINARY}\r\n{end}\r\n".encode()
+    seen = 0
+    for dies in (True, True, False, True, False, False):
+        with socket.create_connection((str(place.hostname), int(str(place.port)))) as client:
+            client.sendall(head)
+            if dies:
+                assert select.select([client], [], [], PATIENCE_S)[0]
+                time.sleep(0.2)
+                if way == "half":
+                    client.recv(100)
+                continue
+            offsets = [each["offset"] for each in whole_of(client)]
+            assert offsets == list(range(seen, seen + len(offsets)))
+            seen += len(offsets)
+            if way == "half":
+                client.shutdown(socket.SHUT_WR)
+    assert reader.records("?max_bytes=600000")[0]["offset"] == seen
+    reader.do("DELETE", "")
+    assert http.get(f"/v1/groups/{topic}/offsets").json["offsets"][0]["offset"] == seen + 1
+
+
+def test_a_client_that_asks_by_another_connection_has_what_its_system_has(http: Http, topic: str) -> None:
+    """Its system may be slow to acknowledge that. What a client leaves unread in a connection that it keeps counts."""
+    reader = long_reader(http, topic)
+    place = urlsplit(http.url)
+    path = f"/consumers/{topic}/instances/slow/records?max_bytes=600000"
+    head = f"GET {path} HTTP/1.1\r\nHost: x\r\nAccept: {BINARY}\r\n\r\n".encode()
+    clients = [socket.create_connection((str(place.hostname), int(str(place.port)))) for _ in range(3)]
+    try:
+        for number in range(6):
+            client = clients[number % 3]
+            client.sendall(head)
+            assert [each["offset"] for each in whole_of(client)] == [number]
+            if number % 2:
+                assert reader.call("POST", "/offsets").status == 200
+                assert reader.committed(topic) == number + 1
+    finally:
+        for client in clients:
+            client.close()
+    reader.do("DELETE", "")
 
 
 def test_while_an_answer_is_on_its_way_nothing_tells_that_it_was_taken(http: Http, topic: str) -> None:

@@ -50,6 +50,7 @@ from service.web.pages import facts
 from service.web.problems import Problem
 from service.web.records import HEADERS_MAX, RecordOut, shown, with_text_numbers
 from service.web.routing import ENDED
+from service.web.taking import Given
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.web.kit import PATIENCE_S, TURN_S, Coming, longest_turn_s, turns_of
 
@@ -571,12 +572,12 @@ def test_an_answer_is_dropped_before_it_is_told_that_it_was_lost(monkeypatch: py
     """It was held for as long as the other broker could not be told, and counted nowhere."""
     monkeypatch.setattr(web.StreamResponse, "prepare", AsyncMock(side_effect=ConnectionResetError))
     gateway = SimpleNamespace(holding=Holding(1 << 30))
-    answers, told = list[bytes](), list[bool]()
+    answers, told = list[bytes](), list[Given | None]()
 
-    async def lost(is_taken: bool) -> None:
+    def lost(given: Given | None) -> None:
         (body,) = answers
         assert getrefcount(body) == ALONE + 1, "the list has it, and nobody else"
-        told.append(is_taken)
+        told.append(given)
 
     async def answered(request: web.Request) -> web.StreamResponse:
         request[ENDED] = lost
@@ -589,7 +590,7 @@ def test_an_answer_is_dropped_before_it_is_told_that_it_was_lost(monkeypatch: py
         await WebServer._held(cast(Any, SimpleNamespace(gateway=gateway)), request, answered)
 
     asyncio.run(scene())
-    assert told == [False]
+    assert told == [None]
 
 
 class Transport:

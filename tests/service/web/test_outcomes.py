@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import count
@@ -33,7 +33,7 @@ from service.web.forwarding import forward
 from service.web.gateway import Gateway, Outgoing
 from service.web.holding import HOLDER, Holder, Holding
 from service.web.idempotency import KeyRecord, Keys, Memory
-from service.web.instances import Fates, ForwardedReads, Instances
+from service.web.instances import Fates, ForwardedReads, Instances, Turn
 from service.web.members import HttpMember, Join
 from service.web.problems import Problem, of_error
 from service.web.producers import Producer, ProducerPool
@@ -217,7 +217,7 @@ def test_records_that_were_lost_on_their_way_are_lost_if_they_are_not_given_when
         server = await asyncio.start_server(break_and_answer, "127.0.0.1", 0)
         here = Endpoint("HTTP", "127.0.0.1", server.sockets[0].getsockname()[1], "HTTP")
         image = SimpleNamespace(brokers={2: SimpleNamespace(endpoint=lambda _: here)})
-        env = SimpleNamespace(unique=lambda: bytes(16))
+        env = SimpleNamespace(unique=lambda: bytes(16), tasks=Tasks())
         gateway: Any = SimpleNamespace(node_id=1, image=image, outgoing=Outgoing(), _http=None, env=env)
         gateway.http, gateway.coordinator = lambda: Gateway.http(gateway), AsyncMock(return_value=2)
         gateway.instances = SimpleNamespace(forwarded=ForwardedReads(""))
@@ -225,13 +225,27 @@ def test_records_that_were_lost_on_their_way_are_lost_if_they_are_not_given_when
         handing = consumers.Handing(gateway, request)
         found = await handing.elsewhere()
         assert found is not None
-        await handing.ended(is_taken=found.status == 200)
+        handing._told(is_taken=found.status == 200)
+        await env.tasks.end()
         await gateway.http().close()
         server.close()
 
     asyncio.run(scenario())
     assert len(asked) == (2 if is_given else 3)
     assert [b"X-Oncelog-Lost: " in each for each in asked][2:] == [True] * (not is_given)
+
+
+class Tasks:
+    """What is done beside a request."""
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def spawn(self, _: str, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.get_running_loop().create_task(work))
+
+    async def end(self) -> None:
+        await asyncio.gather(*self._tasks)
 
 
 @pytest.mark.parametrize("end", ["told", "stop", "late"])
@@ -243,6 +257,7 @@ def test_that_an_answer_was_lost_is_told_until_the_other_broker_can_be_reached(
         monkeypatch.setattr(consumers, "TIMEOUT_S", 0.3)
     here = Endpoint("HTTP", "127.0.0.1", 1, "HTTP")
     gateway: Any = SimpleNamespace(node_id=1, coordinator=AsyncMock(return_value=2), closing=asyncio.Event())
+    gateway.env = SimpleNamespace(tasks=(tasks := Tasks()))
     gateway.image = SimpleNamespace(brokers={2: SimpleNamespace(endpoint=lambda _: here)})
     reads = ForwardedReads("")
     gateway.instances = SimpleNamespace(forwarded=reads)
@@ -262,12 +277,13 @@ def test_that_an_answer_was_lost_is_told_until_the_other_broker_can_be_reached(
     gateway.http = lambda: SimpleNamespace(get=ask)
 
     async def scenario() -> None:
-        turn = asyncio.Lock()
+        turn = Turn()
         request = asking(match_info={"group": "g", "instance": "i"}, path_qs="/consumers/g/instances/i/records")
         handing = consumers.Handing(gateway, request)
         await handing.wait(turn)
         handing._named = reads.begin("a")
-        await handing.ended(is_taken=False)
+        handing.ended(None)
+        await tasks.end()
         assert not turn.locked()
         assert reads.fates(["a"]) == Fates([], [] if end == "told" else ["a"])
 
@@ -308,10 +324,10 @@ def test_a_broker_in_front_gives_one_answer_of_an_instance_at_a_time_whatever_it
             assert await second.wait_in_front() is None
             assert second._turn is not None
             second._turn.life = "y"
-            await first.ended(is_taken=False)
+            first.ended(None)
             await asyncio.sleep(0.01)
             assert not waiting.done(), "it waits for the second one now"
-            await second.ended(is_taken=True)
+            second.ended(None)
             assert await waiting is None
             assert waits._turn is not None
             waits._turn.life, status = "y", 404

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -24,7 +25,7 @@ from service.web.gateway import Gateway
 from service.web.metrics import scraper_of
 from tests.monitoring.scraped import read
 from tests.service.api.admin_stage import Stage, on_stage
-from tests.service.web.kit import PATIENCE_S, Http, Launched, ask_and_go, read_all
+from tests.service.web.kit import PATIENCE_S, Http, Launched, ask_and_go, read_all, whole_of
 
 COUNT = 3
 _numbers = itertools.count()
@@ -379,6 +380,37 @@ def test_an_answer_that_is_lost_in_front_is_given_again(several: Several, after_
             assert [each["offset"] for each in told] == [0, 1], "what nobody has seen"
             back = {"partitions": [{"topic": topic, "partition": 0}]}
             assert client.post(f"{path[:-8]}/positions/beginning", back, headers=media).status == 204
+
+
+def test_an_answer_that_fits_what_the_systems_hold_is_given_again_if_its_client_dies(several: Several) -> None:
+    """The broker in front took it for taken before its client had read any of it."""
+    topic = f"held-{next(_numbers)}"
+    make(several, topic, 1)
+    assert several.clients[0].post(f"/v1/topics/{topic}/records", {"records": [{"value": 1}] * 9}).status == 200
+    form = "application/vnd.kafka.json.v2+json"
+    media = {"Accept": form, "Content-Type": "application/vnd.kafka.v2+json"}
+    assigned = {"partitions": [{"topic": topic, "partition": 0}]}
+    for number, client in itertools.product(range(COUNT), several.clients):
+        group = f"{topic}-{number}-{client.url[-2:]}"
+        path = f"/consumers/{group}/instances/any"
+        wishes = {"name": "any", "format": "json", "auto.offset.reset": "earliest"}
+        assert client.post(f"/consumers/{group}", wishes, headers=media).status == 200
+        assert client.post(f"{path}/assignments", assigned, headers=media).status == 204
+        for end in ("", "Connection: close\r\n"):
+            asked = f"GET {path}/records?max_bytes=3 HTTP/1.1\r\nHost: x\r\nAccept: {form}\r\n{end}\r\n".encode()
+            place = urlsplit(client.url)
+            for dies in (True, False):
+                with socket.create_connection((str(place.hostname), int(str(place.port)))) as connection:
+                    connection.sendall(asked)
+                    if dies:
+                        assert select.select([connection], [], [], PATIENCE_S)[0]
+                        time.sleep(0.1)
+                    else:
+                        assert [each["offset"] for each in whole_of(connection)] == ([3, 4, 5] if end else [0, 1, 2])
+        assert [each["offset"] for each in client.get(f"{path}/records", headers=media).json] == [6, 7, 8]
+        assert client.delete(path, headers=media).status == 204
+        offsets = client.get(f"/v1/groups/{group}/offsets").json["offsets"]
+        assert [each["offset"] for each in offsets] == [9]
 
 
 def test_an_instance_that_is_made_again_waits_for_no_last_answer_at_any_broker(several: Several) -> None:
