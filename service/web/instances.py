@@ -491,25 +491,30 @@ class Instances(Members):
     # -- what an instance reads
 
     async def subscribe(self, instance: Instance, topics: list[str], pattern: str, size: int) -> None:
-        if instance.is_assigned or (instance.pattern if topics else instance.join.topics):
-            raise conflict("Subscription to topics, partitions and pattern are mutually exclusive")
-        self._keep(instance, size)
         async with instance.turn:
+            if instance.is_gone:
+                raise not_found()
+            if instance.is_assigned or (instance.pattern if topics else instance.join.topics):
+                raise conflict("Subscription to topics, partitions and pattern are mutually exclusive")
+            self._keep(instance, size)
             before = instance.join.topics, instance.pattern
             instance.join.topics, instance.pattern = topics, pattern
             instance.must_say_all = True
         try:
             await self.beat(instance)
         except (Problem, ClientFailure):
-            instance.join.topics, instance.pattern = before
+            if instance.join.topics is topics and instance.pattern == pattern:  # else it is another's wish by now
+                instance.join.topics, instance.pattern = before
             raise
 
     async def assign(self, instance: Instance, partitions: Iterable[TopicPartition], size: int) -> None:
-        if instance.is_subscribed:
-            raise conflict("Subscription to topics, partitions and pattern are mutually exclusive")
-        self._keep(instance, size)
         await self._commit_itself(instance)
         async with instance.turn:
+            if instance.is_gone:
+                raise not_found()
+            if instance.is_subscribed:
+                raise conflict("Subscription to topics, partitions and pattern are mutually exclusive")
+            self._keep(instance, size)
             instance.is_assigned = True
             positions = {each: instance.positions.get(each, SOMEWHERE) for each in partitions}
             instance.lose(instance.positions.keys() - positions)

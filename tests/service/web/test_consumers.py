@@ -911,6 +911,35 @@ def test_no_answer_is_forgotten_of_which_it_is_not_known_who_has_it(monkeypatch:
     asyncio.run(play())
 
 
+@pytest.mark.parametrize("way", ["assign", "subscribe"])
+@pytest.mark.parametrize("meanwhile", ["gone", "other"])
+def test_what_an_instance_is_to_read_is_looked_at_again_when_its_turn_has_come(way: str, meanwhile: str) -> None:
+    """It was subscribed and assigned at once, or was given partitions, and counted for them, when it was gone."""
+
+    async def play() -> None:
+        instances = Instances(MagicMock(ask_coordinator=AsyncMock()))
+        instance = Instance("g", "i", Join([]), 0.0)
+        instances._members["g", "i"] = instance
+        async with instance.turn:
+            if way == "assign":
+                late = asyncio.ensure_future(instances.assign(instance, [TopicPartition("t", 0)], 100))
+            else:
+                late = asyncio.ensure_future(instances.subscribe(instance, ["t"], "", 100))
+            await asyncio.sleep(0.01)
+            if meanwhile == "gone":
+                instances.forget(instance)
+            elif way == "assign":
+                instance.join.topics.append("t")
+            else:
+                instance.is_assigned = True
+        with pytest.raises(Problem, match="not found" if meanwhile == "gone" else "mutually exclusive"):
+            await late
+        assert (instance.positions, instances._kept_bytes) == ({}, 0)
+        assert instance.is_assigned + instance.is_subscribed == (meanwhile == "other")
+
+    asyncio.run(play())
+
+
 def test_an_instance_that_is_deleted_twice_at_once_does_not_take_the_next_one_of_its_name_along(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
