@@ -61,7 +61,7 @@ LOST = "X-Oncelog-Lost"
 WHICH = "X-Oncelog-Which"
 """A request header: which instance has this name now?"""
 LIFE = "X-Oncelog-Life"
-"""A header of answers to other brokers: which instance has given it."""
+"""A header of answers to other brokers, and of what they tell of these: which instance has given it."""
 LOST_PAUSE_S = 1.0
 """The longest pause before a lost answer is told of again."""
 CODES = {"unknown-topic": 40401, "denied": 40301, "unauthenticated": 40101, "not-now": 50003, "outcome-unknown": 50003}
@@ -312,7 +312,7 @@ async def records(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         return _answer(gateway.instances.forwarded.fates(names))
     node = _in_front(request)
     if (lost := request.headers.get(LOST)) is not None:
-        await gateway.instances.lost(group, name, lost, node or 0)
+        await gateway.instances.lost(group, name, request.headers.get(LIFE, ""), lost, node or 0)
         return _answer([])
     if WHICH in request.headers:
         return _answer([], headers={LIFE: _instance(gateway, request).life})
@@ -462,9 +462,11 @@ class Handing:
 
     async def _tell_home(self) -> None:
         """Tell the broker where the instance lives, once more while that fails: what breaks an answer between brokers
-        lasts for a while.
+        lasts for a while. If the instance is not there, it may live where the group was coordinated before, and be
+        asked for there again: then it asks what was lost.
         """
         gateway, request = self._gateway, self._request
+        life = "" if self._turn is None else self._turn.life
         group = request.match_info["group"]
         now_s, pause_s = asyncio.get_running_loop().time, PAUSE_S
         deadline_s = now_s() + TIMEOUT_S
@@ -473,10 +475,13 @@ class Handing:
             try:
                 node = await gateway.coordinator(GROUPS, group)
                 if node == gateway.node_id:
-                    return  # the instance was lost with the broker that had it
-                headers = {FORWARDED: str(gateway.node_id), LOST: self._named}
+                    self._reads.is_lost(self._named)
+                    return
+                headers = {FORWARDED: str(gateway.node_id), LOST: self._named, LIFE: life}
                 async with gateway.http().get(url_of(gateway, node, request.path_qs), headers=headers) as answer:
-                    if answer.status == HTTPStatus.OK:
+                    if answer.status == HTTPStatus.NOT_FOUND:
+                        self._reads.is_lost(self._named)
+                    if answer.status in (HTTPStatus.OK, HTTPStatus.NOT_FOUND):
                         return
                     why = answer.status
             except (Problem, ClientFailure, ClientError, OSError) as failure:  # `TimeoutError` is an OSError

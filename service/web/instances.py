@@ -399,11 +399,13 @@ class Instances(Members):
         instance.asked(read)
         return instance
 
-    async def lost(self, group: str, member_id: str, name: str, node: int) -> None:
-        """Nobody got the answer to this read, which that broker has forwarded."""
+    async def lost(self, group: str, member_id: str, life: str, name: str, node: int) -> None:
+        """Nobody got the answer to this read, which that broker has forwarded. `life`: of the instance that gave it, if
+        that is known.
+        """
         instance = self._members.get((group, member_id))
-        if instance is None:
-            return  # what was not known to be taken was not committed when it went
+        if instance is None or (life and life != instance.life):
+            raise not_found()
         await instance.reader.take()  # it may still be given that answer
         instance.lost(name if name in instance.reads else f"{FOLDED}{node}")
         instance.reader.release()
@@ -601,10 +603,12 @@ class Instances(Members):
         with self._gateway.waiting():
             self._lose_with_brokers(instance)
             instance.lost(read)
-            if len(instance.reads) >= READS_MAX:
-                await self._ask_in_front(instance)
-            if loop.time() - instance.committed_s >= COMMIT_EVERY_S:
-                await self._commit_itself(instance)
+            is_due = loop.time() - instance.committed_s >= COMMIT_EVERY_S
+            if is_due or len(instance.reads) >= READS_MAX:
+                await self._ask_in_front(instance)  # what was lost is given again soon, although nothing is committed
+            if is_due:
+                instance.committed_s = loop.time()
+                await self._commit_known(instance)
             answer = RecordsAnswer(self._gateway, request[HOLDER], instance, max_bytes)
             try:
                 await self._fill(answer, request, deadline)
@@ -692,9 +696,14 @@ class Instances(Members):
     async def _commit_itself(self, instance: Instance) -> None:
         """Commit without being asked. An error is not told to the client; the next attempt comes later."""
         instance.committed_s = asyncio.get_running_loop().time()
-        if not instance.wishes.commits_itself or not instance.uncommitted:
+        if instance.wishes.commits_itself and instance.uncommitted:
+            await self._ask_in_front(instance)
+            await self._commit_known(instance)
+
+    async def _commit_known(self, instance: Instance) -> None:
+        """As far as it is known that the client has it."""
+        if not instance.wishes.commits_itself:
             return
-        await self._ask_in_front(instance)
         topics = self._gateway.image.topics
         ready = {
             each: offset

@@ -24,6 +24,7 @@ from service.web.fetching import Piece
 from service.web.gateway import Gateway
 from service.web.holding import Holder, Holding
 from service.web.instances import (
+    COMMIT_EVERY_S,
     READS_MAX,
     Fates,
     ForwardedRead,
@@ -31,6 +32,7 @@ from service.web.instances import (
     Instance,
     Instances,
     RecordsAnswer,
+    Wishes,
 )
 from service.web.members import Join
 from service.web.problems import Problem
@@ -341,8 +343,8 @@ def test_an_answer_that_is_known_to_be_lost_later_is_given_again_and_not_committ
         answer = http.ask("GET", path, headers={**IN_FRONT, "Accept": JSON, "X-Oncelog-Read": name})
         return [each["value"] for each in answer.json]
 
-    def tell_lost(name: str) -> None:
-        assert http.ask("GET", path, headers={"X-Oncelog-Lost": name}).status == 200
+    def tell_lost(name: str, status: int = 200, life: str = "") -> None:
+        assert http.ask("GET", path, headers={"X-Oncelog-Lost": name, "X-Oncelog-Life": life}).status == status
 
     write(http, topic, 0)
     assert reader.records() == [{"topic": topic, "partition": 0, "offset": 0, "key": "k0", "value": 0}]
@@ -370,8 +372,9 @@ def test_an_answer_that_is_known_to_be_lost_later_is_given_again_and_not_committ
     reader.do("POST", "/positions", {"offsets": [{**where, "offset": 3}]})
     tell_lost("d")
     assert reader.read(1)[0]["offset"] == 3, "where its client has sent it"
+    tell_lost("d", 404, life="that of another instance")
     reader.do("DELETE", "")
-    tell_lost("d")
+    tell_lost("d", 404)
     assert reader.http.get(f"/v1/groups/{topic}/offsets").json["offsets"][0]["offset"] == (4 if itself else 2)
 
 
@@ -861,6 +864,31 @@ def test_an_instance_knows_by_the_brokers_in_front_what_its_client_has(monkeypat
         assert await after(taken, lost) == ({place: 10}, 10)
         assert await after(taken, (died.begin("x"), 1)) == ({place: 10}, 10)
         assert await after((names[0], 2)) == ({place: 0}, 10)
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("itself", [True, False])
+def test_a_lost_answer_is_asked_for_every_few_seconds_although_nothing_is_committed(itself: bool) -> None:
+    """Without auto commit it was asked for only after sixteen reads more."""
+    place, reads = TopicPartition("t", 0), ForwardedReads("b" * 16)
+    name = reads.begin("a")
+    reads.is_lost(name)
+    reads.ended(name)
+
+    async def play() -> None:
+        instances = Instances(MagicMock())
+        instance = Instance("g", "i", Join([]), -COMMIT_EVERY_S, is_assigned=True)
+        instance.wishes = Wishes(commits_itself=itself)
+        instance.positions[place] = 20
+        instance.reads[name] = ForwardedRead(2, None, {place: 10})
+        with (
+            patch.object(instances, "_fates", AsyncMock(side_effect=lambda _, node, names: reads.fates(names))),
+            patch.object(instances, "_fill", AsyncMock()),
+        ):
+            there = SimpleNamespace(is_closing=lambda: False)
+            await instances.read(instance, asking(transport=there), "", 0, 1, 0)
+        assert instance.positions == {place: 10}
 
     asyncio.run(play())
 

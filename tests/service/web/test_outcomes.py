@@ -248,6 +248,37 @@ class Tasks:
         await asyncio.gather(*self._tasks)
 
 
+@pytest.mark.parametrize("where", ["elsewhere", "here"])
+def test_a_lost_answer_of_an_instance_that_is_not_found_is_told_to_the_instance_when_it_asks(where: str) -> None:
+    """A group may be coordinated elsewhere for a while: its coordinator of that time was told, and nobody else."""
+    here = Endpoint("HTTP", "127.0.0.1", 1, "HTTP")
+    gateway: Any = SimpleNamespace(node_id=1, coordinator=AsyncMock(return_value=1 if where == "here" else 2))
+    gateway.env = SimpleNamespace(tasks=(tasks := Tasks()))
+    gateway.image = SimpleNamespace(brokers={2: SimpleNamespace(endpoint=lambda _: here)})
+    reads = ForwardedReads("")
+    gateway.instances = SimpleNamespace(forwarded=reads)
+    asked = []
+
+    @asynccontextmanager
+    async def ask(*_: Any, headers: dict[str, str]) -> AsyncIterator[Any]:
+        asked.append((headers[consumers.LOST], headers[consumers.LIFE]))
+        yield SimpleNamespace(status=404)
+
+    gateway.http = lambda: SimpleNamespace(get=ask)
+
+    async def scenario() -> None:
+        request = asking(match_info={"group": "g", "instance": "i"}, path_qs="/consumers/g/instances/i/records")
+        handing = consumers.Handing(gateway, request)
+        handing._turn, handing._named = Turn(), reads.begin("a")
+        handing._turn.life = "x"
+        handing.ended(None)
+        await tasks.end()
+        assert reads.fates(["a"]) == Fates([], ["a"])
+
+    asyncio.run(scenario())
+    assert asked == ([("a", "x")] if where == "elsewhere" else [])
+
+
 @pytest.mark.parametrize("end", ["told", "stop", "late"])
 def test_that_an_answer_was_lost_is_told_until_the_other_broker_can_be_reached(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, end: str
