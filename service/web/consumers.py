@@ -29,6 +29,7 @@ from service.web.instances import (
     ASKED,
     READ_CHARACTERS,
     Form,
+    Front,
     Instance,
     InstanceProblem,
     RecordV2,
@@ -56,6 +57,8 @@ TIMEOUT_MS = 1000
 MIN_BYTES_MAX = 10_000_000
 READ = "X-Oncelog-Read"
 """A request header that names a read which another broker forwards."""
+EPOCH = "X-Oncelog-Epoch"
+"""A request header that tells which life of the other broker forwards the read."""
 LOST = "X-Oncelog-Lost"
 """A request header that names a read which another broker has forwarded, and whose answer nobody got."""
 WHICH = "X-Oncelog-Which"
@@ -341,7 +344,9 @@ async def records(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     longest_ms = min(instance.wishes.timeout_ms, WAIT_MS_MAX)
     wait_ms = longest_ms if timeout_ms <= 0 else min(timeout_ms, longest_ms)
     max_bytes = max_bytes if max_bytes > 0 else PAGE_BYTES
-    found = await gateway.instances.read(instance, request, read, node or 0, max_bytes, wait_ms)
+    epoch = int(known) if re.fullmatch("[0-9]{1,18}", known := request.headers.get(EPOCH, "")) else None
+    front = Front(read, node or 0, epoch)
+    found = await gateway.instances.read(instance, request, front, max_bytes, wait_ms)
     handing.instance = instance
     inside = await list_in_turns(found, lambda some: msgspec.json.encode(some)[1:-1])
     headers = None if node is None else {LIFE: instance.life}
@@ -407,7 +412,7 @@ class Handing:
         the client would go on behind it.
         """
         self._named = self._reads.begin(self._gateway.env.unique().hex()[: READ_CHARACTERS // 2])
-        named = {READ: self._named}
+        named = {READ: self._named, EPOCH: str(self._gateway.epoch)}
         try:
             found = await home(self._gateway, self._request, b"", named)
         except Problem as lost:

@@ -168,6 +168,11 @@ class Gateway:
         return self._metadata.broker_id
 
     @property
+    def epoch(self) -> int:
+        """Which life of this broker it is; -1 while it is not registered."""
+        return self._metadata.broker_epoch
+
+    @property
     def in_session(self) -> bool:
         return self._metadata.in_session
 

@@ -26,7 +26,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import Enum
 from http import HTTPStatus
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import quote
 from uuid import UUID
 from weakref import WeakValueDictionary
@@ -240,13 +240,23 @@ class ForwardedReads:
         return found
 
 
+class Front(NamedTuple):
+    """By which broker a read has come."""
+
+    read: str = ""
+    """The name that the broker has given to it; none if it comes from the client itself."""
+    node: int = 0
+    epoch: int | None = None
+    """Which life of the broker it is; None: it does not tell."""
+
+
 @dataclass(slots=True)
 class ForwardedRead:
     """A read that came by another broker, and the positions before its answer."""
 
     node: int
     epoch: int | None
-    """Which life of that broker it was; None: it was not known here then."""
+    """Which life of that broker it was; None: that is not known yet."""
     begins: dict[TopicPartition, int]
 
 
@@ -412,12 +422,12 @@ class Instances(Members):
 
     def _lose_with_brokers(self, instance: Instance) -> None:
         """Take back the answers of brokers whose life is over: nobody can be asked who has them."""
-        brokers = self._gateway.image.brokers
+        image = self._gateway.image
         for name, read in list(instance.reads.items()):
-            epoch = brokers[read.node].epoch if read.node in brokers else None
+            epoch = image.brokers[read.node].epoch if read.node in image.brokers else None
             if read.epoch is None:
                 read.epoch = epoch
-            elif read.epoch != epoch:
+            elif read.epoch != epoch and read.epoch <= image.broker_epoch.value:  # else it was not heard of yet
                 instance.lost(name)
 
     async def _ask_in_front(self, instance: Instance) -> bool:
@@ -591,18 +601,16 @@ class Instances(Members):
     # -- reading
 
     async def read(
-        self, instance: Instance, request: web.Request, read: str, node: int, max_bytes: int, wait_ms: int
+        self, instance: Instance, request: web.Request, front: Front, max_bytes: int, wait_ms: int
     ) -> list[RecordV2]:
-        """What there is for an answer. The caller holds the instance's reader, and tells when the answer has ended.
-        `read`, `node`: the name of the read if it was forwarded, and by which broker.
-        """
+        """What there is for an answer. The caller holds the instance's reader, and tells when the answer has ended."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
         if not instance.is_subscribed and not instance.is_assigned:
             raise conflict("Consumer is not subscribed to any topics or assigned any partitions")
         with self._gateway.waiting():
             self._lose_with_brokers(instance)
-            instance.lost(read)
+            instance.lost(front.read)
             is_due = loop.time() - instance.committed_s >= COMMIT_EVERY_S
             if is_due or len(instance.reads) >= READS_MAX:
                 await self._ask_in_front(instance)  # what was lost is given again soon, although nothing is committed
@@ -620,10 +628,8 @@ class Instances(Members):
             instance.touched_s = loop.time()
             instance.is_being_given = True
             records = answer.given()
-            if read and instance.before:
-                broker = self._gateway.image.brokers.get(node)
-                epoch = None if broker is None else broker.epoch
-                instance.remember(read, ForwardedRead(node, epoch, dict(instance.before)))
+            if front.read and instance.before:
+                instance.remember(front.read, ForwardedRead(front.node, front.epoch, dict(instance.before)))
             return records
 
     async def _fill(self, answer: RecordsAnswer, request: web.Request, deadline: float) -> None:

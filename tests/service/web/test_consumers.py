@@ -29,6 +29,7 @@ from service.web.instances import (
     Fates,
     ForwardedRead,
     ForwardedReads,
+    Front,
     Instance,
     Instances,
     RecordsAnswer,
@@ -761,7 +762,7 @@ def test_reads_of_clients_that_are_gone_do_not_wait_for_a_leader_one_by_one(monk
         instance.positions[TopicPartition("t", 0)] = 0
         instances = Instances(MagicMock())
         requests = [asking(transport=object()) for _ in range(5)]
-        reads = [asyncio.ensure_future(instances.read(instance, each, "", 0, 1, 0)) for each in requests]
+        reads = [asyncio.ensure_future(instances.read(instance, each, Front(), 1, 0)) for each in requests]
         await asyncio.sleep(0)
         requests[0].transport = requests[1].transport = requests[2].transport = None
         answers.set()
@@ -887,7 +888,7 @@ def test_a_lost_answer_is_asked_for_every_few_seconds_although_nothing_is_commit
             patch.object(instances, "_fill", AsyncMock()),
         ):
             there = SimpleNamespace(is_closing=lambda: False)
-            await instances.read(instance, asking(transport=there), "", 0, 1, 0)
+            await instances.read(instance, asking(transport=there), Front(), 1, 0)
         assert instance.positions == {place: 10}
 
     asyncio.run(play())
@@ -895,7 +896,8 @@ def test_a_lost_answer_is_asked_for_every_few_seconds_although_nothing_is_commit
 
 def test_what_a_broker_has_given_whose_life_is_over_is_given_again() -> None:
     """It could never be asked, so nothing was committed any more."""
-    place, image = TopicPartition("t", 0), SimpleNamespace(brokers={2: SimpleNamespace(epoch=5)})
+    place = TopicPartition("t", 0)
+    image = SimpleNamespace(brokers={2: SimpleNamespace(epoch=5)}, broker_epoch=SimpleNamespace(value=7))
     instances = Instances(MagicMock(image=image))
     for life in (None, SimpleNamespace(epoch=6)):
         instance = Instance("g", "i", Join([]), 0.0, is_assigned=True)
@@ -907,6 +909,36 @@ def test_what_a_broker_has_given_whose_life_is_over_is_given_again() -> None:
         with patch.dict(image.brokers, {2: life} if life is not None else {}, clear=life is None):
             instances._lose_with_brokers(instance)
         assert (instance.positions, list(instance.reads)) == ({place: 10}, ["c"]), "3 was not heard of yet"
+
+
+def test_what_the_next_life_of_a_broker_has_given_is_not_taken_for_its_former_ones() -> None:
+    """Where it was not heard of yet that the broker had begun again, what it gave came twice."""
+    place = TopicPartition("t", 0)
+    image = SimpleNamespace(brokers={2: SimpleNamespace(epoch=5)}, broker_epoch=SimpleNamespace(value=5))
+    instances = Instances(MagicMock(image=image))
+    instance = Instance("g", "i", Join([]), 0.0, is_assigned=True)
+    instance.positions[place] = 30
+
+    def read_by(name: str, epoch: int, begin: int) -> None:
+        instance.reads[name] = ForwardedRead(2, epoch, {place: begin})
+
+    read_by("a", 5, 10)
+    read_by("b", 6, 20)
+    for known, brokers in (5, {2: 5}), (5, {}):
+        image.broker_epoch.value, image.brokers = (
+            known,
+            {node: SimpleNamespace(epoch=each) for node, each in brokers.items()},
+        )
+        instance.reads.pop("a", None)
+        instances._lose_with_brokers(instance)
+        assert (instance.positions, list(instance.reads)) == ({place: 30}, ["b"])
+    read_by("a", 5, 25)
+    image.broker_epoch.value, image.brokers = 6, {2: SimpleNamespace(epoch=6)}
+    instances._lose_with_brokers(instance)
+    assert (instance.positions, list(instance.reads)) == ({place: 25}, ["b"])
+    image.broker_epoch.value, image.brokers = 7, {}
+    instances._lose_with_brokers(instance)
+    assert (instance.positions, instance.reads) == ({place: 20}, {})
 
 
 def test_no_answer_is_forgotten_of_which_it_is_not_known_who_has_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,7 +131,9 @@ def test_what_no_broker_took_was_not_done() -> None:
         endpoint = Endpoint("HTTP", "127.0.0.1", port, "HTTP")
         image = SimpleNamespace(brokers={2: SimpleNamespace(endpoint=lambda _: endpoint)})
         async with ClientSession() as session:
-            gateway = cast(Gateway, SimpleNamespace(node_id=1, image=image, http=lambda: session, outgoing=Outgoing()))
+            gateway = cast(
+                Gateway, SimpleNamespace(node_id=1, epoch=1, image=image, http=lambda: session, outgoing=Outgoing())
+            )
             request = cast(Any, SimpleNamespace(headers={}, method="POST", path_qs="/v1/records"))
             with pytest.raises(Problem) as raised:
                 await forward(gateway, 2, request, b"")
@@ -153,7 +155,7 @@ def test_a_request_is_forwarded_once_though_its_connection_breaks() -> None:
         server = await asyncio.start_server(answer_and_break, "127.0.0.1", 0)
         here = Endpoint("HTTP", "127.0.0.1", server.sockets[0].getsockname()[1], "HTTP")
         image = SimpleNamespace(brokers={2: SimpleNamespace(endpoint=lambda _: here)})
-        gateway: Any = SimpleNamespace(node_id=1, image=image, outgoing=Outgoing(), _http=None)
+        gateway: Any = SimpleNamespace(node_id=1, epoch=1, image=image, outgoing=Outgoing(), _http=None)
         gateway.http = lambda: Gateway.http(gateway)
         request: Any = SimpleNamespace(headers={}, method="GET", path_qs="/v1/polled", transport=True)
         with pytest.raises(Problem) as raised:
@@ -181,7 +183,7 @@ def test_records_for_an_instance_that_were_lost_on_their_way_are_asked_for_by_th
         here = Endpoint("HTTP", "127.0.0.1", server.sockets[0].getsockname()[1], "HTTP")
         image = SimpleNamespace(brokers={2: SimpleNamespace(endpoint=lambda _: here)})
         env = SimpleNamespace(unique=lambda: b"%016d" % len(asked))
-        gateway: Any = SimpleNamespace(node_id=1, image=image, outgoing=Outgoing(), _http=None, env=env)
+        gateway: Any = SimpleNamespace(node_id=1, epoch=1, image=image, outgoing=Outgoing(), _http=None, env=env)
         gateway.http, gateway.coordinator = lambda: Gateway.http(gateway), AsyncMock(return_value=2)
         gateway.instances = Instances(gateway)
         path = "/consumers/g/instances/i/records"
@@ -218,7 +220,7 @@ def test_records_that_were_lost_on_their_way_are_lost_if_they_are_not_given_when
         here = Endpoint("HTTP", "127.0.0.1", server.sockets[0].getsockname()[1], "HTTP")
         image = SimpleNamespace(brokers={2: SimpleNamespace(endpoint=lambda _: here)})
         env = SimpleNamespace(unique=lambda: bytes(16), tasks=Tasks())
-        gateway: Any = SimpleNamespace(node_id=1, image=image, outgoing=Outgoing(), _http=None, env=env)
+        gateway: Any = SimpleNamespace(node_id=1, epoch=1, image=image, outgoing=Outgoing(), _http=None, env=env)
         gateway.http, gateway.coordinator = lambda: Gateway.http(gateway), AsyncMock(return_value=2)
         gateway.instances = SimpleNamespace(forwarded=ForwardedReads(""))
         request = asking(headers={}, method="GET", path_qs="/", match_info={"group": "g", "instance": "i"})
@@ -392,7 +394,7 @@ def test_a_reader_for_whom_there_is_no_room_at_another_broker_asks_now_and_then(
     async def scenario() -> None:
         image = SimpleNamespace(topics={"t": SimpleNamespace(id=bytes(16))})
         outgoing = Outgoing(1)
-        gateway: Any = SimpleNamespace(node_id=1, image=image, ask=ask, may_wait_at=outgoing.has_room)
+        gateway: Any = SimpleNamespace(node_id=1, epoch=1, image=image, ask=ask, may_wait_at=outgoing.has_room)
         loop, began_s = asyncio.get_running_loop(), asyncio.get_running_loop().time()
         held = Held(Holder(Holding(1 << 30)))
         read = partial(fetch, gateway, 2, {TopicPartition("t", 0): 0}, Isolation.READ_COMMITTED, held, max_bytes=1)
@@ -417,7 +419,7 @@ def test_a_leader_that_has_not_heard_of_its_partition_is_asked_again(code: Error
 
     async def scenario() -> None:
         image, where = SimpleNamespace(topics={"t": SimpleNamespace(id=bytes(16))}), TopicPartition("t", 0)
-        gateway: Any = SimpleNamespace(node_id=1, image=image, ask=AsyncMock(side_effect=[fetched, listed]))
+        gateway: Any = SimpleNamespace(node_id=1, epoch=1, image=image, ask=AsyncMock(side_effect=[fetched, listed]))
         gateway.leader = lambda partition: 2
         held = Held(Holder(Holding(1 << 30)))
         (piece,) = await fetch(gateway, 2, {where: 0}, Isolation.READ_COMMITTED, held, max_bytes=1, wait_ms=0)
