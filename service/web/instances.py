@@ -69,16 +69,24 @@ logger = logging.getLogger("oncelog.http")
 COMMIT_EVERY_S = 5.0
 COMMIT_TRIES = 3
 READS_MAX = 16
-"""How many reads that were forwarded are remembered by their names: an answer may be lost while others are given."""
+"""How many reads that were forwarded are remembered one by one: an answer may be lost while others are given."""
+BEGINS_MAX = 1_000
+"""How many positions they have together. The older ones of each broker are remembered as one, which has one position of
+each partition.
+"""
+NAMES_MAX = 200
+"""How many names such a one has: so many fit into a header."""
 READ_CHARACTERS: Final = 32
 """How many characters the name of a read has."""
 FOLDED: Final = "-"
-"""How a name begins that no broker has given."""
+"""How a name begins that no broker has given: whoever is asked for it calls it lost."""
 LOST_MAX = 1_000
 ASK_S = 1.0
 """How long a broker in front is asked what its clients have taken. A client waits for that when it deletes its
 instance.
 """
+SILENT_S = 5.0
+"""For how long a broker that has not answered is asked no more, unless for a commit."""
 ACKNOWLEDGED_S = 0.3
 """How long a system may take to acknowledge what it has: it waits for more to come with that."""
 ASKED: Final = "X-Oncelog-Asked"
@@ -258,6 +266,8 @@ class ForwardedRead:
     epoch: int | None
     """Which life of that broker it was; None: that is not known yet."""
     begins: dict[TopicPartition, int]
+    names: list[str] = field(default_factory=list)
+    """The names of reads that are remembered as this one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -280,8 +290,7 @@ class Instance(HttpMember):
     """The positions before the answer that is being written."""
     reads: dict[str, ForwardedRead] = field(default_factory=dict)
     """The reads that were forwarded, by their names, as long as it is not known that the client has the answer. The
-    older ones of each broker are one, under a name that the broker does not know: so it calls them lost when it says
-    something again.
+    older ones of each broker are one, under a name that the broker does not know. If one of them is lost, all are.
     """
     committed_s: float = 0.0
 
@@ -311,11 +320,22 @@ class Instance(HttpMember):
     def remember(self, name: str, read: ForwardedRead) -> None:
         """This read is given an answer now."""
         self.reads[name] = read
-        if len(self.reads) > READS_MAX:
-            oldest = self.reads.pop(next(each for each in self.reads if not each.startswith(FOLDED)))
-            folded = self.reads.setdefault(f"{FOLDED}{oldest.node}", oldest)
-            for partition, begin in oldest.begins.items():
-                folded.begins[partition] = min(begin, folded.begins.get(partition, begin))
+        by_itself = [each for each in self.reads if not each.startswith(FOLDED)]
+        count = sum(len(self.reads[each].begins) for each in by_itself)
+        for older in by_itself[:-1]:
+            if len(self.reads) <= READS_MAX and count <= BEGINS_MAX:
+                break
+            count -= len(self.reads[older].begins)
+            self._fold(older)
+
+    def _fold(self, name: str) -> None:
+        read = self.reads.pop(name)
+        folded = self.reads.setdefault(f"{FOLDED}{read.node}", read)
+        folded.names.append(name)
+        if len(folded.names) > NAMES_MAX:
+            folded.names[:2] = [FOLDED]
+        for partition, begin in read.begins.items():
+            folded.begins[partition] = min(begin, folded.begins.get(partition, begin))
 
     def asked(self, read: str) -> None:
         """Its client asks for something: so it has the last answer, unless that is on its way. `read`: the name of a
@@ -331,10 +351,14 @@ class Instance(HttpMember):
         """The positions before each answer of which it is not known whether the client has it."""
         return [self.before, *(read.begins for read in self.reads.values())]
 
-    def lost(self, name: str) -> None:
-        """Nobody will get the answer to this read."""
-        if name in self.reads:
-            self.take_back(self.reads.pop(name).begins)
+    def lost(self, name: str, node: int = 0) -> None:
+        """Nobody will get the answer to this read, which that broker has forwarded."""
+        if name not in self.reads:
+            folded = self.reads.get(f"{FOLDED}{node}")
+            if folded is None or (name not in folded.names and FOLDED not in folded.names):
+                return
+            name = f"{FOLDED}{node}"
+        self.take_back(self.reads.pop(name).begins)
 
     def take_back(self, begins: Mapping[TopicPartition, int]) -> None:
         """Nobody got an answer that began at these positions."""
@@ -381,6 +405,8 @@ class Instances(Members):
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
+        self._silent_until_s: dict[int, float] = {}
+        """Brokers that have not answered, and until when they are not asked again."""
         self.forwarded = ForwardedReads(gateway.env.unique().hex()[: READ_CHARACTERS // 2])
 
     def make(self, group: str, name: str | None, wishes: Wishes) -> Instance:
@@ -417,7 +443,7 @@ class Instances(Members):
         if instance is None or (life and life != instance.life):
             raise not_found()
         await instance.reader.take()  # it may still be given that answer
-        instance.lost(name if name in instance.reads else f"{FOLDED}{node}")
+        instance.lost(name, node)
         instance.reader.release()
 
     def _lose_with_brokers(self, instance: Instance) -> None:
@@ -430,28 +456,37 @@ class Instances(Members):
             elif read.epoch != epoch and read.epoch <= image.broker_epoch.value:  # else it was not heard of yet
                 instance.lost(name)
 
-    async def _ask_in_front(self, instance: Instance) -> bool:
+    async def _ask_in_front(self, instance: Instance, *, commits: bool = True) -> bool:
         """Find out which answers the client has, and take back those that it will not get. Returns whether all brokers
         say it. One that does not is asked again before the next commit.
         """
         self._lose_with_brokers(instance)
         instance.reads = {name: read for name, read in instance.reads.items() if read.begins}
-        asked: dict[int, list[str]] = {}
+        asked: dict[int, dict[str, ForwardedRead]] = {}
         for name, read in instance.reads.items():
-            asked.setdefault(read.node, []).append(name)
+            asked.setdefault(read.node, {})[name] = read
         silent = 0
-        for node, names in asked.items():
+        now_s = asyncio.get_running_loop().time
+        for node, reads in asked.items():
+            if not commits and now_s() < self._silent_until_s.get(node, 0.0):
+                silent += 1
+                continue
+            names = [each for name, read in reads.items() for each in read.names or [name]]
             try:
                 async with asyncio.timeout(ASK_S):
                     fates = await self._fates(instance, node, names)
             except (Problem, ClientError, OSError):  # `TimeoutError` is an OSError
                 silent += 1
+                self._silent_until_s[node] = now_s() + SILENT_S
                 continue
-            for name in names:
-                if name in fates.lost:
+            for name, read in reads.items():
+                if instance.reads.get(name) is not read:
+                    continue  # it was told meanwhile
+                of_read = set(read.names or [name])
+                if not of_read.isdisjoint(fates.lost):
                     instance.lost(name)
-                elif name not in fates.on_their_way:
-                    instance.reads.pop(name, None)
+                elif of_read.isdisjoint(fates.on_their_way):
+                    del instance.reads[name]
         return not silent
 
     async def _fates(self, instance: Instance, node: int, names: Iterable[str]) -> Fates:
@@ -613,7 +648,8 @@ class Instances(Members):
             instance.lost(front.read)
             is_due = loop.time() - instance.committed_s >= COMMIT_EVERY_S
             if is_due or len(instance.reads) >= READS_MAX:
-                await self._ask_in_front(instance)  # what was lost is given again soon, although nothing is committed
+                # What was lost is given again soon, although nothing is committed.
+                await self._ask_in_front(instance, commits=False)
             if is_due:
                 instance.committed_s = loop.time()
                 await self._commit_known(instance)

@@ -24,7 +24,9 @@ from service.web.fetching import Piece
 from service.web.gateway import Gateway
 from service.web.holding import Holder, Holding
 from service.web.instances import (
+    BEGINS_MAX,
     COMMIT_EVERY_S,
+    NAMES_MAX,
     READS_MAX,
     Fates,
     ForwardedRead,
@@ -942,15 +944,19 @@ def test_what_the_next_life_of_a_broker_has_given_is_not_taken_for_its_former_on
 
 
 def test_no_answer_is_forgotten_of_which_it_is_not_known_who_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The seventeenth made the first forgotten, and a commit passed it."""
+    """The seventeenth made the first forgotten, and a commit passed it. Then all came again when a broker that had been
+    silent for a while said that its clients had them.
+    """
     place, others = TopicPartition("t", 0), ForwardedReads("b" * 16)
     names = [others.begin(f"{number:016}") for number in range(50)]
 
     async def play() -> None:
-        instances, says = Instances(MagicMock()), False
+        instances, says, questions = Instances(MagicMock()), False, 0
 
         async def asked(_: Instance, node: int, some: list[str]) -> Fates:
+            nonlocal questions
             if node == 2 and not says:
+                questions += 1
                 raise Problem("not-now", "it hangs")
             return others.fates(some)
 
@@ -962,13 +968,58 @@ def test_no_answer_is_forgotten_of_which_it_is_not_known_who_has_it(monkeypatch:
             others.ended(name)
         assert len(instance.reads) <= READS_MAX + 2
         assert instance.taken(instance.positions) == {place: 0}
+        for _ in range(3):
+            assert not await instances._ask_in_front(instance, commits=False)
+        assert questions == 1, "each read waited for it"
         assert not await instances._ask_in_front(instance)
+        assert questions == 2
         assert instance.taken(instance.positions) == {place: 0}
         says = True
         assert await instances._ask_in_front(instance)
-        assert (instance.positions, instance.reads) == ({place: 0}, {}), "what is not known by its name is given again"
+        assert (instance.positions, instance.reads) == ({place: 500}, {})
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_of_many_answers_that_are_remembered_as_one_all_come_again_if_one_is_lost(is_known: bool) -> None:
+    """A name that was forgotten may be any."""
+    place, others = TopicPartition("t", 0), ForwardedReads("b" * 16)
+    instances = Instances(MagicMock())
+
+    async def play() -> None:
+        instance = Instance("g", "i", Join([]), 0.0, is_assigned=True)
+        count = 100 if is_known else NAMES_MAX + READS_MAX + 1
+        for number in range(count):
+            name = others.begin(f"{number:016}")
+            instance.remember(name, ForwardedRead(2, None, {place: 10 * number}))
+            instance.positions[place] = 10 * number + 10
+            if number == 3 and is_known:
+                others.is_lost(name)
+            others.ended(name)
+        assert sum(len(each.names) or 1 for each in instance.reads.values()) <= NAMES_MAX + READS_MAX
+        with patch.object(instances, "_fates", AsyncMock(side_effect=lambda _, node, names: others.fates(names))):
+            assert await instances._ask_in_front(instance)
+        assert instance.positions == {place: 0}
+        for number in range(40):
+            instance.remember(f"{number}", ForwardedRead(2, None, {place: number}))
+            instance.positions[place] = number + 1
+        instance.lost("another", 2)
+        assert instance.positions == {place: 40}
+        instance.lost("1", 2)
+        assert instance.positions == {place: 0}
+
+    asyncio.run(play())
+
+
+def test_what_is_remembered_of_many_partitions_is_bounded() -> None:
+    """Sixteen reads had sixteen positions of each partition."""
+    instance = Instance("g", "i", Join([]), 0.0, is_assigned=True)
+    for number in range(READS_MAX):
+        begins = {TopicPartition("t", each): number for each in range(BEGINS_MAX)}
+        instance.remember(f"{number}", ForwardedRead(2, None, begins))
+    assert sum(map(len, instance.begins())) <= 2 * BEGINS_MAX
+    assert set(instance.taken({TopicPartition("t", each): 90 for each in range(BEGINS_MAX)}).values()) == {0}
 
 
 @pytest.mark.parametrize("way", ["assign", "subscribe"])
