@@ -22,6 +22,7 @@ import pytest
 import requests
 
 from service.web.gateway import Gateway
+from service.web.instances import READS_MAX
 from service.web.metrics import scraper_of
 from tests.monitoring.scraped import read
 from tests.service.api.admin_stage import Stage, on_stage
@@ -411,6 +412,46 @@ def test_an_answer_that_fits_what_the_systems_hold_is_given_again_if_its_client_
         assert client.delete(path, headers=media).status == 204
         offsets = client.get(f"/v1/groups/{group}/offsets").json["offsets"]
         assert [each["offset"] for each in offsets] == [9]
+
+
+def test_a_broker_in_front_that_pauses_makes_no_reads_wait_and_nothing_come_twice(several: Several) -> None:
+    """Once it was not known of sixteen answers who had them, each read asked the one that paused, for a second; then it
+    was taken to have lost some.
+    """
+    topic = f"pauses-{next(_numbers)}"
+    assert several.clients[0].post("/v1/topics", {"name": topic, "assignments": [[1]]}).status == 201
+    records = {"records": [{"value": number} for number in range(60)]}
+    assert several.clients[0].post(f"/v1/topics/{topic}/records", records).status == 200
+    form = "application/vnd.kafka.json.v2+json"
+    media = {"Accept": form, "Content-Type": "application/vnd.kafka.v2+json"}
+    home, front, other = several.clients
+    wishes = {"name": "any", "format": "json", "auto.offset.reset": "earliest", "auto.commit.enable": False}
+    for number in itertools.count():
+        path = f"/consumers/{topic}-{number}/instances/any"
+        assert front.post(f"/consumers/{topic}-{number}", wishes, headers=media).status == 200
+        if home.get(f"{path}/assignments", headers={**media, "X-Oncelog-Forwarded": "9"}).status == 200:
+            break  # it lives there: others do not forward what was forwarded
+        assert front.delete(path, headers=media).status == 204
+    assigned = {"partitions": [{"topic": topic, "partition": 0}]}
+    assert front.post(f"{path}/assignments", assigned, headers=media).status == 204
+
+    def read(client: Http) -> list[int]:
+        return [each["offset"] for each in client.get(f"{path}/records?max_bytes=1", headers=media).json]
+
+    seen = [offset for _ in range(READS_MAX) for offset in read(front)]
+    process_id = several.facts["brokers"][1]["process_id"]
+    os.kill(process_id, signal.SIGSTOP)
+    try:
+        began_s = time.monotonic()
+        for _ in range(4):
+            seen += read(other)
+        assert time.monotonic() - began_s < 3, "a second each"
+    finally:
+        os.kill(process_id, signal.SIGCONT)
+    while len(seen) < 60:
+        seen += read(front)
+    assert seen == list(range(60))
+    assert home.delete(path, headers=media).status == 204
 
 
 def test_an_instance_that_is_made_again_waits_for_no_last_answer_at_any_broker(several: Several) -> None:
