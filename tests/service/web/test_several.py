@@ -394,11 +394,17 @@ def test_an_answer_that_fits_what_the_systems_hold_is_given_again_if_its_client_
     for number, client in itertools.product(range(COUNT), several.clients):
         group = f"{topic}-{number}-{client.url[-2:]}"
         path = f"/consumers/{group}/instances/any"
-        wishes = {"name": "any", "format": "json", "auto.offset.reset": "earliest"}
+        wishes = {
+            "name": "any",
+            "format": "json",
+            "auto.offset.reset": "earliest",
+            "consumer.request.timeout.ms": 20_000,
+        }
         assert client.post(f"/consumers/{group}", wishes, headers=media).status == 200
         assert client.post(f"{path}/assignments", assigned, headers=media).status == 204
         for end in ("", "Connection: close\r\n"):
-            asked = f"GET {path}/records?max_bytes=3 HTTP/1.1\r\nHost: x\r\nAccept: {form}\r\n{end}\r\n".encode()
+            asks = f"GET {path}/records?max_bytes=3&timeout=20000 HTTP/1.1"
+            asked = f"{asks}\r\nHost: x\r\nAccept: {form}\r\n{end}\r\n".encode()
             place = urlsplit(client.url)
             for dies in (True, False):
                 with socket.create_connection((str(place.hostname), int(str(place.port)))) as connection:
