@@ -139,9 +139,22 @@ func copyAll(bootstrap, source, target, group, name string, protocol kafka.Confi
 	}
 }
 
-// Go back to what the group has committed, where something was read. librdkafka 2.15 may ask for the first offset a second
-// time, half a second after a seek to OffsetBeginning was overtaken by another, and read on from there: so that is not used,
-// and a partition that still waits for its first offset is left alone.
+// Let a group begin at committed offsets. Without them each first offset is asked for, and librdkafka 2.15 may ask a second
+// time, half a second after a rebalance or a seek has overtaken the first answer, and read on from the start then, whatever
+// its group has committed.
+func beginAtStart(admin *kafka.AdminClient, group, topic string, partitions int32) {
+	start := []kafka.TopicPartition{}
+	for partition := int32(0); partition < partitions; partition++ {
+		start = append(start, kafka.TopicPartition{Topic: &topic, Partition: partition, Offset: 0})
+	}
+	altered, err := admin.AlterConsumerGroupOffsets(context.Background(), []kafka.ConsumerGroupTopicPartitions{{Group: group, Partitions: start}})
+	must(err, "alter offsets")
+	for _, place := range altered.ConsumerGroupsTopicPartitions[0].Partitions {
+		must(place.Error, "alter offsets")
+	}
+}
+
+// Go back to what the group has committed, where something was read.
 func rewind(consumer *kafka.Consumer, read map[int32]kafka.TopicPartition) {
 	assigned, err := consumer.Assignment()
 	must(err, "assignment")
@@ -151,9 +164,6 @@ func rewind(consumer *kafka.Consumer, read map[int32]kafka.TopicPartition) {
 		must(place.Error, "committed")
 		if _, wasRead := read[place.Partition]; !wasRead {
 			continue
-		}
-		if place.Offset < 0 {
-			place.Offset = 0
 		}
 		must(consumer.Seek(place, 0), "seek")
 	}
@@ -225,10 +235,12 @@ func main() {
 	for name, protocol := range protocols {
 		target := fmt.Sprintf("confluent-to-%s-%s", name, word)
 		create(target)
+		group := "copiers-" + target
+		beginAtStart(admin, group, source, 6)
 		copied, done := make(chan int, 1000), make(chan struct{})
 		for member := 0; member < 2; member++ {
 			transactional := fmt.Sprintf("%s-%d", target, member)
-			go copyAll(bootstrap, source, target, "copiers-"+target, transactional, protocol, copied, done)
+			go copyAll(bootstrap, source, target, group, transactional, protocol, copied, done)
 		}
 		late := time.After(2 * patience)
 		for total := 0; total < messages; {
