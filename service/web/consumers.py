@@ -440,11 +440,13 @@ class Handing:
         if given is None or FORWARDED in self._request.headers:  # the broker in front tells of its client
             self._told(given is not None)
             return
-        for each in self._turns:
-            each.give(given)
+        given.then(self._told)
         if self._named:
             self._reads.given(self._named, given)
-        given.then(self._told)
+        for each in self._turns:
+            each.given = given
+        if any(each.is_wanted for each in self._turns):
+            given.look_on()
 
     def _told(self, is_taken: bool) -> None:
         if self.instance is not None:

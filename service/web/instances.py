@@ -164,37 +164,36 @@ class Turn(asyncio.Lock):
 
     life = ""
     """Of the instance whose answer is being given, once that is known."""
-    _given: Given | None = None
+    given: Given | None = None
     """The answer, once it is written."""
-    _wanted = 0
-    """How many wait for the turn."""
+    _waiting = 0
+
+    @property
+    def is_wanted(self) -> bool:
+        """Somebody waits for the turn."""
+        return self._waiting > 0
 
     async def take(self) -> None:
-        self._wanted += 1
+        self._waiting += 1
         try:
-            if self._given is not None:
-                self._given.look_on()
+            if self.given is not None:
+                self.given.look_on()
             await self.acquire()
         finally:
-            self._wanted -= 1
-
-    def give(self, given: Given) -> None:
-        self._given = given
-        if self._wanted:
-            given.look_on()
+            self._waiting -= 1
 
     def release(self) -> None:
-        self._given = None
+        self.given = None
         super().release()
 
     def look(self) -> None:
         """A request for the instance has come."""
-        if self._given is not None:
-            self._given.look()
+        if self.given is not None:
+            self.given.look()
 
     async def settle(self) -> None:
-        if self._given is not None:
-            await settle([self._given])
+        if self.given is not None:
+            await settle([self.given])
 
 
 class ForwardedReads:

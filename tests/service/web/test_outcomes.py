@@ -39,6 +39,7 @@ from service.web.problems import Problem, of_error
 from service.web.producers import Producer, ProducerPool
 from service.web.producing import RUN_RECORDS, BatchOut, Seal
 from service.web.sending import OutgoingBatch
+from service.web.taking import Given
 from service.web.topics import at_time
 from service.web.transactions import Name, Open, OpenTransactions, commit, name_of, put_batch
 from service.web.unpacking import BODY
@@ -366,6 +367,34 @@ def test_a_broker_in_front_gives_one_answer_of_an_instance_at_a_time_whatever_it
             waits._turn.life, status = "y", 404
             told = await third.wait_in_front()
             assert told is not None and told.status == 404
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("end", ["look", "end", "reset"])
+def test_a_read_that_waits_has_its_turn_as_soon_as_the_answer_before_is_taken(end: str) -> None:
+    """One that waited while that was written waited for ever."""
+    gateway: Any = SimpleNamespace(node_id=1, instances=SimpleNamespace(forwarded=ForwardedReads("")))
+    transport = MagicMock()
+    transport.get_write_buffer_size.return_value = 0
+    transport.get_extra_info.return_value = None
+
+    async def scenario() -> None:
+        turn, told = Turn(), list[bool]()
+        handing = consumers.Handing(gateway, asking(match_info={"group": "g", "instance": "i"}, headers={}))
+        handing.instance = cast(Any, SimpleNamespace(ended=lambda is_taken: told.append(is_taken)))
+        await handing.wait(turn)
+        waiting = asyncio.ensure_future(turn.take())
+        if end == "look":
+            await asyncio.sleep(0)
+        given = Given(transport, {})
+        handing.ended(given)
+        if end != "look":
+            assert not told
+            given.ended(ConnectionResetError() if end == "reset" else None)
+        async with asyncio.timeout(PATIENCE_S):
+            await waiting
+        assert told == [end != "reset"]
 
     asyncio.run(scenario())
 
