@@ -238,13 +238,13 @@ def a_stream_that_comes_back_begins_where_the_topic_ends() -> Planting:
 
 
 def an_instance_commits_an_answer_that_may_be_lost() -> Planting:
-    original = Instances._commit_itself
+    original = Instances._commit_known
 
     async def commit(instances: Instances, instance: Instance) -> None:
         instance.uncommitted.update(instance.shown)
         await original(instances, instance)
 
-    return replaced(Instances, "_commit_itself", commit)
+    return replaced(Instances, "_commit_known", commit)
 
 
 def a_decision_of_another_is_told_as_ones_own() -> Planting:
