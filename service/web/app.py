@@ -379,14 +379,12 @@ class WebServer:
                 if ENDED in request:
                     request[ENDED](given)
         if given is not None and not pieced.keep_alive:
-            await self._end(request, given)
+            await self._end(given)
         return pieced
 
-    async def _end(self, request: web.Request, given: Given) -> None:
+    async def _end(self, given: Given) -> None:
         """End a connection as the client wishes, but wait for the end of its side: that tells whether it has all."""
-        assert request.transport is not None
-        if request.transport.can_write_eof():
-            request.transport.write_eof()
+        given.end()
         with self.gateway.waiting():
             await asyncio.wait([given.known], timeout=UNREAD_S)
 

@@ -32,7 +32,7 @@ from service.web.answers import CODECS, PACKED_FROM_BYTES, codec_of
 from service.web.gateway import Gateway
 from service.web.holding import SMALL_BYTES
 from service.web.problems import MEDIA_TYPE, PROBLEMS, Problem
-from service.web.taking import UNREAD_S, Given, Taking
+from service.web.taking import RESET_S, UNREAD_S, Given, Taking
 
 logger = logging.getLogger("oncelog.http")
 
@@ -214,7 +214,11 @@ class Lane(asyncio.Protocol):
         """Whether the connection stays open for the answers that are not sent yet."""
         if self._is_slow:
             self._slow.eof_received()
-            return False
+            for each in self.given:
+                each.client_has_ended = True
+            if self.given:
+                self._loop.call_later(RESET_S, self._transport.close)
+            return bool(self.given)
         self._has_ended = True
         return self._task is not None or (bool(self._rest) and self._lacks_bytes <= 0)
 

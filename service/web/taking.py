@@ -15,6 +15,8 @@ _CLOSED = 7
 """The state of a connection that was reset, or that both sides have ended."""
 UNREAD_S = 120.0
 """Something of an answer must be taken within this time."""
+RESET_S = 0.5
+"""A client that ends its side, and goes without having read all, resets the connection within this time."""
 LOOKED_S = 0.02
 """How often it is looked whether an answer that somebody waits for was taken: a system may be slow to acknowledge."""
 
@@ -86,6 +88,8 @@ class Given:
         others[self] = None
         self._tell: Callable[[bool], None] = lambda is_taken: None
         self._timer: asyncio.TimerHandle | None = None
+        self.client_has_ended = False
+        self._has_ended = False
         self.known = asyncio.get_running_loop().create_future()
 
     def then(self, tell: Callable[[bool], None]) -> None:
@@ -120,10 +124,20 @@ class Given:
             return
         self._timer = loop.call_later(LOOKED_S, self._look_on, taking, moved_s)
 
+    def end(self) -> None:
+        """End this broker's side, if the client has not ended its own: a connection that is closed is known to be reset
+        only if one side is still open.
+        """
+        if not (self.client_has_ended or self._transport.is_closing()) and self._transport.can_write_eof():
+            self._has_ended = True
+            self._transport.write_eof()
+
     def ended(self, error: BaseException | None) -> None:
         """The connection has ended now; its socket is still open."""
         tcp = tcp_of(self._transport)
-        is_on_its_way = tcp is not None and (tcp.unacknowledged or tcp.unsent_bytes)
+        is_on_its_way = tcp is not None and (
+            tcp.unacknowledged or tcp.unsent_bytes or (tcp.state == _CLOSED and not self._has_ended)
+        )
         self._settle(is_taken=error is None and not is_on_its_way and not self._transport.get_write_buffer_size())
 
     def _settle(self, *, is_taken: bool) -> None:

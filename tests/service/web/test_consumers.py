@@ -440,6 +440,25 @@ def test_an_answer_that_its_system_has_taken_counts_once_its_client_has_it(
     assert http.get(f"/v1/groups/{topic}/offsets").json["offsets"][0]["offset"] == seen + 1
 
 
+def test_a_client_that_ends_its_connection_in_order_before_it_has_read_all_is_given_it_again(
+    http: Http, topic: str
+) -> None:
+    """Its end came before its system's reset, and was taken for that of a client that has all."""
+    make(http, topic)
+    assert http.post(f"/v1/topics/{topic}/records", {"records": [{"value": 1}, {"value": 2}]}).status == 200
+    reader = Reader(http, topic, name="slow")
+    reader.do("POST", "/assignments", {"partitions": [{"topic": topic, "partition": 0}]})
+    place = urlsplit(http.url)
+    path = f"/consumers/{topic}/instances/slow/records"
+    for _ in range(3):
+        with socket.create_connection((str(place.hostname), int(str(place.port)))) as client:
+            client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nAccept: {BINARY}\r\n\r\n".encode())
+            assert select.select([client], [], [], PATIENCE_S)[0]
+            client.shutdown(socket.SHUT_RDWR)
+            time.sleep(0.01)  # the broker sees that before the connection is reset
+    assert reader.records()[0]["offset"] == 0
+
+
 def test_a_client_that_asks_by_another_connection_has_what_its_system_has(http: Http, topic: str) -> None:
     """Its system may be slow to acknowledge that. What a client leaves unread in a connection that it keeps counts."""
     reader = long_reader(http, topic)
