@@ -79,7 +79,7 @@ NAMES_MAX = 200
 READ_CHARACTERS: Final = 32
 """How many characters the name of a read has."""
 FOLDED: Final = "-"
-"""How a name begins that no broker has given: whoever is asked for it calls it lost."""
+"""How a name begins that no broker has given: a broker that is asked for it calls it lost."""
 LOST_MAX = 1_000
 ASK_S = 1.0
 """How long a broker in front is asked what its clients have taken. A client waits for that when it deletes its
