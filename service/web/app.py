@@ -49,7 +49,7 @@ from service.web import (
 )
 from service.web.answers import CODECS, PACKED_FROM_BYTES, codec_of, give
 from service.web.following import SharedReading
-from service.web.forwarding import OF_EVENTS
+from service.web.forwarding import FORWARDED, OF_EVENTS, WAITED
 from service.web.gateway import ASKING, Gateway
 from service.web.holding import HOLDER, SMALL_BYTES
 from service.web.idempotency import REPLAYED, Keys
@@ -63,7 +63,7 @@ from service.web.producers import ProducerPool
 from service.web.routing import ENDED, FOLLOWS, IDEMPOTENCY_KEY, NDJSON, STREAMING, Route
 from service.web.sending import ProducerIds
 from service.web.sharing import Sharing
-from service.web.taking import UNREAD_S, Given, Taking, is_there
+from service.web.taking import CAME_S, UNREAD_S, Given, Taking, is_there
 from service.web.transactions import OpenTransactions
 from service.web.unpacking import BODY, PIECE_BYTES, body_of, encoding_of, has_come
 
@@ -356,6 +356,7 @@ class WebServer:
         """Count what the request holds. A long answer is written here, in pieces."""
         with self.gateway.holding.of_request() as holder:
             request[HOLDER] = holder
+            request[CAME_S] = _came_s(request)
             given: Given | None = None
             response: web.StreamResponse | None = None
             try:
@@ -373,7 +374,7 @@ class WebServer:
                     await give(request, pieced, body)
                     await pieced.write_eof()
                     if ENDED in request and response.status == HTTPStatus.OK and is_there(request):
-                        given = _given(request)
+                        given = _lane(request).give(request[CAME_S])
             finally:
                 response = body = None  # it is counted no longer, and to tell that it was lost may take long
                 if ENDED in request:
@@ -427,9 +428,18 @@ class WebServer:
         response.headers.add("Vary", "Accept-Encoding")
 
 
-def _given(request: web.Request) -> Given:
-    transport = cast(asyncio.Transport, request.transport)
-    return Given(transport, cast(Lane, transport.get_protocol()).given)
+def _lane(request: web.Request) -> Lane:
+    return cast(Lane, cast(asyncio.Transport, request.transport).get_protocol())
+
+
+def _came_s(request: web.Request) -> float:
+    """When a request came, be it to the broker that has forwarded it, by this broker's clock. If its client has gone
+    before it was begun, nobody asks, and it came long ago.
+    """
+    if not is_there(request):
+        return 0.0
+    waited_ms = request.headers.get(WAITED, "") if FORWARDED in request.headers else ""
+    return _lane(request).came_s - (int(waited_ms) / 1000 if re.fullmatch("[0-9]{1,18}", waited_ms) else 0.0)
 
 
 def _preflight(request: web.Request) -> web.Response:

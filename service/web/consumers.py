@@ -22,7 +22,7 @@ from service.broker.internal_topics import GROUPS
 from service.client.failures import ClientFailure
 from service.web.answers import list_in_turns, query_int
 from service.web.consuming import PAGE_BYTES, PAGE_BYTES_MAX, WAIT_MS_MAX
-from service.web.forwarding import FORWARDED, forward, url_of
+from service.web.forwarding import FORWARDED, client_gone, forward, url_of
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.groups import committed_by
 from service.web.instances import (
@@ -41,7 +41,7 @@ from service.web.instances import (
 from service.web.members import EARLIEST, LATEST, home
 from service.web.problems import Problem
 from service.web.routing import ENDED, JSON, Route, integer
-from service.web.taking import Given, is_there
+from service.web.taking import CAME_S, Given, is_there
 from service.web.unpacking import body_of
 
 T = TypeVar("T")
@@ -172,7 +172,7 @@ def _named(partitions: Iterable[PartitionV2]) -> list[TopicPartition]:
 
 
 def _instance(gateway: Gateway, request: web.Request, read: str = "") -> Instance:
-    return gateway.instances.find(request.match_info["group"], request.match_info["instance"], read)
+    return gateway.instances.find(request.match_info["group"], request.match_info["instance"], read, request[CAME_S])
 
 
 def _done() -> web.Response:
@@ -311,7 +311,7 @@ async def records(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     group, name = request.match_info["group"], request.match_info["instance"]
     if (asked := request.headers.get(ASKED)) is not None:
         names = asked.split(",")
-        await gateway.instances.forwarded.look(names)
+        await gateway.instances.forwarded.look(names, request[CAME_S])
         return _answer(gateway.instances.forwarded.fates(names))
     node = _in_front(request)
     if (lost := request.headers.get(LOST)) is not None:
@@ -327,6 +327,8 @@ async def records(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     try:
         async with asyncio.timeout_at(deadline_s):
             told = await handing.wait_in_front()
+        if not is_there(request):
+            raise client_gone()
         if told is not None or (told := await handing.elsewhere()) is not None:
             return told
         instance = _instance(gateway, request, read)
@@ -369,18 +371,24 @@ class Handing:
         self._request = request
         self._turns: list[Turn] = []
         """Which it has acquired."""
+        self._holds = True
+        """It has not released them."""
+        self._given: Given | None = None
+        """The answer, once it is written."""
         self._turn: Turn | None = None
         """That of this broker, if the instance lives elsewhere."""
+        self._life = ""
+        """Of the instance whose answer is being given, once that is known."""
         self._reads = gateway.instances.forwarded
         self.instance: Instance | None = None
         """The instance that has moved on, if it lives here."""
         self._named = ""
-        """The name of the read that was forwarded, if the instance may have moved on elsewhere."""
+        """The name of the read, if the instance may have moved on elsewhere by it, or others have gone on behind it."""
         self._is_lost = False
         """The instance may have moved on by an answer that was lost on the way here, whatever came after it."""
 
     async def wait(self, turn: Turn) -> None:
-        await turn.take()
+        await turn.take(self._request[CAME_S])
         self._turns.append(turn)
 
     async def wait_in_front(self) -> web.StreamResponse | None:
@@ -391,7 +399,7 @@ class Handing:
         name = self._request.match_info["instance"]
         while (node := await gateway.coordinator(GROUPS, group)) != gateway.node_id:
             turn = self._reads.turn(group, name)
-            turn.look()
+            turn.look(self._request[CAME_S])
             if turn.locked() and turn.life:
                 found = await forward(gateway, node, self._request, b"", {WHICH: ""})
                 if found.status != HTTPStatus.OK:
@@ -399,7 +407,7 @@ class Handing:
                 if turn.life not in ("", found.headers.get(LIFE, "")):
                     self._reads.end_turn(group, name, turn)
                     continue
-            await turn.take()
+            await turn.take(self._request[CAME_S])
             if self._reads.turn(group, name) is turn:
                 turn.life, self._turn = "", turn
                 self._turns.append(turn)
@@ -411,7 +419,7 @@ class Handing:
         """The answer of the broker where the instance lives. If it was lost on the way here, it is asked for once more:
         the client would go on behind it.
         """
-        self._named = self._reads.begin(self._gateway.env.unique().hex()[: READ_CHARACTERS // 2])
+        self._begin()
         named = {READ: self._named, EPOCH: str(self._gateway.epoch)}
         try:
             found = await home(self._gateway, self._request, b"", named)
@@ -427,8 +435,11 @@ class Handing:
         if found is None or (found.status != HTTPStatus.OK and not self._is_lost):
             self._forget()
         elif self._turn is not None:
-            self._turn.life = found.headers.popall(LIFE, [""])[0]
+            self._turn.life = self._life = found.headers.popall(LIFE, [""])[0]
         return found
+
+    def _begin(self) -> None:
+        self._named = self._reads.begin(self._gateway.env.unique().hex()[: READ_CHARACTERS // 2])
 
     def _forget(self) -> None:
         """Nothing has moved on by the read."""
@@ -440,32 +451,55 @@ class Handing:
         if given is None or FORWARDED in self._request.headers:  # the broker in front tells of its client
             self._told(given is not None)
             return
-        given.then(self._told)
+        self._given = given
+        given.then(self._told, self._pass_on)
         if self._named:
             self._reads.given(self._named, given)
         for each in self._turns:
-            each.given = given
+            each.given[given] = None
         if any(each.is_wanted for each in self._turns):
-            given.look_on()
+            given.look_on(0.0)  # for those that have come before
+
+    def _pass_on(self) -> None:
+        """Others have their turn, although it is not known whether the client has the answer."""
+        assert self._given is not None
+        if self.instance is not None:
+            self._begin()
+            self._reads.given(self._named, self._given)
+            self.instance.passes_on(self._named, self._gateway.node_id, self._gateway.epoch)
+        self._release()
 
     def _told(self, is_taken: bool) -> None:
+        if self._given is not None:
+            for each in self._turns:
+                each.given.pop(self._given, None)
         if self.instance is not None:
-            self.instance.ended(is_taken=is_taken)
+            if not self._named:
+                self.instance.ended(is_taken=is_taken)
+            elif not is_taken:
+                self.instance.lost(self._named, self._gateway.node_id)
+            else:
+                self.instance.reads.pop(self._named, None)
         elif self._named and (self._is_lost or not is_taken):
             self._gateway.env.tasks.spawn(f"an answer by HTTP was lost ({self._named})", self._tell_lost())
             return
+        self._end()
+
+    def _end(self) -> None:
+        self._reads.ended(self._named)
         self._release()
 
     def _release(self) -> None:
-        self._reads.ended(self._named)
-        for each in self._turns:
-            each.release()
+        if self._holds:
+            self._holds = False
+            for each in self._turns:
+                each.release()
 
     async def _tell_lost(self) -> None:
         try:
             await self._tell_home()
         finally:
-            self._release()
+            self._end()
 
     async def _tell_home(self) -> None:
         """Tell the broker where the instance lives, once more while that fails: what breaks an answer between brokers
@@ -473,7 +507,6 @@ class Handing:
         asked for there again: then it asks what was lost.
         """
         gateway, request = self._gateway, self._request
-        life = "" if self._turn is None else self._turn.life
         group = request.match_info["group"]
         now_s, pause_s = asyncio.get_running_loop().time, PAUSE_S
         deadline_s = now_s() + TIMEOUT_S
@@ -484,7 +517,7 @@ class Handing:
                 if node == gateway.node_id:
                     self._reads.is_lost(self._named)
                     return
-                headers = {FORWARDED: str(gateway.node_id), LOST: self._named, LIFE: life}
+                headers = {FORWARDED: str(gateway.node_id), LOST: self._named, LIFE: self._life}
                 async with gateway.http().get(url_of(gateway, node, request.path_qs), headers=headers) as answer:
                     if answer.status == HTTPStatus.NOT_FOUND:
                         self._reads.is_lost(self._named)

@@ -21,10 +21,13 @@ from service.settings.broker import WEB
 from service.web.gateway import Gateway
 from service.web.holding import HOLDER
 from service.web.problems import Problem
+from service.web.taking import CAME_S
 
 T = TypeVar("T")
 
 FORWARDED = "X-Oncelog-Forwarded"
+WAITED = "X-Oncelog-Waited"
+"""A request header: for how many milliseconds the client's request has waited before it was forwarded."""
 LOOKED_S = 0.5
 """How often it is looked whether the client of a read is still there."""
 RECORD_HEADER = "record-header-"
@@ -49,6 +52,11 @@ def url_of(gateway: Gateway, node: int, path: str) -> URL:
     return URL(endpoint.url + path, encoded=True)
 
 
+def waited(came_s: float) -> str:
+    """The header of a request that came then."""
+    return str(max(int((asyncio.get_running_loop().time() - came_s) * 1000), 0))
+
+
 async def forward(
     gateway: Gateway, node: int, request: web.Request, body: bytes, more: Mapping[str, str] = MappingProxyType({})
 ) -> web.StreamResponse:
@@ -62,7 +70,7 @@ async def forward(
         (name, quote(value, _PLAIN, errors="surrogateescape") if name.lower().startswith(OF_RECORDS) else value)
         for name, value in _for_the_next(request.headers)
     )
-    headers[FORWARDED] = str(gateway.node_id)
+    headers[FORWARDED], headers[WAITED] = str(gateway.node_id), waited(request[CAME_S])
     headers.update(more)
     method = "GET" if request.method == "HEAD" else request.method  # the answer says how long it would be
 

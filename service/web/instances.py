@@ -3,8 +3,10 @@ assigned partitions by hand, and are read by their name.
 
 What always holds: an instance lives at the broker that coordinates its group. Its position moves only with an answer
 that shows the records before that position; it moves back if its client does not get that answer: the end of the
-connection tells it (`taking.py`), or the next request for the instance, at which the client has what its system has
-acknowledged. Nothing is read for it before that is known. A broker that forwards a read names it, and tells later if
+connection tells it (`taking.py`), or the next request for the instance that comes after the answer was written, at
+which the client has what its system has acknowledged. Nothing is read for it before that is known, unless a read has
+waited since before the answer was written: that one goes on once the client's system has all, and the instance goes
+back later if need be. A broker that forwards a read names it, and tells later if
 the client did not get its answer; the instance goes back then, although it may have served other reads meanwhile:
 records are given twice rather than never. It goes back, too, when the life of that broker is over. It reads nothing
 that its group has given to another member. It commits on its own only what it has shown to a client that has sent
@@ -43,7 +45,7 @@ from service.cluster.image import NO_LEADER
 from service.web.consuming import PAGE_BYTES_MAX, RECORDS_MAX
 from service.web.fetching import Held, Lens, Piece, before_the_next, fetch_all, left_ms, opened
 from service.web.following import passes
-from service.web.forwarding import FORWARDED, client_gone, url_of
+from service.web.forwarding import FORWARDED, WAITED, client_gone, url_of, waited
 from service.web.gateway import PAUSE_S, Gateway
 from service.web.groups import offsets_by_now
 from service.web.holding import HOLDER, Holder
@@ -149,51 +151,51 @@ class Fates(msgspec.Struct):
 _fates = msgspec.json.Decoder(Fates)
 
 
-async def settle(answers: Collection[Given]) -> None:
-    """Wait a moment for what the systems of clients have not acknowledged yet."""
+async def settle(answers: Iterable[Given], came_s: float) -> None:
+    """Wait a moment for what the systems of clients have not acknowledged yet, of answers that were written before a
+    request came.
+    """
+    answers = [each for each in answers if each.written_s < came_s]
     for each in answers:
-        each.look_on()
+        each.look_on(came_s)
     if waiting := [each.known for each in answers if not each.known.done()]:
         await asyncio.wait(waiting, timeout=ACKNOWLEDGED_S)
 
 
 class Turn(asyncio.Lock):
     """Held by one read of an instance at a time, where the instance lives or at a broker that forwards it, until its
-    answer was taken by the client, or by the broker that has forwarded it.
+    answer was taken by the client, or by the broker that has forwarded it. A read that came before the answer was
+    written does not tell whether the client takes it, and has its turn once the client's system has all.
     """
 
     life = ""
     """Of the instance whose answer is being given, once that is known."""
-    given: Given | None = None
-    """The answer, once it is written."""
     _waiting = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: dict[Given, None] = {}
+        """Answers that were written, of which it is not known whether the client has them."""
 
     @property
     def is_wanted(self) -> bool:
         """Somebody waits for the turn."""
         return self._waiting > 0
 
-    async def take(self) -> None:
+    async def take(self, came_s: float) -> None:
+        """For a request that came then."""
         self._waiting += 1
         try:
-            if self.given is not None:
-                self.given.look_on()
+            for each in list(self.given):
+                each.look_on(came_s)
             await self.acquire()
         finally:
             self._waiting -= 1
 
-    def release(self) -> None:
-        self.given = None
-        super().release()
-
-    def look(self) -> None:
-        """A request for the instance has come."""
-        if self.given is not None:
-            self.given.look()
-
-    async def settle(self) -> None:
-        if self.given is not None:
-            await settle([self.given])
+    def look(self, came_s: float) -> None:
+        """A request for the instance has come then."""
+        for each in list(self.given):
+            each.look(came_s)
 
 
 class ForwardedReads:
@@ -224,9 +226,9 @@ class ForwardedReads:
         """The answer was written."""
         self._on_their_way[name] = given
 
-    async def look(self, names: Iterable[str]) -> None:
-        """Somebody asks which of them were taken."""
-        await settle([given for name in names if (given := self._on_their_way.get(name)) is not None])
+    async def look(self, names: Iterable[str], came_s: float) -> None:
+        """A request that came then asks which of them were taken."""
+        await settle([given for name in names if (given := self._on_their_way.get(name)) is not None], came_s)
 
     def ended(self, name: str) -> None:
         """The answer was taken by the client, or nobody has moved on by it, or it was told to be lost."""
@@ -292,6 +294,8 @@ class Instance(HttpMember):
     older ones of each broker are one, under a name that the broker does not know. If one of them is lost, all are.
     """
     committed_s: float = 0.0
+    asked_s: float = 0.0
+    """When the last request of its client came."""
 
     @property
     def is_subscribed(self) -> bool:
@@ -378,6 +382,13 @@ class Instance(HttpMember):
         if not is_taken:
             self.take_back(begins)
 
+    def passes_on(self, name: str, node: int, epoch: int) -> None:
+        """Others read on, although it is not known whether the client has the last answer. It is remembered as one of
+        a read that this broker has forwarded to itself.
+        """
+        self.remember(name, ForwardedRead(node, epoch, self.before))
+        self.ended(is_taken=True)
+
     def taken(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """These offsets; lower where it is not known whether the client has all answers that led there."""
         found = dict(offsets)
@@ -424,13 +435,14 @@ class Instances(Members):
         gateway.env.tasks.spawn(f"consumer instance {known}", self._live(instance))
         return instance
 
-    def find(self, group: str, member_id: str, read: str = "") -> Instance:
-        """The instance, for a request of its client. `read`: the name of a read that was forwarded."""
+    def find(self, group: str, member_id: str, read: str = "", came_s: float = 0.0) -> Instance:
+        """The instance, for a request of its client that came then. `read`: the name of a read that was forwarded."""
         instance = self._members.get((group, member_id))
         if instance is None or instance.is_gone:
             raise not_found()
         instance.touched_s = asyncio.get_running_loop().time()
-        instance.reader.look()
+        instance.asked_s = max(instance.asked_s, came_s)
+        instance.reader.look(came_s)
         instance.asked(read)
         return instance
 
@@ -441,7 +453,7 @@ class Instances(Members):
         instance = self._members.get((group, member_id))
         if instance is None or (life and life != instance.life):
             raise not_found()
-        await instance.reader.take()  # it may still be given that answer
+        await instance.reader.take(0.0)  # it may still be given that answer; no client asks
         instance.lost(name, node)
         instance.reader.release()
 
@@ -488,10 +500,13 @@ class Instances(Members):
                     del instance.reads[name]
         return not silent
 
-    async def _fates(self, instance: Instance, node: int, names: Iterable[str]) -> Fates:
+    async def _fates(self, instance: Instance, node: int, names: Collection[str]) -> Fates:
         gateway = self._gateway
+        if node == gateway.node_id:
+            await self.forwarded.look(names, instance.asked_s)
+            return self.forwarded.fates(names)
         path = f"/consumers/{quote(instance.group, safe='')}/instances/{quote(instance.member_id, safe='')}/records"
-        headers = {FORWARDED: str(gateway.node_id), ASKED: ",".join(names)}
+        headers = {FORWARDED: str(gateway.node_id), ASKED: ",".join(names), WAITED: waited(instance.asked_s)}
         async with gateway.http().get(url_of(gateway, node, path), headers=headers) as answer:
             if answer.status != HTTPStatus.OK:
                 raise Problem("not-now", f"broker {node} answers with status {answer.status}")
@@ -725,7 +740,7 @@ class Instances(Members):
 
     async def commit_all(self, instance: Instance) -> None:
         """Commit all that was shown, without answers that are still on their way."""
-        await instance.reader.settle()
+        await settle(instance.reader.given, instance.asked_s)
         all_said = await self._ask_in_front(instance)
         shown = {each: offset for each, offset in instance.positions.items() if offset != SOMEWHERE}
         given = instance.taken(shown)

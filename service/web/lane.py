@@ -45,6 +45,8 @@ ones come by aiohttp, where others are ended for them if need be (`holding.py`).
 """
 REQUESTS_AT_ONCE = 30
 """How many requests that came together are served in one turn of the loop."""
+STAMP_S = 1e-6
+"""How much later a stamp is than one of the same time."""
 HEADS_MAX = 1000
 """How many heads are remembered, so that each is parsed once."""
 BODY_S = 60.0
@@ -153,6 +155,12 @@ class Lanes:
         """The server stops: aiohttp gets everything that comes from now on, and new connections are ended."""
         self._date = b""
         self._dated_s = -1
+        self._stamp_s = 0.0
+
+    def stamp_s(self) -> float:
+        """The loop's time, but later than all before: the loop's own stands still for a while."""
+        self._stamp_s = max(asyncio.get_running_loop().time(), self._stamp_s + STAMP_S)
+        return self._stamp_s
 
     def date(self, now_s: float) -> bytes:
         """The `Date` header, made once a second."""
@@ -183,12 +191,20 @@ class Lane(asyncio.Protocol):
         """Whether the client takes something of the answers that wait. None: none waits for it."""
         self._has_ended = False
         """The client sends no more, but may wait for an answer."""
+        self.came_s = 0.0
+        """When the last bytes came for aiohttp, as `Lanes.stamp_s` tells it."""
         self.given: dict[Given, None] = {}
         """Answers of which somebody must know whether the client has them."""
         self._loop = asyncio.get_running_loop()
         self._seen_s = self._loop.time()
         self._patience_s = head_s
         self._timer = self._loop.call_later(head_s, self._look)
+
+    def give(self, came_s: float) -> Given:
+        """An answer was written to a request that came then."""
+        for each in list(self.given):
+            each.look(came_s)
+        return Given(self._transport, self.given, self._lanes.stamp_s())
 
     # -- what the transport says
 
@@ -240,6 +256,7 @@ class Lane(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._is_slow:
+            self.came_s = self._lanes.stamp_s()
             self._slow.data_received(data)
             return
         if self._rest:
@@ -332,6 +349,7 @@ class Lane(asyncio.Protocol):
             return
         self._is_slow = True
         self._timer.cancel()
+        self.came_s = self._lanes.stamp_s()
         self._slow.data_received(data)
 
     def _serve(self, asked: QuickRequest, body: bytes) -> bool:

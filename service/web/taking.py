@@ -9,6 +9,8 @@ from typing import NamedTuple, cast
 
 from aiohttp import web
 
+CAME_S = web.RequestKey("came_s", float)
+"""When the request came, for answers that were written before or after (`Given.written_s`)."""
 _INFO = struct.Struct("@B 23x I 92x Q 16x I")
 """What is used of Linux's `tcp_info`: `tcpi_state`, `tcpi_unacked`, `tcpi_bytes_acked`, `tcpi_notsent_bytes`."""
 _CLOSED = 7
@@ -75,46 +77,60 @@ class Taking:
 class Given:
     """An answer that was written as a whole, until it is known whether its client has it.
 
-    The end of its connection tells that: the system of a client that goes without having read all resets it. If
-    somebody asks while it is open, the client has what its system has acknowledged.
+    The end of its connection tells that: the system of a client that goes without having read all resets it. If a
+    request comes while it is open, the client has what its system has acknowledged. A request that came before the
+    answer was written, and had to wait, tells nothing of it: it goes on once the client's system has all.
     """
 
-    def __init__(self, transport: asyncio.Transport, others: dict["Given", None]) -> None:
+    def __init__(self, transport: asyncio.Transport, others: dict["Given", None], written_s: float) -> None:
         """`others`: those of the same connection that are not known yet."""
-        for each in list(others):
-            each.look()  # the client has asked again since
         self._transport = transport
         self._others = others
         others[self] = None
+        self.written_s = written_s
+        self._is_asked_for = False
+        """A request has come since it was written."""
         self._tell: Callable[[bool], None] = lambda is_taken: None
+        self._pass_on: Callable[[], None] = lambda: None
+        self._has_passed_on = False
         self._timer: asyncio.TimerHandle | None = None
         self.client_has_ended = False
         self._has_ended = False
         self.known = asyncio.get_running_loop().create_future()
 
-    def then(self, tell: Callable[[bool], None]) -> None:
-        """Tell whether it was taken, once that is known."""
-        self._tell = tell
+    def then(self, tell: Callable[[bool], None], pass_on: Callable[[], None]) -> None:
+        """Tell whether it was taken, once that is known. `pass_on`: let requests go on that wait for it, although that
+        is not known.
+        """
+        self._tell, self._pass_on = tell, pass_on
 
-    def look(self) -> None:
-        """Somebody asks whether it was taken."""
-        if self.known.done():
-            return
+    def look(self, came_s: float) -> None:
+        """A request that came then asks whether it was taken."""
+        self._is_asked_for |= came_s > self.written_s
+        if self._is_asked_for and not self.known.done() and self._is_acknowledged():
+            self._settle(is_taken=True)
+
+    def _is_acknowledged(self) -> bool:
         tcp = tcp_of(self._transport)
         is_on_its_way = self._transport.get_write_buffer_size() or (
             tcp is not None and (tcp.unacknowledged or tcp.unsent_bytes or tcp.state == _CLOSED)
         )
-        if not is_on_its_way:
-            self._settle(is_taken=True)
+        return not is_on_its_way
 
-    def look_on(self) -> None:
-        """Somebody waits for it. A client that takes nothing for long is cut off."""
+    def look_on(self, came_s: float) -> None:
+        """A request that came then waits for it. A client that takes nothing for long is cut off."""
+        self.look(came_s)
         if self._timer is None and not self.known.done():
             self._look_on(Taking(self._transport), asyncio.get_running_loop().time())
 
     def _look_on(self, taking: Taking, moved_s: float) -> None:
-        self.look()
-        if self.known.done():
+        self._timer = None
+        if self._is_acknowledged():
+            if self._is_asked_for:
+                self._settle(is_taken=True)
+            elif not self._has_passed_on:
+                self._has_passed_on = True
+                self._pass_on()
             return
         loop = asyncio.get_running_loop()
         if taking.goes_on():

@@ -25,6 +25,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from multidict import CIMultiDict
 
 from service.web.holding import HOLDER, Holder, Holding
+from service.web.taking import CAME_S
 
 ROOT = Path(__file__).resolve().parents[3]
 PATIENCE_S = 30.0
@@ -156,7 +157,7 @@ class Coming(dict[Any, Any]):
 def asking(**facts: Any) -> Any:
     """A request that a test hands to a handler's parts."""
     request = MagicMock(**facts)
-    request.__getitem__.return_value = Holder(Holding(1 << 30))
+    request.__getitem__.side_effect = {HOLDER: Holder(Holding(1 << 30)), CAME_S: 0.0}.__getitem__
     return request
 
 

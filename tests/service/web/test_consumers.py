@@ -480,6 +480,37 @@ def test_a_client_that_asks_by_another_connection_has_what_its_system_has(http: 
     reader.do("DELETE", "")
 
 
+@pytest.mark.parametrize("way", ["pipelined", "beside"])
+def test_a_read_that_came_before_an_answer_tells_nothing_of_it(http: Http, topic: str, way: str) -> None:
+    """The answer counted as taken by a client that read nothing. The read goes on nevertheless."""
+    make(http, topic)
+    reader = Reader(http, topic, name="any", **{"consumer.request.timeout.ms": 20_000})
+    reader.do("POST", "/assignments", {"partitions": [{"topic": topic, "partition": 0}]})
+    place = urlsplit(http.url)
+    path = f"/consumers/{topic}/instances/any/records?max_bytes=1&timeout=20000"
+    head = f"GET {path} HTTP/1.1\r\nHost: x\r\nAccept: {BINARY}\r\n\r\n".encode()
+    first, second = (socket.create_connection((str(place.hostname), int(str(place.port)))) for _ in range(2))
+    with first, second:
+        first.sendall(head)
+        time.sleep(0.2)
+        (first if way == "pipelined" else second).sendall(head)
+        time.sleep(0.2)
+        asked_s = time.monotonic()
+        write(http, topic, 1, 2, 3)
+        if way == "beside":
+            assert [each["offset"] for each in whole_of(second)] == [1]
+            assert time.monotonic() - asked_s < 5.0, "nobody waits until it is known"
+        else:
+            found = b""
+            while found.count(b"HTTP/1.1 200") < 2:
+                assert select.select([first], [], [], PATIENCE_S)[0]
+                found = first.recv(100_000, socket.MSG_PEEK)
+    assert [each["offset"] for each in reader.read(3)] == [0, 1, 2]
+    assert reader.call("POST", "/offsets").status == 200
+    assert reader.committed(topic) == 3
+    reader.do("DELETE", "")
+
+
 def test_while_an_answer_is_on_its_way_nothing_tells_that_it_was_taken(http: Http, topic: str) -> None:
     """Other requests of the client may come meanwhile. What it seeks counts, and a read waits for its turn."""
     reader = long_reader(http, topic)

@@ -24,7 +24,7 @@ from service.cluster.image import NO_LEADER
 from service.turns import NAMED_A_TURN
 from service.web import fetching, groups, members, transactions
 from service.web.fetching import Lens, Piece
-from service.web.holding import Holder, Holding
+from service.web.holding import HOLDER, Holder, Holding
 from service.web.instances import Instance, Instances
 from service.web.members import SOMEWHERE, HttpMember, Join
 from service.web.problems import Problem
@@ -768,7 +768,7 @@ def test_a_poll_holds_nothing_of_what_its_filter_leaves_out(monkeypatch: pytest.
     request = asking()
 
     async def found(*given: Any, **_: Any) -> list[Piece]:
-        held.append(request["holder"].bytes)
+        held.append(request[HOLDER].bytes)
         content = batch if len(held) == 1 else b""
         assert given[4].takes(stored=len(content))
         return [Piece(WHERE, 0, data=content)]
@@ -783,7 +783,7 @@ def test_a_poll_holds_nothing_of_what_its_filter_leaves_out(monkeypatch: pytest.
 
     asyncio.run(poll())
     assert len(batch) > 32 << 10 and len(held) > 1
-    assert (set(held), request["holder"].bytes, member.positions) == ({0}, 0, {WHERE: 10_000})
+    assert (set(held), request[HOLDER].bytes, member.positions) == ({0}, 0, {WHERE: 10_000})
 
 
 def test_a_token_of_many_partitions_fits_a_request_line(http: Http, topic: str) -> None:

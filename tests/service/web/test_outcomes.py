@@ -33,7 +33,7 @@ from service.web.forwarding import forward
 from service.web.gateway import Gateway, Outgoing
 from service.web.holding import HOLDER, Holder, Holding
 from service.web.idempotency import KeyRecord, Keys, Memory
-from service.web.instances import Fates, ForwardedReads, Instances, Turn
+from service.web.instances import Fates, ForwardedReads, Instance, Instances, Turn
 from service.web.members import HttpMember, Join
 from service.web.problems import Problem, of_error
 from service.web.producers import Producer, ProducerPool
@@ -135,7 +135,7 @@ def test_what_no_broker_took_was_not_done() -> None:
             gateway = cast(
                 Gateway, SimpleNamespace(node_id=1, epoch=1, image=image, http=lambda: session, outgoing=Outgoing())
             )
-            request = cast(Any, SimpleNamespace(headers={}, method="POST", path_qs="/v1/records"))
+            request = asking(headers={}, method="POST", path_qs="/v1/records")
             with pytest.raises(Problem) as raised:
                 await forward(gateway, 2, request, b"")
         assert (raised.value.slug, raised.value.outcome) == ("not-now", "none")
@@ -158,7 +158,7 @@ def test_a_request_is_forwarded_once_though_its_connection_breaks() -> None:
         image = SimpleNamespace(brokers={2: SimpleNamespace(endpoint=lambda _: here)})
         gateway: Any = SimpleNamespace(node_id=1, epoch=1, image=image, outgoing=Outgoing(), _http=None)
         gateway.http = lambda: Gateway.http(gateway)
-        request: Any = SimpleNamespace(headers={}, method="GET", path_qs="/v1/polled", transport=True)
+        request = asking(headers={}, method="GET", path_qs="/v1/polled", transport=True)
         with pytest.raises(Problem) as raised:
             await forward(gateway, 2, request, b"")
         await gateway.http().close()
@@ -188,7 +188,8 @@ def test_records_for_an_instance_that_were_lost_on_their_way_are_asked_for_by_th
         gateway.http, gateway.coordinator = lambda: Gateway.http(gateway), AsyncMock(return_value=2)
         gateway.instances = Instances(gateway)
         path = "/consumers/g/instances/i/records"
-        request = asking(headers={}, method="GET", path_qs=path, transport=True, query={})
+        there = SimpleNamespace(is_closing=lambda: False)
+        request = asking(headers={}, method="GET", path_qs=path, transport=there, query={})
         request.match_info = {"group": "g", "instance": "i"}
         answer = await consumers.records(gateway, request)
         await gateway.http().close()
@@ -272,8 +273,7 @@ def test_a_lost_answer_of_an_instance_that_is_not_found_is_told_to_the_instance_
     async def scenario() -> None:
         request = asking(match_info={"group": "g", "instance": "i"}, path_qs="/consumers/g/instances/i/records")
         handing = consumers.Handing(gateway, request)
-        handing._turn, handing._named = Turn(), reads.begin("a")
-        handing._turn.life = "x"
+        handing._turn, handing._named, handing._life = Turn(), reads.begin("a"), "x"
         handing.ended(None)
         await tasks.end()
         assert reads.fates(["a"]) == Fates([], ["a"])
@@ -372,29 +372,44 @@ def test_a_broker_in_front_gives_one_answer_of_an_instance_at_a_time_whatever_it
 
 
 @pytest.mark.parametrize("end", ["look", "end", "reset"])
-def test_a_read_that_waits_has_its_turn_as_soon_as_the_answer_before_is_taken(end: str) -> None:
-    """One that waited while that was written waited for ever."""
-    gateway: Any = SimpleNamespace(node_id=1, instances=SimpleNamespace(forwarded=ForwardedReads("")))
+@pytest.mark.parametrize("waits_since", ["before", "after"])
+def test_a_read_that_waits_has_its_turn_as_soon_as_the_answer_before_may_be_taken(waits_since: str, end: str) -> None:
+    """One that waited while that was written waited for ever, and later told that it was taken."""
+    reads = ForwardedReads("")
+    gateway: Any = SimpleNamespace(node_id=1, epoch=1, instances=SimpleNamespace(forwarded=reads))
+    gateway.env = SimpleNamespace(unique=lambda: b"a" * 16)
     transport = MagicMock()
     transport.get_write_buffer_size.return_value = 0
     transport.get_extra_info.return_value = None
 
     async def scenario() -> None:
-        turn, told = Turn(), list[bool]()
+        turn, place = Turn(), TopicPartition("t", 0)
         handing = consumers.Handing(gateway, asking(match_info={"group": "g", "instance": "i"}, headers={}))
-        handing.instance = cast(Any, SimpleNamespace(ended=lambda is_taken: told.append(is_taken)))
+        handing.instance = instance = Instance("g", "i", Join([]), 0.0, is_assigned=True)
+        instance.positions[place], instance.before, instance.is_being_given = 20, {place: 10}, True
         await handing.wait(turn)
-        waiting = asyncio.ensure_future(turn.take())
-        if end == "look":
+        waiting = asyncio.ensure_future(turn.take(1.0 if waits_since == "before" else 3.0))
+        if waits_since == "before":
             await asyncio.sleep(0)
-        given = Given(transport, {})
-        handing.ended(given)
-        if end != "look":
-            assert not told
+        given = Given(transport, {}, 2.0)
+        if end == "look":
+            handing.ended(given)
+        else:
+            transport.get_write_buffer_size.return_value = 1
+            handing.ended(given)
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            transport.get_write_buffer_size.return_value = 0
             given.ended(ConnectionResetError() if end == "reset" else None)
         async with asyncio.timeout(PATIENCE_S):
             await waiting
-        assert told == [end != "reset"]
+        knows_not = end == "look" and waits_since == "before"
+        assert given.known.done() != knows_not
+        assert instance.taken(instance.positions) == {place: 10 if knows_not or end == "reset" else 20}
+        if knows_not:
+            given.ended(ConnectionResetError())
+        assert instance.positions == {place: 10 if knows_not or end == "reset" else 20}
+        assert not instance.reads and not turn.given and reads.fates(["61" * 8]) == Fates([], [])
 
     asyncio.run(scenario())
 

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -381,6 +382,44 @@ def test_an_answer_that_is_lost_in_front_is_given_again(several: Several, after_
             assert [each["offset"] for each in told] == [0, 1], "what nobody has seen"
             back = {"partitions": [{"topic": topic, "partition": 0}]}
             assert client.post(f"{path[:-8]}/positions/beginning", back, headers=media).status == 204
+
+
+def test_a_read_that_waited_behind_another_and_is_forwarded_late_tells_nothing_of_an_answer(several: Several) -> None:
+    """Its client had gone, or was asking since before that answer was written: another client's was taken for taken."""
+    binary = "application/vnd.kafka.binary.v2+json"
+    media = {"Accept": binary, "Content-Type": "application/vnd.kafka.v2+json"}
+    for number, (front, other) in enumerate(itertools.permutations(several.clients, 2)):
+        topic = f"late-{next(_numbers)}"
+        make(several, topic, 1)
+        wishes = {"name": "any", "auto.offset.reset": "earliest", "consumer.request.timeout.ms": "20000"}
+        path = f"/consumers/{topic}/instances/any"
+        assert front.post(f"/consumers/{topic}", wishes, headers=media).status == 200
+        assigned = {"partitions": [{"topic": topic, "partition": 0}]}
+        assert front.post(f"{path}/assignments", assigned, headers=media).status == 204
+        asked = [socket.create_connection((urlsplit(each.url).hostname, urlsplit(each.url).port))
+                 for each in (front, front, other)]  # fmt: skip
+        with ExitStack() as stack:
+            for each in asked:
+                stack.enter_context(each)
+                query = "max_bytes=1&timeout=20000"
+                each.sendall(f"GET {path}/records?{query} HTTP/1.1\r\nHost: x\r\nAccept: {binary}\r\n\r\n".encode())
+                time.sleep(0.15)
+            if number % 2:
+                asked[1].close()
+                time.sleep(0.15)
+            values = {"records": [{"value": each} for each in range(9)]}
+            assert front.post(f"/v1/topics/{topic}/records", values).status == 200
+            seen = {each["offset"] for each in whole_of(asked[0])}
+            asked[0].close()
+            if not number % 2:
+                seen |= {each["offset"] for each in whole_of(asked[1])}
+                asked[1].close()
+            assert select.select([asked[2]], [], [], PATIENCE_S)[0], "nobody waits for what will not be known"
+            time.sleep(0.4)
+        deadline_s = time.monotonic() + PATIENCE_S
+        while seen != set(range(9)):
+            assert time.monotonic() < deadline_s, seen
+            seen |= {each["offset"] for each in other.get(f"{path}/records", headers=media).json}
 
 
 def test_an_answer_that_fits_what_the_systems_hold_is_given_again_if_its_client_dies(several: Several) -> None:
