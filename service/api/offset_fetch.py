@@ -7,6 +7,10 @@ absence of offsets and reads everything again from the start, while the coordina
 
 Who asks for stable offsets goes on where they say, and wants to process nothing twice. So they are confirmed by the
 metadata store: a coordinator that was replaced, and does not know it, may have older ones (R9).
+
+NOT_COORDINATOR is said only while another broker is known to coordinate the group. A member of librdkafka (2.15) asks
+for no offsets again after it, and reads nothing for as long as its group lets it stay. So a broker that may not answer
+for now (the metadata store is away) says COORDINATOR_LOAD_IN_PROGRESS, after which everybody asks again.
 """
 
 from __future__ import annotations
@@ -88,13 +92,23 @@ async def _fetch_confirmed(
         with session.waits():
             if not led or all(await in_sync.led_until_now(list(led.values()))):
                 return answer
-    error = ErrorCode.NOT_COORDINATOR
     if version >= BATCHES_SINCE:
-        refused = [OffsetFetchResponseGroup(name, error_code=error) async for name in in_turns(names, NAMED_A_TURN)]
+        refused = [
+            OffsetFetchResponseGroup(name, error_code=_refusal(groups, metadata, name, ErrorCode.NOT_COORDINATOR))
+            async for name in in_turns(names, NAMED_A_TURN)
+        ]
         return OffsetFetchResponse(groups=refused)
+    error = _refusal(groups, metadata, request.group_id, ErrorCode.NOT_COORDINATOR)
     wanted = await done_in_turns(_as_group(request))
     told = await done_in_turns(_refused_topics(wanted.topics or [], error))
     return await done_in_turns(_of_one_group(OffsetFetchResponseGroup(request.group_id, told, error)))
+
+
+def _refusal(groups: Groups, metadata: ClusterMetadata, group_id: str, error: ErrorCode) -> ErrorCode:
+    """What is said of a group whose coordinator is not here, or refuses with `error`."""
+    if error is ErrorCode.NOT_COORDINATOR and groups.may_be_at(metadata.broker_id, group_id):
+        return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    return error
 
 
 def _fetch_all(
@@ -109,7 +123,7 @@ def _fetch_all(
         and sum([1 + len(topic.partition_indexes) for topic in topics]) <= OFFSETS_AT_ONCE
     ):
         group = request.groups[0] if version >= BATCHES_SINCE else done_at_once(_as_group(request))
-        return _fetch_few(groups, metadata.image, version, group, request.require_stable)
+        return _fetch_few(groups, metadata, version, group, request.require_stable)
     return _fetch_in_turns(groups, metadata, version, request)
 
 
@@ -152,17 +166,20 @@ def _of_one_group(found: OffsetFetchResponseGroup) -> Steps[OffsetFetchResponse]
 
 def _fetch_few(
     groups: Groups,
-    image: Image,
+    metadata: ClusterMetadata,
     version: int,
     wanted: OffsetFetchRequestGroup,
     require_stable: bool,
 ) -> OffsetFetchResponse | Awaitable[OffsetFetchResponse]:
     topics = wanted.topics or []
-    asked, refused = done_at_once(_asked(image, version, topics))
+    asked, refused = done_at_once(_asked(metadata.image, version, topics))
 
     def answer(reply: FetchReply | ErrorCode) -> OffsetFetchResponse:
         if isinstance(reply, ErrorCode) or reply.fault is not None:
-            error = reply if isinstance(reply, ErrorCode) else error_code(reply.fault)
+            if isinstance(reply, ErrorCode):
+                error: int = _refusal(groups, metadata, wanted.group_id, reply)
+            else:
+                error = error_code(reply.fault)
             if version < BATCHES_SINCE:
                 told = done_at_once(_refused_topics(topics, error))
                 return done_at_once(_of_one_group(OffsetFetchResponseGroup(wanted.group_id, told, error)))
@@ -205,7 +222,8 @@ async def _fetch(
     if wanted.topics is None:
         named = await ask(groups, wanted.group_id, NameOffsets(wanted.group_id), OffsetNamesReply)
         if isinstance(named, ErrorCode):
-            return OffsetFetchResponseGroup(wanted.group_id, error_code=named)
+            error = _refusal(groups, metadata, wanted.group_id, named)
+            return OffsetFetchResponseGroup(wanted.group_id, error_code=error)
         asked = list(named.topics)
     else:
         asked, refused = await done_in_turns(_asked(metadata.image, version, wanted.topics))
@@ -215,7 +233,8 @@ async def _fetch(
         command = FetchOffsets(wanted.group_id, wanted.member_id, wanted.member_epoch, pieces, require_stable)
         reply = await ask(groups, wanted.group_id, command, FetchReply)
         if isinstance(reply, ErrorCode):
-            return OffsetFetchResponseGroup(wanted.group_id, error_code=reply)
+            error = _refusal(groups, metadata, wanted.group_id, reply)
+            return OffsetFetchResponseGroup(wanted.group_id, error_code=error)
         if reply.fault is not None:
             return OffsetFetchResponseGroup(wanted.group_id, error_code=error_code(reply.fault))
         for (place, _), fetched in zip(some, reply.topics, strict=True):

@@ -162,6 +162,11 @@ class Coordinators(Generic[MachineT]):
         topic = self._image().topics.get(self.topic.name)
         return NO_LEADER if topic is None else topic.partitions[self.partition_index(key)].leader
 
+    def may_be_at(self, broker_id: int, key: str) -> bool:
+        """Whether that broker coordinates `key`, or nobody does for now, as the image says. It may not lead yet."""
+        made = self.topic.name in self._image().topics
+        return made and self.leader(key) in (NO_LEADER, broker_id)
+
     def epoch(self, key: str) -> int:
         """The leader epoch of the coordinator that is asked about `key`: of the one here, else of the one in the
         image.

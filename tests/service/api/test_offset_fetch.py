@@ -8,6 +8,7 @@ import pytest
 from log.ids import TopicPartition
 from service.cluster.controller import RemoveFromLeadership
 from service.cluster.image import Image
+from service.cluster.metadata import MetadataLost
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     OffsetCommitRequest,
@@ -88,5 +89,48 @@ def test_who_asks_when_there_are_no_coordinators_at_all_is_told_so(tmp_path: Pat
         groups = stage.broker(state.replicas[0]).coordination.groups
         groups._image = Image
         assert (await committed(stage.wire(state.replicas[0]), version)) == (ErrorCode.NOT_COORDINATOR, -1)
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=GIVEN)
+
+
+@pytest.mark.parametrize("version", [7, 9])
+def test_a_coordinator_that_may_not_answer_for_now_sends_nobody_away(tmp_path: Path, version: int) -> None:
+    """Nobody else was known to coordinate the group. A member of librdkafka that is told NOT_COORDINATOR never asks
+    again: it held its partitions, sent heartbeats, and read nothing for ever.
+    """
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2)
+        await find_coordinator(stage.wire(1), "readers", key_type=0)
+        state = stage.broker(1).metadata.image.partition(COORDINATED)
+        assert state is not None
+        coordinator = state.replicas[0]
+        await coordinates(stage, coordinator)
+        assert await commit(stage.wire(coordinator), 5) == ErrorCode.NONE
+
+        async def lost() -> None:
+            raise MetadataLost(ErrorCode.NOT_CONTROLLER, "The metadata store does not answer.")
+
+        metadata = stage.broker(coordinator).metadata
+        metadata.catch_up = lost  # type: ignore[method-assign]
+        assert await committed(stage.wire(coordinator), version) == (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, -1)
+        stage.broker(coordinator).holdings.step_down()
+        assert await commit(stage.wire(coordinator), 8) == ErrorCode.NOT_COORDINATOR
+        assert await committed(stage.wire(coordinator), version) == (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, -1)
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=GIVEN)
+
+
+@pytest.mark.parametrize("version", [7, 9])
+def test_a_broker_that_knows_another_coordinator_says_so(tmp_path: Path, version: int) -> None:
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2)
+        await find_coordinator(stage.wire(1), "readers", key_type=0)
+        state = stage.broker(1).metadata.image.partition(COORDINATED)
+        assert state is not None
+        await coordinates(stage, state.replicas[0])
+        other = stage.broker(state.replicas[1])
+        await until(lambda: other.metadata.image.partition(COORDINATED) is not None)
+        assert await committed(stage.wire(state.replicas[1]), version) == (ErrorCode.NOT_COORDINATOR, -1)
 
     on_cluster_stage(tmp_path, scene, 1, 2, given=GIVEN)

@@ -83,6 +83,9 @@ class StageCoordinators:
     def not_ready(self, broker_id: int) -> list[int]:
         return []
 
+    def may_be_at(self, broker_id: int, group_id: str) -> bool:
+        return False
+
 
 @dataclass
 class StageShard:
