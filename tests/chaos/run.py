@@ -8,7 +8,9 @@ SIGKILL at moments that a seed chooses. When the time is up all are left in peac
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -28,6 +30,8 @@ from tests.peers.process import QUICK_SETTINGS, ROOT, BrokerProcess, free_port
 PARTITIONS = 3
 KEYS = 6
 FEED_PAUSE_SECONDS = 0.02
+LOG_BYTES = 4 << 20
+"""How much a client's log holds; as much from before is kept beside it."""
 PEACE_SECONDS = 120.0
 """How long each client may stand still when nobody is killed any more."""
 
@@ -62,15 +66,18 @@ class Copier:
         self.group = f"copy-{client.replace(' ', '-')}"
         self.starts = 0
         self._arguments = [bootstrap, urls, source, target, self.group]
-        self._log = folder / f"{client}.log"
+        self.log = folder / f"{client}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
     def keep_running(self) -> None:
+        if self.log.exists() and self.log.stat().st_size > LOG_BYTES:
+            shutil.copyfile(self.log, self.log.with_suffix(".log.before"))
+            os.truncate(self.log, 0)
         if self._process is not None and self._process.poll() is None:
             return
         self.starts += 1
         command = [sys.executable, "-m", "tests.chaos.worker", self.client, *self._arguments, "600"]
-        with self._log.open("ab") as log:
+        with self.log.open("ab") as log:
             self._process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
     def kill(self) -> bool:
@@ -204,7 +211,10 @@ def let_finish(bootstrap: str, copiers: list[Copier], source: str) -> list[str]:
             if now == ends:
                 waiting.remove(copier)
             elif time.monotonic() - moved_at[name] > PEACE_SECONDS:
-                stuck.append(f"{name}: its group stands at {now}, the source ends at {ends}")
+                stuck.append(
+                    f"{name} gets nothing: for {PEACE_SECONDS:.0f} s its group has stood at {now}, the source ends at"
+                    f" {ends}; its log is {copier.log}"
+                )
                 waiting.remove(copier)
     return stuck
 

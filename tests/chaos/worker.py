@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import aiokafka
 from aiokafka.errors import KafkaError as AiokafkaError
-from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
 from tests.chaos.over_http import CARELESS, OVER_HTTP, Refused
 from tests.clients.libraries import kafka
@@ -31,10 +31,10 @@ HUNG_SECONDS = 25.0
 
 
 def run_confluent(bootstrap: str, source: str, target: str, group: str, until: float) -> None:
-    quiet = {"bootstrap.servers": bootstrap, "log_level": 0}
     consumer = Consumer(
         {
-            **quiet,
+            "bootstrap.servers": bootstrap,
+            "debug": "cgrp,consumer,topic,metadata,fetch",
             "group.id": group,
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
@@ -43,13 +43,30 @@ def run_confluent(bootstrap: str, source: str, target: str, group: str, until: f
             "heartbeat.interval.ms": 500,
         }
     )
-    producer = Producer({**quiet, "transactional.id": group, "transaction.timeout.ms": 5_000, "linger.ms": 0})
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "transactional.id": group,
+            "transaction.timeout.ms": 5_000,
+            "linger.ms": 0,
+            "log_level": 0,
+        }
+    )
     producer.init_transactions(WAIT_SECONDS)
     consumer.subscribe([source])
     turn = 0
     while time.monotonic() < until:
         _alive()
-        messages = [message for message in consumer.consume(BATCH, 0.2) if message.error() is None]
+        messages = []
+        for message in consumer.consume(BATCH, 0.2):
+            if (error := message.error()) is None:
+                messages.append(message)
+                continue
+            print(f"the consumer was told: {error}", file=sys.stderr, flush=True)
+            # When a group's coordinator moves before it has told the offsets, librdkafka (2.15; its issue 5586) never
+            # asks the new one for them: the member holds its partitions, sends heartbeats, and reads nothing.
+            if error.code() == KafkaError.NOT_COORDINATOR:
+                raise KafkaException(error)
         if not messages:
             continue
         turn += 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -38,7 +39,7 @@ def main() -> int:
         help=f"who copies; default: {', '.join(COPIERS)}",
     )
     parser.add_argument("--careless", action="store_true", help="acks=1 and unclean elections")
-    parser.add_argument("--keep", type=Path, default=None, help="keep data and logs in this folder")
+    parser.add_argument("--keep", type=Path, default=None, help="keep data and logs in this folder, though all is well")
     parser.add_argument(INSIDE, action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if not chosen.inside:
@@ -49,18 +50,21 @@ def main() -> int:
         network.in_a_world_of_its_own(command, cwd=ROOT)
     seed = random.randrange(1 << 32) if chosen.seed is None else chosen.seed
     print(f"seed {seed}, {chosen.seconds:g} s{', careless' if chosen.careless else ''}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="oncelog-chaos-") as temporary:
-        folder = (chosen.keep or Path(temporary)).absolute()
-        folder.mkdir(parents=True, exist_ok=True)
-        summary = run(
-            folder,
-            seconds=chosen.seconds,
-            seed=seed,
-            kinds=chosen.kind or list(KINDS),
-            clients=[client for client in chosen.client or COPIERS if client != "none"],
-            careless=chosen.careless,
-        )
+    folder = (chosen.keep or Path(tempfile.mkdtemp(prefix="oncelog-chaos-"))).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    summary = run(
+        folder,
+        seconds=chosen.seconds,
+        seed=seed,
+        kinds=chosen.kind or list(KINDS),
+        clients=[client for client in chosen.client or COPIERS if client != "none"],
+        careless=chosen.careless,
+    )
     print(summary, flush=True)
+    if not summary.is_clean:
+        print(f"data and logs are in {folder}", flush=True)
+    elif chosen.keep is None:
+        shutil.rmtree(folder)
     return 0 if summary.is_clean else 1
 
 

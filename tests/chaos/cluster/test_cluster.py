@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,11 +28,10 @@ def test_nothing_acknowledged_is_lost_when_brokers_die_and_are_cut_off() -> None
 
 
 @pytest.mark.timeout(420)
-def test_a_loss_is_noticed_where_settings_allow_it() -> None:
+def test_a_loss_is_noticed_where_settings_allow_it(tmp_path: Path) -> None:
     """One acknowledgement is enough there, and any replica that lives may lead."""
-    status, told = chaos(
-        "--seconds", "12", "--seed", "80", "--careless", "--kind", "alone and killed", "--client", "none"
-    )
+    chosen = ("--seconds", "12", "--seed", "80", "--careless", "--kind", "alone and killed", "--client", "none")
+    status, told = chaos(*chosen, "--keep", str(tmp_path))
     assert status == 1, told
     assert "lost 0" not in told, told
     assert "lost: " in told, told
