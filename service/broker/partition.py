@@ -566,12 +566,16 @@ class Partition:
                 inspected = inspect_at_once(records, header, config, now_ms)
             if inspected.refused is not None:
                 return inspected.refused
+        headroom = self.folder.headroom
         if header.producer_id >= 0:
             verdict = self.producers.check(header, now_ms=now_ms, guard=guard, needs_guard=needs_guard)
             if verdict is not ACCEPTED:
+                if headroom.is_short and isinstance(verdict, OutOfOrder):
+                    # As the one before it, which is sent again too. Told that it is out of order, librdkafka begins a
+                    # new epoch in all its partitions, and writes again what was not answered yet in the others.
+                    return NOT_NOW
                 self.tally.judged(verdict)
                 return _not_new(verdict)
-        headroom = self.folder.headroom
         if headroom.is_short:
             return NOT_NOW
         append_time_ms = -1

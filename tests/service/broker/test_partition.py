@@ -88,6 +88,31 @@ def test_settings_that_want_more_in_sync_are_minded_by_who_waits_already(tmp_pat
     on_stage(tmp_path, scene, OS)
 
 
+def test_who_sends_on_behind_a_batch_that_found_no_room_finds_none_either(tmp_path: Path) -> None:
+    """Told that it is out of order, a producer of librdkafka begins a new epoch in all its partitions, and what it has
+    no answer for in the others it writes again.
+    """
+
+    async def scene(stage: Stage) -> None:
+        partition = await led(stage)
+
+        def send(sequence: int) -> Appended | RefusedBatch:
+            batch = bytearray(
+                build_batch([(None, b"x", (), 1)], producer_id=5, producer_epoch=0, base_sequence=sequence)
+            )
+            return partition.append_from_client(memoryview(batch), acks=-1, now_ms=1)
+
+        assert isinstance(send(0), Appended)
+        partition.folder.headroom.run_out()
+        refused = [send(sequence) for sequence in (1, 2, 3)]
+        assert [each.error for each in refused if isinstance(each, RefusedBatch)] == 3 * [ErrorCode.NOT_ENOUGH_REPLICAS]
+        again = send(0)
+        assert isinstance(again, Appended)
+        assert again.duplicate
+
+    on_stage(tmp_path, scene, OS)
+
+
 def test_a_marker_and_a_coordinators_record_need_as_many_in_sync_as_anything_else(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
         partition = await led(stage, isr=(1,))
