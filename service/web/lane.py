@@ -232,9 +232,10 @@ class Lane(asyncio.Protocol):
             self._slow.eof_received()
             for each in self.given:
                 each.client_has_ended = True
-            if self.given:
+            may_be_reset = any(not each.has_ended for each in self.given)
+            if may_be_reset:
                 self._loop.call_later(RESET_S, self._transport.close)
-            return bool(self.given)
+            return may_be_reset
         self._has_ended = True
         return self._task is not None or (bool(self._rest) and self._lacks_bytes <= 0)
 

@@ -95,7 +95,7 @@ class Given:
         self._has_passed_on = False
         self._timer: asyncio.TimerHandle | None = None
         self.client_has_ended = False
-        self._has_ended = False
+        self.has_ended = False
         self.known = asyncio.get_running_loop().create_future()
 
     def then(self, tell: Callable[[bool], None], pass_on: Callable[[], None]) -> None:
@@ -112,10 +112,12 @@ class Given:
 
     def _is_acknowledged(self) -> bool:
         tcp = tcp_of(self._transport)
-        is_on_its_way = self._transport.get_write_buffer_size() or (
-            tcp is not None and (tcp.unacknowledged or tcp.unsent_bytes or tcp.state == _CLOSED)
-        )
-        return not is_on_its_way
+        if self._transport.get_write_buffer_size():
+            return False
+        if tcp is None:
+            return True
+        is_reset = tcp.state == _CLOSED and not (self.has_ended and self.client_has_ended)
+        return not (tcp.unacknowledged or tcp.unsent_bytes or is_reset)
 
     def look_on(self, came_s: float) -> None:
         """A request that came then waits for it. A client that takes nothing for long is cut off."""
@@ -145,16 +147,12 @@ class Given:
         only if one side is still open.
         """
         if not (self.client_has_ended or self._transport.is_closing()) and self._transport.can_write_eof():
-            self._has_ended = True
+            self.has_ended = True
             self._transport.write_eof()
 
     def ended(self, error: BaseException | None) -> None:
         """The connection has ended now; its socket is still open."""
-        tcp = tcp_of(self._transport)
-        is_on_its_way = tcp is not None and (
-            tcp.unacknowledged or tcp.unsent_bytes or (tcp.state == _CLOSED and not self._has_ended)
-        )
-        self._settle(is_taken=error is None and not is_on_its_way and not self._transport.get_write_buffer_size())
+        self._settle(is_taken=error is None and self._is_acknowledged())
 
     def _settle(self, *, is_taken: bool) -> None:
         if self.known.done():

@@ -39,6 +39,7 @@ from service.web.instances import (
 )
 from service.web.members import Join
 from service.web.problems import Problem
+from service.web.taking import RESET_S
 from service.wire.error_codes import ErrorCode
 from tests.service.web.kit import PATIENCE_S, Answer, Http, Served, ask_and_go, asking, whole_of
 
@@ -438,6 +439,28 @@ def test_an_answer_that_its_system_has_taken_counts_once_its_client_has_it(
     assert reader.records("?max_bytes=600000")[0]["offset"] == seen
     reader.do("DELETE", "")
     assert http.get(f"/v1/groups/{topic}/offsets").json["offsets"][0]["offset"] == seen + 1
+
+
+@pytest.mark.parametrize("end", ["", "Connection: close\r\n"])
+def test_who_reads_by_a_connection_for_each_answer_does_not_wait(http: Http, topic: str, end: str) -> None:
+    """A connection that both sides had ended was taken for one that was reset, for half a second."""
+    make(http, topic)
+    assert http.post(f"/v1/topics/{topic}/records", {"records": [{"value": n} for n in range(10)]}).status == 200
+    reader = Reader(http, topic, name="slow")
+    reader.do("POST", "/assignments", {"partitions": [{"topic": topic, "partition": 0}]})
+    place = urlsplit(http.url)
+    path = f"/consumers/{topic}/instances/slow/records?max_bytes=1"
+    head = f"GET {path} HTTP/1.1\r\nHost: x\r\nAccept: {BINARY}\r\n{end}\r\n"
+    took_s = []
+    for number in range(9):
+        began_s = time.monotonic()
+        with socket.create_connection((str(place.hostname), int(str(place.port)))) as client:
+            client.sendall(head.encode())
+            assert [each["offset"] for each in whole_of(client)] == [number]
+        took_s.append(time.monotonic() - began_s)
+    assert sorted(took_s)[4] < RESET_S, took_s
+    reader.do("DELETE", "")
+    assert http.get(f"/v1/groups/{topic}/offsets").json["offsets"][0]["offset"] == 9
 
 
 def test_a_client_that_ends_its_connection_in_order_before_it_has_read_all_is_given_it_again(
