@@ -54,8 +54,10 @@ def _named_by(admin: AdminClient) -> set[int]:
         return set()
 
 
-def out_of_sync(admin: AdminClient) -> list[str]:
-    """Partitions that lack a replica in sync or a leader; one word when nobody says."""
+def out_of_sync(admin: AdminClient, *, at_least: int = 0) -> list[str]:
+    """Partitions that lack a leader, or a replica in sync: one of their own, or of so many that each is to have. One
+    word when nobody says.
+    """
     try:
         topics = admin.list_topics(timeout=5).topics.values()
     except KafkaException as failure:
@@ -64,5 +66,5 @@ def out_of_sync(admin: AdminClient) -> list[str]:
         f"{topic.topic}-{number}"
         for topic in topics
         for number, each in topic.partitions.items()
-        if each.leader < 0 or len(each.isrs) < len(each.replicas)
+        if each.leader < 0 or len(each.isrs) < max(len(each.replicas), at_least)
     ]

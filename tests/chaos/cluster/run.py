@@ -35,6 +35,7 @@ from tests.chaos.cluster.verdict import (
 from tests.chaos.cluster.writers import Ending, SteadyWriter, TransactionalWriter
 from tests.chaos.run import PARTITIONS as COPIED_PARTITIONS
 from tests.chaos.run import Copier, Feeder, judge, let_finish
+from tests.clients.three import out_of_sync
 from tests.clients.topics import Topics
 from tests.peers.network import Network
 
@@ -270,24 +271,9 @@ def _heal(cluster: Cluster, faults: Faults, summary: Summary) -> None:
                 make_whole(cluster)
             except (OSError, TimeoutError):
                 continue
-        lacking = _lacking(cluster)
+        # At every broker: a move that was under way when they were made whole may have taken a replica away since.
+        lacking = out_of_sync(cluster.admin(), at_least=len(cluster.brokers))
     summary.whole_after_s = time.monotonic() - began_s
-
-
-def _lacking(cluster: Cluster) -> list[str]:
-    """Partitions that have no leader, or are not in sync at every broker: a move that was under way when all of them
-    were to be held everywhere may have taken one away since. One word when nobody says.
-    """
-    try:
-        topics = cluster.admin().list_topics(timeout=5).topics.values()
-    except KafkaException as failure:
-        return [str(failure)]
-    return [
-        f"{topic.topic}-{number}"
-        for topic in topics
-        for number, each in topic.partitions.items()
-        if each.leader < 0 or len(each.isrs) < len(cluster.brokers)
-    ]
 
 
 def _said(cluster: Cluster) -> list[str]:
