@@ -48,6 +48,16 @@ async def coordinates(stage: ClusterStage, node_id: int) -> None:
     await until(lambda: any(shard.loaded for shard in groups.shards()))
 
 
+async def coordinated(stage: ClusterStage) -> list[int]:
+    """Two brokers, of which the first coordinates the group."""
+    await stage.create(1, 2)
+    await find_coordinator(stage.wire(1), "readers", key_type=0)
+    state = stage.broker(1).metadata.image.partition(COORDINATED)
+    assert state is not None
+    await coordinates(stage, state.replicas[0])
+    return list(state.replicas)
+
+
 @pytest.mark.parametrize("version", [7, 9])
 def test_a_coordinator_that_was_replaced_does_not_tell_older_offsets(tmp_path: Path, version: int) -> None:
     """It told 5 though its successor had acknowledged 8. What was processed, and committed in a transaction, would
@@ -55,12 +65,7 @@ def test_a_coordinator_that_was_replaced_does_not_tell_older_offsets(tmp_path: P
     """
 
     async def scene(stage: ClusterStage) -> None:
-        await stage.create(1, 2)
-        await find_coordinator(stage.wire(1), "readers", key_type=0)
-        state = stage.broker(1).metadata.image.partition(COORDINATED)
-        assert state is not None
-        former, other = state.replicas[0], state.replicas[1]
-        await coordinates(stage, former)
+        former, other = await coordinated(stage)
         assert await commit(stage.wire(former), 5) == ErrorCode.NONE
         assert await committed(stage.wire(former), version) == (ErrorCode.NONE, 5)
         with told_late(stage.broker(former)) as heard:
@@ -81,14 +86,10 @@ def test_who_asks_when_there_are_no_coordinators_at_all_is_told_so(tmp_path: Pat
     """The image lost their topic between the request and its look: the connection was closed."""
 
     async def scene(stage: ClusterStage) -> None:
-        await stage.create(1, 2)
-        await find_coordinator(stage.wire(1), "readers", key_type=0)
-        state = stage.broker(1).metadata.image.partition(COORDINATED)
-        assert state is not None
-        await coordinates(stage, state.replicas[0])
-        groups = stage.broker(state.replicas[0]).coordination.groups
+        coordinator, _ = await coordinated(stage)
+        groups = stage.broker(coordinator).coordination.groups
         groups._image = Image
-        assert (await committed(stage.wire(state.replicas[0]), version)) == (ErrorCode.NOT_COORDINATOR, -1)
+        assert (await committed(stage.wire(coordinator), version)) == (ErrorCode.NOT_COORDINATOR, -1)
 
     on_cluster_stage(tmp_path, scene, 1, 2, given=GIVEN)
 
@@ -100,12 +101,7 @@ def test_a_coordinator_that_may_not_answer_for_now_sends_nobody_away(tmp_path: P
     """
 
     async def scene(stage: ClusterStage) -> None:
-        await stage.create(1, 2)
-        await find_coordinator(stage.wire(1), "readers", key_type=0)
-        state = stage.broker(1).metadata.image.partition(COORDINATED)
-        assert state is not None
-        coordinator = state.replicas[0]
-        await coordinates(stage, coordinator)
+        coordinator, _ = await coordinated(stage)
         assert await commit(stage.wire(coordinator), 5) == ErrorCode.NONE
 
         async def lost() -> None:
@@ -124,13 +120,9 @@ def test_a_coordinator_that_may_not_answer_for_now_sends_nobody_away(tmp_path: P
 @pytest.mark.parametrize("version", [7, 9])
 def test_a_broker_that_knows_another_coordinator_says_so(tmp_path: Path, version: int) -> None:
     async def scene(stage: ClusterStage) -> None:
-        await stage.create(1, 2)
-        await find_coordinator(stage.wire(1), "readers", key_type=0)
-        state = stage.broker(1).metadata.image.partition(COORDINATED)
-        assert state is not None
-        await coordinates(stage, state.replicas[0])
-        other = stage.broker(state.replicas[1])
+        _, another = await coordinated(stage)
+        other = stage.broker(another)
         await until(lambda: other.metadata.image.partition(COORDINATED) is not None)
-        assert await committed(stage.wire(state.replicas[1]), version) == (ErrorCode.NOT_COORDINATOR, -1)
+        assert await committed(stage.wire(another), version) == (ErrorCode.NOT_COORDINATOR, -1)
 
     on_cluster_stage(tmp_path, scene, 1, 2, given=GIVEN)
