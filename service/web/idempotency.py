@@ -16,7 +16,7 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
@@ -74,13 +74,17 @@ _encode = msgspec.json.Encoder().encode
 
 
 def key_of(request: web.Request) -> str:
-    """The key: a string of structured fields (RFC 9651), also accepted without quotes. Parameters, none of which means
-    anything yet, are passed over behind quotes; a key without them has none, so that no two such keys are one.
-    """
     given = request.headers.getall(IDEMPOTENCY_KEY)
     if len(given) != 1:
         raise Problem("bad-key", "one key is enough")
-    item = _ITEM.fullmatch(given[0])
+    return read_key(given[0])
+
+
+def read_key(given: str) -> str:
+    """The key: a string of structured fields (RFC 9651), also accepted without quotes. Parameters, none of which means
+    anything yet, are passed over behind quotes; a key without them has none, so that no two such keys are one.
+    """
+    item = _ITEM.fullmatch(given)
     if item is None:
         raise Problem("bad-key", 'a key is a string in double quotes: "8e03978e-40d5-43e8-bc93-6894a57f9324"')
     key = item[2] if item[1] is None else _ESCAPED.sub(r"\1", item[1]) if "\\" in item[1] else item[1]
@@ -89,16 +93,35 @@ def key_of(request: web.Request) -> str:
     return key
 
 
-async def fingerprint_of(gateway: Gateway, request: web.Request, body: bytes) -> str:
-    """A digest of the request, which tells one request from another."""
+def asked_by(request: web.Request) -> bytes:
+    """All that tells this request from another one, but for the body."""
     media = request.content_type
     if FORWARDED in request.headers:
         media = unquote(media)
-    parts = [f"{part}\n" for part in (request.method, request.path_qs, media)]
     given = list(headers_of_records(request).items())
-    for prefix in RECORD_HEADER, OF_EVENTS:
-        parts += [f"{name}:{content}\n" for name, content in given if name.lower().startswith(prefix)]
-    return await sha256_of(gateway, "".join(parts).encode("utf-8", "surrogateescape"), body)
+    headers = [
+        f"{name}:{content}\n"
+        for prefix in (RECORD_HEADER, OF_EVENTS)
+        for name, content in given
+        if name.lower().startswith(prefix)
+    ]
+    return asked_for(request.method, request.path_qs, media, *headers)
+
+
+def asked_for(method: str, path: str, media: str, *headers: str) -> bytes:
+    return "".join((f"{method}\n{path}\n{media}\n", *headers)).encode("utf-8", "surrogateescape")
+
+
+async def fingerprint_of(gateway: Gateway, asked: bytes, body: bytes) -> str:
+    """A digest of the request, which tells one request from another."""
+    return await sha256_of(gateway, asked, body)
+
+
+class Once(NamedTuple):
+    """The answer to a request with a key."""
+
+    body: bytes
+    is_replayed: bool
 
 
 class Keys:
@@ -115,17 +138,20 @@ class Keys:
         led = (memory for memory in self._memories.values() if memory.partition.is_leading)
         return {"in_flight": len(self._under_way), "remembered": sum(len(memory.offsets) for memory in led)}
 
-    async def once(
-        self,
-        request: web.Request,
-        body: bytes,
-        write: Callable[[Seal], Awaitable[BatchOut]],
+    async def serve(
+        self, request: web.Request, body: bytes, write: Callable[[Seal], Awaitable[BatchOut]]
     ) -> web.StreamResponse:
-        gateway = self._gateway
-        key, fingerprint = key_of(request), await fingerprint_of(gateway, request, body)
+        gateway, key = self._gateway, key_of(request)
         leader = await gateway.coordinator(HTTP_KEYS, key)
         if leader != gateway.node_id:
             return await forward(gateway, leader, request, body)
+        answer = await self.once(key, asked_by(request), body, write)
+        headers = {REPLAYED: "true"} if answer.is_replayed else None
+        return web.Response(body=answer.body, content_type=JSON, headers=headers)
+
+    async def once(self, key: str, asked: bytes, body: bytes, write: Callable[[Seal], Awaitable[BatchOut]]) -> Once:
+        """Write what is asked for, or find what was answered. This broker leads the partition of the key."""
+        gateway, fingerprint = self._gateway, await fingerprint_of(self._gateway, asked, body)
         memory = await self._memory(key)
         memory.forget_old(gateway)
         digest = _digest(key.encode())
@@ -136,16 +162,16 @@ class Keys:
                 if remembered.fingerprint != fingerprint:
                     raise _reused()
                 gateway.count_replayed()
-                return web.Response(body=bytes(remembered.answer), content_type=JSON, headers={REPLAYED: "true"})
+                return Once(bytes(remembered.answer), is_replayed=True)
         if digest in self._under_way:
             if self._under_way[digest] != fingerprint:
                 raise _reused()
             raise Problem("request-in-flight", outcome="unknown")
         if len(memory.offsets) >= KEYS_MAX:
             raise Problem("throttled", f"{KEYS_MAX} Idempotency-Keys are remembered, and none of them is old")
-        return await self._write(KeyRecord(self, memory, key, fingerprint), write)
+        return Once(await self._write(KeyRecord(self, memory, key, fingerprint), write), is_replayed=False)
 
-    async def _write(self, sealed: KeyRecord, write: Callable[[Seal], Awaitable[BatchOut]]) -> web.StreamResponse:
+    async def _write(self, sealed: KeyRecord, write: Callable[[Seal], Awaitable[BatchOut]]) -> bytes:
         self._under_way[sealed.digest] = sealed.fingerprint
         try:
             await write(sealed)
@@ -155,7 +181,7 @@ class Keys:
             raise
         if not sealed.is_shared:
             sealed.over(None)
-        return web.Response(body=sealed.answer, content_type=JSON)
+        return sealed.answer
 
     def over(self, sealed: KeyRecord, failure: BaseException | None) -> None:
         """A request is not being written any more."""

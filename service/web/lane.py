@@ -1,7 +1,7 @@
 # Hot path: one `data_received` a request; `python -m tests.bench --only web` answers for it.
-"""A short way for requests that come again and again: `POST /v1/topics/{topic}/records` with JSON or bytes, and the
-REST Proxy's `POST /topics/{topic}`, on a connection that is kept. Every other request goes to aiohttp, and so does
-everything after it on that connection.
+"""A short way for requests that come again and again, on a connection that is kept: `POST /v1/topics/{topic}/records`
+with JSON or bytes, also with an Idempotency-Key, and the REST Proxy's `POST /topics/{topic}`. Every other request goes
+to aiohttp, and so does everything after it on that connection.
 
 What always holds: a request that does not have exactly the simple form below is left to aiohttp, which reads or refuses
 it. Requests are answered one after the other, in their order. While a client does not read its answers, nothing is read
@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from email.utils import formatdate
 from functools import partial
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import NamedTuple, cast
 
 from aiohttp import web
@@ -27,7 +28,7 @@ from aiohttp import web
 from log.tally import Histogram
 from service.broker.session import Session
 from service.broker.tally import HttpTally
-from service.web import compatible, quick
+from service.web import compatible, quick, quick_once
 from service.web.answers import CODECS, PACKED_FROM_BYTES, codec_of
 from service.web.gateway import Gateway
 from service.web.holding import SMALL_BYTES
@@ -55,8 +56,10 @@ IDLE_S = 3630.0
 """How long a silent connection is kept: as long as aiohttp keeps one, which is longer than any proxy does."""
 STATUSES = {200, *(kind.status for kind in PROBLEMS.values())}
 _HEADER = re.compile(rb"([A-Za-z-]+):[ \t]*([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?")
+_KEY = re.compile(rb"\r\nidempotency-key:[ \t]*([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)(?=\r\n|\Z)", re.IGNORECASE)
 _HARMLESS = frozenset({b"host", b"user-agent", b"accept"})
 Writes = Callable[[Gateway, str, bytes], quick.Answer]
+WritesOnce = Callable[[bytes, Gateway, Session, str, str, bytes], quick.Answer]
 
 
 def _status_lines(media: str, of_problems: str) -> dict[int, bytes]:
@@ -76,6 +79,8 @@ class ShortWay(NamedTuple):
     status_lines: Mapping[int, bytes]
     refuse: Callable[[Problem], web.Response] | None = None
     """Makes the answer of a problem, if that is not as this API's own."""
+    once: Mapping[bytes, WritesOnce] = MappingProxyType({})
+    """By the media type of the body, for requests with an Idempotency-Key."""
 
 
 OWN = ShortWay(
@@ -83,6 +88,7 @@ OWN = ShortWay(
     re.compile(rb"POST (/v1/topics/([A-Za-z0-9._-]{1,249})/records) HTTP/1\.1"),
     {b"application/json": quick.write_json, b"application/octet-stream": quick.write_bytes},
     _status_lines("application/json", MEDIA_TYPE),
+    once={media.encode(): partial(quick_once.write, media) for media in quick_once.READ},
 )
 V2 = ShortWay(
     compatible.V2,
@@ -105,10 +111,13 @@ class QuickRequest(NamedTuple):
     body_bytes: int
     codec: str | None
     """The codec that the client prefers for its answer."""
+    media: bytes
+    once: Callable[[Gateway, Session, str, str, bytes], quick.Answer] | None = None
+    """Writes it if it has an Idempotency-Key."""
 
 
 def read_head(head: bytes) -> QuickRequest | None:
-    """The parsed head; None if it does not have the simple form."""
+    """The parsed head, which has no Idempotency-Key; None if it does not have the simple form."""
     first, *lines = head.split(b"\r\n")
     way, asked = OWN, OWN.asked.fullmatch(first)
     if asked is None:
@@ -121,7 +130,8 @@ def read_head(head: bytes) -> QuickRequest | None:
         if header is None or (name := header[1].lower()) in found:
             return None
         found[name] = header[2] or b""
-    write = way.write.get(found.pop(b"content-type", b""))
+    media = found.pop(b"content-type", b"")
+    write = way.write.get(media)
     length = found.pop(b"content-length", b"")
     codec = codec_of(found.pop(b"accept-encoding", b"").decode())
     if found.pop(b"connection", b"keep-alive").lower() != b"keep-alive" or b"host" not in found:
@@ -130,7 +140,7 @@ def read_head(head: bytes) -> QuickRequest | None:
         return None
     if not found.keys() <= _HARMLESS:
         return None
-    return QuickRequest(way, asked[1].decode(), {"topic": asked[2].decode()}, write, int(length), codec)
+    return QuickRequest(way, asked[1].decode(), {"topic": asked[2].decode()}, write, int(length), codec, media)
 
 
 class Lanes:
@@ -144,7 +154,7 @@ class Lanes:
         self.authorize = {each.path: each.authorize for each in gateway.routes if each.method == "POST"}
         self.connected = 0
         """How many connections there are."""
-        self.heads: dict[bytes, QuickRequest] = {}
+        self._heads: dict[bytes, QuickRequest] = {}
         self.writing: set[asyncio.Task[None]] = set()
         """Requests whose answers are not ready yet."""
         self.coming_bytes = 0
@@ -156,6 +166,27 @@ class Lanes:
         self._date = b""
         self._dated_s = -1
         self._stamp_s = 0.0
+
+    def read(self, head: bytes) -> QuickRequest | None:
+        """The parsed head; None if it does not have the simple form. Heads are remembered without their keys."""
+        known = self._heads.get(head)
+        if known is not None:
+            return known
+        key = _KEY.search(head)
+        if key is not None:
+            head = head[: key.start()] + head[key.end() :]
+        asked = self._heads.get(head)
+        if asked is None:
+            asked = read_head(head)
+            if asked is None:
+                return None
+            if len(self._heads) >= HEADS_MAX:
+                self._heads.clear()
+            self._heads[head] = asked
+        if key is None:
+            return asked
+        once = asked.way.once.get(asked.media)
+        return None if once is None else asked._replace(once=partial(once, key[1]))
 
     def stamp_s(self) -> float:
         """The loop's time, but later than all before: the loop's own stands still for a while."""
@@ -316,15 +347,9 @@ class Lane(asyncio.Protocol):
                 self._loop.call_soon(self._resume)
                 return at
             left -= 1
-            head = data[at:end]
-            asked = lanes.heads.get(head)
+            asked = lanes.read(data[at:end])
             if asked is None:
-                asked = read_head(head)
-                if asked is None:
-                    break
-                if len(lanes.heads) >= HEADS_MAX:
-                    lanes.heads.clear()
-                lanes.heads[head] = asked
+                break
             whole = end + 4 + asked.body_bytes
             if len(data) < whole:
                 if asked.body_bytes > SMALL_BYTES:
@@ -365,8 +390,12 @@ class Lane(asyncio.Protocol):
             return False
         self._seen_s = began_s = self._loop.time()
         self._patience_s = IDLE_S
+        topic = asked.names["topic"]
         try:
-            answer = asked.write(self._gateway, asked.names["topic"], body)
+            if asked.once is None:
+                answer = asked.write(gateway, topic, body)
+            else:
+                answer = asked.once(gateway, self._session, asked.path, topic, body)
         except Exception:  # logged with its trace; this request ends, others go on
             logger.exception("POST %s failed", asked.path)
             self._answer_problem(asked, Problem("server-error", outcome="unknown"), began_s)
@@ -382,9 +411,10 @@ class Lane(asyncio.Protocol):
             self._lanes.writing.add(self._task)
         return True
 
-    async def _later(self, asked: QuickRequest, answer: Awaitable[bytes], began_s: float, held_bytes: int) -> None:
+    async def _later(self, asked: QuickRequest, answer: Awaitable[quick.Told], began_s: float, held_bytes: int) -> None:
         try:
-            self._answer(asked, 200, await answer, began_s)
+            body, more = await answer
+            self._answer(asked, 200, body, began_s, more)
         except Problem as problem:
             self._answer_problem(asked, problem, began_s)
         except Exception:  # logged with its trace; this request ends, others go on
@@ -442,7 +472,7 @@ class Lane(asyncio.Protocol):
             self._transport.abort()
 
     def _refuse_slow(self) -> None:
-        asked = read_head(self._take_rest().partition(b"\r\n\r\n")[0])
+        asked = self._lanes.read(self._take_rest().partition(b"\r\n\r\n")[0])
         assert asked is not None
         problem = Problem("too-slow", f"the body did not come within {BODY_S:g} s", headers={"Connection": "close"})
         self._answer_problem(asked, problem, self._seen_s)

@@ -563,7 +563,7 @@ async def once(
     """Write the request: with an Idempotency-Key once, otherwise each time that the client sends it."""
     if IDEMPOTENCY_KEY not in request.headers:
         return as_json(await write(None))
-    return await gateway.keys.once(request, body, write)
+    return await gateway.keys.serve(request, body, write)
 
 
 # -- one record as it is

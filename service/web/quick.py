@@ -32,7 +32,9 @@ BODY_BYTES_MAX = 128 << 10
 """A longer body is handled in several turns of the loop."""
 RECORDS_MAX = 2000
 Plain = tuple[bytes | None, bytes | None]
-Answer = bytes | Awaitable[bytes] | None
+Told = tuple[bytes, bytes]
+"""The body of an answer, and further header lines."""
+Answer = bytes | Awaitable[Told] | None
 """None: the request must go the general way. An awaitable may raise a problem."""
 
 
@@ -59,6 +61,12 @@ _plain_record = msgspec.json.Decoder(PlainRecord).decode
 
 
 def write_json(gateway: Gateway, topic_name: str, body: bytes) -> Answer:
+    records = read_json(body)
+    return None if records is None else write(gateway, topic_name, records, OWN)
+
+
+def read_json(body: bytes) -> list[Plain] | None:
+    """The records of a JSON body, if it has nothing but keys and values."""
     if len(body) > BODY_BYTES_MAX:
         return None
     try:
@@ -68,8 +76,7 @@ def write_json(gateway: Gateway, topic_name: str, body: bytes) -> Answer:
         return None  # something is wrong with the body, or it has more members
     if not 0 < len(given) <= RECORDS_MAX:
         return None
-    records = _records(given, body, 1)
-    return None if records is None else write(gateway, topic_name, records, OWN)
+    return _records(given, body, 1)
 
 
 def read_lines(lines: Sequence[bytes]) -> list[Plain] | None:
@@ -108,7 +115,7 @@ def write(gateway: Gateway, topic_name: str, records: Sequence[Plain], form: Ans
     partitions = gateway.partitions.topic(topic_name)
     if topic is None or partitions is None:
         return None
-    index = _partition(gateway, topic, records)
+    index = partition_of(gateway, topic, records)
     if index < 0:
         return None
     partition = partitions.get(index)
@@ -128,7 +135,7 @@ def write(gateway: Gateway, topic_name: str, records: Sequence[Plain], form: Ans
     return _when_settled(topic_name, index, writing, len(records), now_ms, form)
 
 
-def _partition(gateway: Gateway, topic: Topic, records: Sequence[Plain]) -> int:
+def partition_of(gateway: Gateway, topic: Topic, records: Sequence[Plain]) -> int:
     """The partition of all records; -1 if they go to several."""
     count = len(topic.partitions)
     if count == 1:
@@ -141,15 +148,15 @@ def _partition(gateway: Gateway, topic: Topic, records: Sequence[Plain]) -> int:
 
 async def _when_settled(
     topic_name: str, index: int, writing: Writing, records: int, now_ms: int, form: AnswerForm
-) -> bytes:
+) -> Told:
     await writing.settle(Session(CLIENT_ID, 0))
     (write,) = writing.writes
     outcome = write.outcome
     if isinstance(outcome, RefusedBatch):
         refused = OutgoingBatch(TopicPartition(topic_name, index), b"", records, in_doubt=True)
         refused.refused(outcome.error, outcome.message)
-        return form.refused(refused.problem(), index, records)
-    return form.written(topic_name, index, outcome, records, now_ms)
+        return form.refused(refused.problem(), index, records), b""
+    return form.written(topic_name, index, outcome, records, now_ms), b""
 
 
 class _Own:

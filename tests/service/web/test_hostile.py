@@ -236,7 +236,10 @@ def test_a_form_from_another_site_is_not_read(http: Http, path: str) -> None:
     assert answer.status == 409, "a form of ours would be too long"
 
 
-def test_who_says_nothing_or_never_ends_a_body_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("more", [b"", b"Idempotency-Key: a\r\n"])
+def test_who_says_nothing_or_never_ends_a_body_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: bytes
+) -> None:
     """In this process, so that the time it takes can be cut."""
     monkeypatch.setattr(app, "HEAD_S", 0.2)
     monkeypatch.setattr(app, "BODY_S", 0.2)
@@ -251,7 +254,7 @@ def test_who_says_nothing_or_never_ends_a_body_is_ended(tmp_path: Path, monkeypa
                 silent, to_silent = await asyncio.open_connection("127.0.0.1", port)
                 to_silent.write(b"\r\n")
                 slow, to_slow = await asyncio.open_connection("127.0.0.1", port)
-                to_slow.write(HEAD + b"Content-Length: 100\r\n\r\n{")
+                to_slow.write(HEAD + b"Content-Length: 100\r\n" + more + b"\r\n{")
                 good, to_good = await asyncio.open_connection("127.0.0.1", port)
                 to_good.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
                 assert (await good.readline()).startswith(b"HTTP/1.1 200")

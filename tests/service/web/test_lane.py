@@ -11,7 +11,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest.mock import AsyncMock, Mock, patch
 from urllib.parse import urlsplit
 
@@ -31,6 +32,7 @@ JSON_HEAD = (
 )
 GENERAL = b"\r\nX-Request-Id: x"
 """A header that the short way does not know."""
+KEY = b'\r\nIdempotency-Key: "%b"'
 
 
 class Raw:
@@ -42,6 +44,10 @@ class Raw:
         self.connection.sendall(content)
 
     def answer(self) -> tuple[int, bytes]:
+        head, body = self.whole_answer()
+        return int(head.split(b" ")[1]), body
+
+    def whole_answer(self) -> tuple[bytes, bytes]:
         while b"\r\n\r\n" not in self.rest:
             self._more()
         head, _, self.rest = self.rest.partition(b"\r\n\r\n")
@@ -50,7 +56,7 @@ class Raw:
         while len(self.rest) < int(found[1]):
             self._more()
         body, self.rest = self.rest[: int(found[1])], self.rest[int(found[1]) :]
-        return int(head.split(b" ")[1]), body
+        return head, body
 
     def _more(self) -> None:
         some = self.connection.recv(65536)
@@ -87,24 +93,84 @@ BODIES = [
 ]
 
 
+@pytest.mark.parametrize("has_key", [False, True], ids=["", "key"])
 @pytest.mark.parametrize("partitions", [1, 3])
 @pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
 def test_both_ways_answer_and_write_the_same(
-    served: Served, http: Http, topic: str, body: bytes, partitions: int
+    served: Served, http: Http, topic: str, body: bytes, partitions: int, has_key: bool
 ) -> None:
     ways: list[tuple[int, bytes, list[tuple[bytes, bytes, int]]]] = []
     for more in (b"", GENERAL):
         name = f"{topic}-{len(more)}"
         assert http.post("/v1/topics", {"name": name, "partitions": partitions}).status == 201
         with raw(served) as connection:
-            connection.send(request(name, body, more))
+            connection.send(request(name, body, more + (KEY % name.encode() if has_key else b"")))
             status, answer = connection.answer()
         written = sorted((each.key or b"", each.value or b"", each.offset) for each in read_all(served.bootstrap, name))
-        ways.append((status, re.sub(rb'"(partition|timestamp)":\d+', b"", answer.replace(name.encode(), b"")), written))
+        ways.append(
+            (
+                status,
+                re.sub(rb'"(partition|timestamp|producer_id|epoch)":\d+', b"", answer.replace(name.encode(), b"")),
+                written,
+            )
+        )
         if partitions > 1:
             # The partition of what has no key is anyone, and so is its offset.
             ways[-1] = status, b"", [(key, value, 0) for key, value, _ in written]
     assert ways[0] == ways[1]
+
+
+@pytest.mark.parametrize(
+    ("media", "body"),
+    [
+        (b"application/json", b'{"records":[{"key":"a","value":1},{"key":"a"}]}'),
+        (b"application/octet-stream", b"\0\xff"),
+    ],
+    ids=["json", "bytes"],
+)
+def test_a_request_may_be_repeated_by_either_way(
+    served: Served, http: Http, topic: str, media: bytes, body: bytes
+) -> None:
+    assert http.post("/v1/topics", {"name": topic, "partitions": 3}).status == 201
+    other = body.replace(b"1", b"2") + b" "
+    for number, ways in enumerate(((b"", b"", GENERAL), (GENERAL, GENERAL, b""))):
+        key = KEY % f"{topic}-{number}".encode()
+        answers = []
+        for more, content in ((ways[0], body), (ways[1], body), (ways[2], body), (b"", other), (GENERAL, other)):
+            with raw(served) as connection:
+                connection.send(request(topic, content, key + more).replace(b"application/json", media))
+                head, answer = connection.whole_answer()
+            answers.append((int(head.split(b" ")[1]), b"\r\nIdempotency-Replayed: true\r\n" in head, answer))
+        assert [each[:2] for each in answers] == [(200, False), (200, True), (200, True), (422, False), (422, False)]
+        assert answers[0][2] == answers[1][2] == answers[2][2]
+        assert answers[3][2] == answers[4][2]
+    assert len(read_all(served.bootstrap, topic)) == 2 * (2 if b"records" in body else 1)
+
+
+def test_keys_do_not_take_a_connection_off_the_short_way(http: Http, served: Served, topic: str) -> None:
+    assert http.post("/v1/topics", {"name": topic, "partitions": 1}).status == 201
+    simple = request(topic, b'{"records":[{"value":1}]}')
+    lanes = Lanes(cast(Any, SimpleNamespace(routes=[])), HttpTally(), Mock())
+    head = simple.partition(b"\r\n\r\n")[0]
+    for place in (0, 1, 2):  # it may stand anywhere
+        lines = head.split(b"\r\n")
+        lines.insert(place + 1, b"idempotency-KEY:  a-b ")
+        assert lanes.read(b"\r\n".join(lines)) is None, "white space behind it is left to aiohttp"
+        lines[place + 1] = b"idempotency-KEY:  a-b"
+        asked = lanes.read(b"\r\n".join(lines))
+        assert asked is not None
+        assert asked.once is not None
+    assert lanes.read(head + KEY % b"a" + KEY % b"a") is None
+    assert lanes.read(head + b"\r\nIdempotency-Key:") is None
+    v2 = head.replace(b"/v1/topics/", b"/topics/").replace(b"/records", b"")
+    v2 = v2.replace(b"application/json", b"application/vnd.kafka.json.v2+json")
+    assert lanes.read(v2) is not None
+    assert lanes.read(v2 + KEY % b"a") is None, "it is refused by the general way"
+    with raw(served) as connection:
+        for number in range(3):
+            connection.send(request(topic, b'{"records":[{"value":1}]}', KEY % f"{topic}-{number}".encode()))
+            head, _ = connection.whole_answer()
+            assert b"\r\nServer:" not in head, "it is aiohttp's answer"
 
 
 V2_BODIES = [

@@ -1,0 +1,63 @@
+"""Writing requests that have nothing special but an Idempotency-Key: a JSON batch of keys and values, or bytes, for one
+partition. This broker answers for the key. Every other request goes the general way (`producing.py`) from its
+beginning, which also tells what is wrong with it; nothing was done here then.
+
+What always holds: the answer, and what is written, are those of the general way. A request that is repeated may come by
+either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from log.ids import TopicPartition
+from service.broker.internal_topics import HTTP_KEYS
+from service.broker.session import Session
+from service.client.failures import ClientFailure
+from service.web.gateway import ASKING, Gateway
+from service.web.idempotency import REPLAYED, asked_for, read_key
+from service.web.problems import Problem, of_failure
+from service.web.producing import BatchOut, PlacedRecords, Seal, write_together
+from service.web.quick import BODY_BYTES_MAX, Answer, Plain, Told, partition_of, read_json
+from service.web.routing import JSON, OCTETS
+
+READ: dict[str, Callable[[bytes], list[Plain] | None]] = {JSON: read_json, OCTETS: lambda body: [(None, body)]}
+_REPLAYED = f"{REPLAYED}: true\r\n".encode()
+
+
+def write(
+    media: str, given_key: bytes, gateway: Gateway, session: Session, path: str, topic_name: str, body: bytes
+) -> Answer:
+    topic = gateway.image.topics.get(topic_name)
+    if topic is None or len(body) > BODY_BYTES_MAX:
+        return None
+    try:
+        key = read_key(given_key.decode())
+    except Problem:
+        return None
+    partition = gateway.partitions.get(gateway.home(HTTP_KEYS, key))
+    if partition is None or not partition.is_leading or (records := READ[media](body)) is None:
+        return None
+    index = partition_of(gateway, topic, records)
+    if index < 0:
+        return None
+    where, now_ms = TopicPartition(topic_name, index), gateway.env.clock.wall_ms()
+    placed = PlacedRecords(
+        {where: [(each, value, (), now_ms) for each, value in records]},
+        [(where, number) for number in range(len(records))],
+        topic_name,
+    )
+    return _once(gateway, session, key, asked_for("POST", path, media), body, placed)
+
+
+async def _once(gateway: Gateway, session: Session, key: str, asked: bytes, body: bytes, placed: PlacedRecords) -> Told:
+    ASKING.set(session)
+
+    async def write_sealed(seal: Seal) -> BatchOut:
+        return await write_together(gateway, placed, seal=seal)
+
+    try:
+        answer = await gateway.keys.once(key, asked, body, write_sealed)
+    except ClientFailure as failure:
+        raise of_failure(failure, changes=True) from None
+    return answer.body, _REPLAYED if answer.is_replayed else b""
