@@ -38,6 +38,7 @@ from tests.sim.web_clients import (
     Mover,
     PageReader,
     PlainWriter,
+    SimpleWriter,
     Told,
     WebActor,
 )
@@ -49,6 +50,7 @@ INSTANCES_EXPIRE_MS = 5000
 KINDS: dict[str, type[WebActor]] = {
     "keyed writer1": KeyedWriter,
     "keyed writer2": KeyedWriter,
+    "simple writer": SimpleWriter,
     "plain writer": PlainWriter,
     "mover1": Mover,
     "mover2": Mover,

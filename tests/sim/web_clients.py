@@ -1,9 +1,10 @@
 """The clients of the simulation that know nothing but HTTP, and repeat blindly what was not answered.
 
 Writers with an Idempotency-Key, some of whom send the same request twice at once, or again much later, or another one
-under the same key; one that writes plainly, and believes what it is told; two that consume, transform and produce as
-the same group; two contenders for a transactional id, whose transactions are resources; a reader of pages; two members
-of a group, who lose answers and go on behind the last that they got.
+under the same key; one of them sends requests of the simplest form; one that writes plainly, and believes what it is
+told; two that consume, transform and produce as the same group; two contenders for a transactional id, whose
+transactions are resources; a reader of pages; two members of a group, who lose answers and go on behind the last that
+they got.
 
 What always holds: a request is in the history before it leaves. A transaction is `OK` only if an answer said that it is
 applied, `FAILED` only if one said, for good, that it is not; everything else is unknown.
@@ -22,6 +23,7 @@ from typing import Any, TypeVar
 
 from log.ids import TopicPartition
 from service.broker.internal_topics import TRANSACTIONS
+from service.client.partitioner import partition_for_key
 from service.wire.messages import (
     AlterPartitionReassignmentsRequest,
     ElectLeadersRequest,
@@ -319,10 +321,10 @@ class KeyedWriter(WebActor):
         post = self.new_post(f"{self.name}-{number}", self.some_records(f"{self.name}p{number}"))
         is_alone = self.chance.random() >= 0.2
         if not is_alone:  # a second client with the same request, whose answer nobody hears
-            asking = asyncio.ensure_future(self._twin.ask("POST", "/v1/records", post.body, key=post.key))
+            asking = asyncio.ensure_future(self._twin.ask("POST", post.path, post.body, key=post.key))
             asking.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
         if self.chance.random() < 0.1:
-            await self.web.ask("POST", "/v1/records", post.body, key=post.key)
+            await self.web.ask("POST", post.path, post.body, key=post.key)
             return
         answer = await self.post(post)
         if answer.status == 200:
@@ -341,15 +343,9 @@ class KeyedWriter(WebActor):
         crowd: list[tuple[Post, asyncio.Future[Answer]]] = []
         for _ in range(self.chance.randrange(2, CROWD)):
             number = self.clients.world.identity()
-            place = TopicPartition(LEDGER, 0) if self.chance.random() < 0.2 else partition
-            has_key = place.topic == LEDGER and self.chance.random() < 0.8  # without one it is refused there
-            key = b"k%d" % self.chance.randrange(6) if has_key else None
-            values = [(place, key, value) for value in self.values(1, f"{self.name}c{number}")]
-            post = self.new_post(f"{self.name}-{number}", values)
+            post = self.new_post(f"{self.name}-{number}", [self._one_of_crowd(partition, f"{self.name}c{number}")])
             line = WebLine(self, [broker])
-            asked: asyncio.Future[Answer] = asyncio.ensure_future(
-                line.ask("POST", "/v1/records", post.body, key=post.key)
-            )
+            asked: asyncio.Future[Answer] = asyncio.ensure_future(line.ask("POST", post.path, post.body, key=post.key))
             asked.add_done_callback(partial(let_go, line))
             crowd.append((post, asked))
         await asyncio.wait([asked for _, asked in crowd])
@@ -359,6 +355,12 @@ class KeyedWriter(WebActor):
             else:
                 await self.post(post)
 
+    def _one_of_crowd(self, partition: TopicPartition, name: str) -> tuple[TopicPartition, bytes | None, bytes]:
+        place = TopicPartition(LEDGER, 0) if self.chance.random() < 0.2 else partition
+        has_key = place.topic == LEDGER and self.chance.random() < 0.8  # without one it is refused there
+        (value,) = self.values(1, name)
+        return place, b"k%d" % self.chance.randrange(6) if has_key else None, value
+
     async def _come_back(self, post: Post) -> None:
         """With the same request, or with another one under its key."""
         if self.chance.random() < 0.5:
@@ -366,9 +368,34 @@ class KeyedWriter(WebActor):
             return
         other = self.new_post(post.key, self.some_records(f"{self.name}x{self.clients.world.identity()}"))
         other.txn.outcome = Outcome.FAILED  # the key belongs to what is done
-        answer = await self.insist("POST", "/v1/records", other.body, key=other.key)
+        answer = await self.insist("POST", other.path, other.body, key=other.key)
         if answer.status != 422:
             self.wrong(f"{post.key} with another body was answered with {answer.status} {answer.body!r:.300}")
+
+
+class SimpleWriter(KeyedWriter):
+    """A keyed writer whose requests have the simplest form, for which brokers have a short way: values with one key, of
+    which the broker finds the partition.
+    """
+
+    def some_records(self, name: str) -> list[tuple[TopicPartition, bytes | None, bytes]]:
+        topic, key = self.chance.choice((INPUT, OUTPUT)), b"k%d" % self.chance.randrange(6)
+        partition = TopicPartition(topic, partition_for_key(key, self.history.topics[topic].partitions))
+        values = self.values(self.chance.randrange(1, 4), name)
+        return [(partition, key, json.dumps(value.decode()).encode()) for value in values]
+
+    def _one_of_crowd(self, partition: TopicPartition, name: str) -> tuple[TopicPartition, bytes | None, bytes]:
+        (place, key, value), *_ = self.some_records(name)
+        return (TopicPartition(LEDGER, 0), None, value) if self.chance.random() < 0.1 else (place, key, value)
+
+    def new_post(self, key: str, values: list[tuple[TopicPartition, bytes | None, bytes]], **more: Any) -> Post:
+        records = [
+            {"value": json.loads(value)} | ({} if of_record is None else {"key": of_record.decode()})
+            for _, of_record, value in values
+        ]
+        post = self.post_of(key, values, json.dumps({"records": records, **more}, separators=(",", ":")).encode())
+        post.path = f"/v1/topics/{values[0][0].topic}/records"
+        return post
 
 
 class PlainWriter(WebActor):
