@@ -40,6 +40,11 @@ if TYPE_CHECKING:
     from service.web.app import WebServer
 
 STORE_FILE: Final = "meta.db"
+SWITCH_S: Final = 0.0005
+"""So long a thread that has done its work waits for the interpreter at most. The event loop gives it up at the end of
+each turn and has it back at once, and with each time the thread's wait begins anew. With Python's 5 ms a thread came
+seldom, sometimes not for seconds, while short turns followed each other, and nothing it had flushed was acknowledged.
+"""
 DESCRIPTORS_ELSEWHERE: Final = 256
 """Descriptors kept for everything else: the metadata store, listeners, files that are being synced or sent, and bursts
 of new connections.
@@ -55,6 +60,7 @@ async def run_broker(
 ) -> None:
     if not __debug__:
         raise StartError("the broker's own promises are asserted: it does not run under python -O (PYTHONOPTIMIZE)")
+    sys.setswitchinterval(SWITCH_S)
     for folder in config.data_folders:
         os.makedirs(folder, exist_ok=True)
     descriptors = share_descriptors(len(config.data_folders))
