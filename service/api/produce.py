@@ -121,7 +121,8 @@ def _writes(asked: ProduceCall) -> Iterator[Write]:
         if topic.partition_data:
             partitions = _partitions(asked, topic)
             for data in topic.partition_data:
-                yield Write(partitions, data.index, one_batch(memoryview(data.records or b"")))
+                records, data.records = data.records, None  # the request lives until it is answered
+                yield Write(partitions, data.index, one_batch(memoryview(records or b"")))
 
 
 def _terms(session: Session, header: RequestHeader, request: ProduceRequest) -> WriteTerms:

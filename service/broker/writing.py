@@ -56,6 +56,7 @@ WRITES_AT_ONCE: Final = 64
 BYTES_AT_ONCE: Final = 4 << 20
 """The most batches, and the most bytes, that are appended in one turn of the loop. That takes a millisecond or two."""
 SETTLED_AT_ONCE: Final = 500
+NO_BYTES: Final = memoryview(b"")
 A_FIRST_WRITE: Final = 8
 """How much longer the first batch of a log takes, which makes a folder and files."""
 
@@ -127,6 +128,7 @@ class Write:
         self.partitions = partitions
         self.index = index
         self.batch = batch
+        """Empty once the log has judged it."""
         self.admitted: Guard | RefusedBatch | None = None
         self.inspected: Inspected | None = None
         self.outcome: Appended | RefusedBatch
@@ -356,6 +358,7 @@ class Writing:
             needs_guard=self._needs_guard,
             inspected=write.inspected,
         )
+        write.batch, write.inspected = NO_BYTES, None  # it may wait long for its replicas, and its bytes count no more
         write.log_start_offset = partition.log.start_offset
         if isinstance(outcome, Appended):
             write.was_appended = True

@@ -1,6 +1,9 @@
 """What becomes of the batches that one client writes together: which are appended, in which order, what it is told."""
 
 import asyncio
+import gc
+from collections.abc import Awaitable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +12,21 @@ import pytest
 from log.batch import build_batch, read_records
 from log.control import ControlType
 from log.steps import done_at_once
+from service.api.routes import ROUTES
 from service.broker.acceptance import RefusedBatch
 from service.broker.internal_topics import GROUPS
 from service.broker.partition import Appended, Partition
 from service.broker.session import Session
 from service.broker.writing import MAY_BE_WRITTEN, WRITES_AT_ONCE, Write, WriteTerms, Writing
+from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
-from service.wire.messages import PartitionProduceData, ProduceRequest, TopicProduceData
+from service.wire.messages import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.broker.cluster_stage import TOPIC, ClusterStage, on_cluster_stage
 from tests.service.broker.topic_stage import LIFE, OS, led, told
 from tests.turns import with_turns
 
+PRODUCE = 0
 ZSTD = 4
 
 
@@ -224,6 +230,32 @@ def test_a_batch_is_answered_when_every_replica_in_sync_holds_it(tmp_path: Path)
         partition.fetched(2, 1, start_offset=0, broker_epoch=LIFE, now_ms=1)
         assert await settling == 0
         assert isinstance(write.outcome, Appended)
+
+    on_stage(tmp_path, scene, OS)
+
+
+@pytest.mark.parametrize("cleanup", ["delete", "compact"])
+def test_what_waits_for_replicas_does_not_keep_its_bytes(tmp_path: Path, cleanup: str) -> None:
+    """They count no more once they are in the log: 60 batches of 20 MB made 1.2 GB while a follower hung."""
+
+    async def scene(stage: Stage) -> None:
+        partition = await led(stage)
+        partition.set_config(replace(partition.log.config, cleanup_policy=(cleanup,)), fsync=False)
+        buffer = bytearray(build_batch([(b"k", b"x", (), 1)]))
+        data = [PartitionProduceData(0, memoryview(buffer))]
+        request = ProduceRequest(None, -1, 5_000, [TopicProduceData("orders", partition_data=data)])
+        data = []
+        answer = ROUTES[PRODUCE].bound(stage.broker)(Session("here", 1), RequestHeader(PRODUCE, 11, 1, "test"), request)
+        assert isinstance(answer, Awaitable)
+        answering = asyncio.ensure_future(answer)
+        await asyncio.sleep(0)
+        gc.collect()
+        buffer.append(0)  # BufferError if a view of it is left
+        assert not answering.done()
+        partition.fetched(2, 1, start_offset=0, broker_epoch=LIFE, now_ms=1)
+        told = await answering
+        assert isinstance(told, ProduceResponse)
+        assert told.responses[0].partition_responses[0].error_code == 0
 
     on_stage(tmp_path, scene, OS)
 
