@@ -246,6 +246,8 @@ def _partition_response(write: Write) -> PartitionProduceResponse:
     if outcome.culprits:
         answer.record_errors = [BatchIndexAndErrorMessage(index, outcome.message) for index in outcome.culprits]
         answer.error_message = "One or more records have been rejected"
-    elif outcome is write.batch and outcome.error is ErrorCode.CORRUPT_MESSAGE:
+    elif outcome.error is ErrorCode.POLICY_VIOLATION or (
+        outcome is write.batch and outcome.error is ErrorCode.CORRUPT_MESSAGE
+    ):
         answer.error_message = outcome.message
     return answer

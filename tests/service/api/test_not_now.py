@@ -175,6 +175,10 @@ def test_one_producer_too_many(tmp_path: Path) -> None:
         partition.producers._limit = 1
         assert await first.write("orders", "a", plain=True) == NONE
         assert await second.write("orders", "b", plain=True) == ErrorCode.POLICY_VIOLATION
+        data = TopicProduceData("orders", partition_data=[PartitionProduceData(0, second.batch("b", plain=True))])
+        refused = await stage.ask(ProduceRequest(None, -1, 5_000, [data]), 12)
+        message = refused.responses[0].partition_responses[0].error_message
+        assert message == "1 producers are remembered, and none of them is idle."
         assert await first.write("orders", "c", sequence=1, plain=True) == NONE
 
     on_txn_stage(tmp_path, scene)
