@@ -170,7 +170,8 @@ TOPIC_SETTINGS: dict[str, Setting[Any]] = {
         integer(
             "max.message.bytes",
             1048588,
-            "The largest record batch the topic takes, as it is stored.",
+            "The largest record batch the topic takes, as it is stored. A batch is written in one turn of the loop, in "
+            "which nobody else is served: 10 MB take about 40 ms of it.",
             at_least=0,
             synonyms=_broker("message.max.bytes"),
         ),
