@@ -439,7 +439,8 @@ def _came_s(request: web.Request) -> float:
     if not is_there(request):
         return 0.0
     waited_ms = request.headers.get(WAITED, "") if FORWARDED in request.headers else ""
-    return _lane(request).came_s - (int(waited_ms) / 1000 if re.fullmatch("[0-9]{1,18}", waited_ms) else 0.0)
+    is_told = re.fullmatch(r"[0-9]{1,18}(\.[0-9]{3})?", waited_ms) is not None
+    return _lane(request).came_s - (float(waited_ms) / 1000 if is_told else 0.0)
 
 
 def _preflight(request: web.Request) -> web.Response:

@@ -52,9 +52,9 @@ def url_of(gateway: Gateway, node: int, path: str) -> URL:
     return URL(endpoint.url + path, encoded=True)
 
 
-def waited(came_s: float) -> str:
+def waited(gateway: Gateway, came_s: float) -> str:
     """The header of a request that came then."""
-    return str(max(int((asyncio.get_running_loop().time() - came_s) * 1000), 0))
+    return f"{max((gateway.env.clock.monotonic() - came_s) * 1000, 0.0):.3f}"
 
 
 async def forward(
@@ -70,7 +70,7 @@ async def forward(
         (name, quote(value, _PLAIN, errors="surrogateescape") if name.lower().startswith(OF_RECORDS) else value)
         for name, value in _for_the_next(request.headers)
     )
-    headers[FORWARDED], headers[WAITED] = str(gateway.node_id), waited(request[CAME_S])
+    headers[FORWARDED], headers[WAITED] = str(gateway.node_id), waited(gateway, request[CAME_S])
     headers.update(more)
     method = "GET" if request.method == "HEAD" else request.method  # the answer says how long it would be
 

@@ -506,7 +506,7 @@ class Instances(Members):
             await self.forwarded.look(names, instance.asked_s)
             return self.forwarded.fates(names)
         path = f"/consumers/{quote(instance.group, safe='')}/instances/{quote(instance.member_id, safe='')}/records"
-        headers = {FORWARDED: str(gateway.node_id), ASKED: ",".join(names), WAITED: waited(instance.asked_s)}
+        headers = {FORWARDED: str(gateway.node_id), ASKED: ",".join(names), WAITED: waited(gateway, instance.asked_s)}
         async with gateway.http().get(url_of(gateway, node, path), headers=headers) as answer:
             if answer.status != HTTPStatus.OK:
                 raise Problem("not-now", f"broker {node} answers with status {answer.status}")
@@ -518,7 +518,7 @@ class Instances(Members):
     async def leave(self, member: HttpMember) -> None:
         """Delete an instance, at the wish of its client."""
         assert isinstance(member, Instance)
-        await self._commit_itself(member)
+        await self._commit_last(member)
         if member.is_gone:
             raise not_found()  # one that was made again under its name would leave the group
         await super().leave(member)
@@ -569,7 +569,7 @@ class Instances(Members):
             raise
 
     async def assign(self, instance: Instance, partitions: Iterable[TopicPartition], size: int) -> None:
-        await self._commit_itself(instance)
+        await self._commit_last(instance)
         async with instance.turn:
             if instance.is_gone:
                 raise not_found()
@@ -583,7 +583,7 @@ class Instances(Members):
         instance.stir()
 
     async def unsubscribe(self, instance: Instance) -> None:
-        await self._commit_itself(instance)
+        await self._commit_last(instance)
         async with instance.turn:
             if instance.is_gone:
                 raise not_found()
@@ -748,6 +748,12 @@ class Instances(Members):
         instance.is_committed(given)
         if given != shown and not all_said:
             raise Problem("not-now", "a broker does not say whether the client has all that it was given by it")
+
+    async def _commit_last(self, instance: Instance) -> None:
+        """Its client is done with what it reads: so it has the last answer, as soon as its system acknowledges that."""
+        await settle(instance.reader.given, instance.asked_s)
+        instance.asked("")
+        await self._commit_itself(instance)
 
     async def _commit_itself(self, instance: Instance) -> None:
         """Commit without being asked. An error is not told to the client; the next attempt comes later."""

@@ -189,8 +189,8 @@ class Lanes:
         return None if once is None else asked._replace(once=partial(once, key[1]))
 
     def stamp_s(self) -> float:
-        """The loop's time, but later than all before: the loop's own stands still for a while."""
-        self._stamp_s = max(asyncio.get_running_loop().time(), self._stamp_s + STAMP_S)
+        """The time now, but later than all before. The loop's own stands still for a millisecond."""
+        self._stamp_s = max(self.gateway.env.clock.monotonic(), self._stamp_s + STAMP_S)
         return self._stamp_s
 
     def date(self, now_s: float) -> bytes:
@@ -235,7 +235,9 @@ class Lane(asyncio.Protocol):
         """An answer was written to a request that came then."""
         for each in list(self.given):
             each.look(came_s)
-        return Given(self._transport, self.given, self._lanes.stamp_s())
+        given = Given(self._transport, self.given, self._lanes.stamp_s())
+        given.client_has_ended = self._has_ended
+        return given
 
     # -- what the transport says
 
@@ -259,6 +261,7 @@ class Lane(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Whether the connection stays open for the answers that are not sent yet."""
+        self._has_ended = True
         if self._is_slow:
             self._slow.eof_received()
             for each in self.given:
@@ -267,7 +270,6 @@ class Lane(asyncio.Protocol):
             if may_be_reset:
                 self._loop.call_later(RESET_S, self._transport.close)
             return may_be_reset
-        self._has_ended = True
         return self._task is not None or (bool(self._rest) and self._lacks_bytes <= 0)
 
     def pause_writing(self) -> None:

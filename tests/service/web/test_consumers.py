@@ -503,6 +503,31 @@ def test_a_client_that_asks_by_another_connection_has_what_its_system_has(http: 
     reader.do("DELETE", "")
 
 
+def test_an_answer_to_a_client_that_has_ended_its_side_counts_beside_an_earlier_one(http: Http, topic: str) -> None:
+    """The end had come before the answer was written, which so did not know of it. It was given twice."""
+    make(http, topic)
+    write(http, topic, 1)
+    place = urlsplit(http.url)
+    first, second = (Reader(http, topic, name=name) for name in ("first", "second"))
+    for reader in (first, second):
+        reader.do("POST", "/assignments", {"partitions": [{"topic": topic, "partition": 0}]})
+    head = "GET /consumers/{}/instances/{}/records?timeout=20000 HTTP/1.1\r\nHost: x\r\nAccept: {}\r\n{}\r\n"
+    assert [each["offset"] for each in second.read(1)] == [0]
+    with socket.create_connection((str(place.hostname), int(str(place.port)))) as client:
+        client.sendall(head.format(topic, "first", BINARY, "").encode())
+        assert [each["offset"] for each in whole_of(client)] == [0]
+        client.sendall(head.format(topic, "second", BINARY, "Connection: close\r\n").encode())
+        time.sleep(0.05)
+        client.shutdown(socket.SHUT_WR)
+        time.sleep(0.05)
+        write(http, topic, 2)
+        assert [each["offset"] for each in whole_of(client)] == [1]
+    write(http, topic, 3)
+    assert [each["offset"] for each in second.read(1)] == [2]
+    for reader in (first, second):
+        reader.do("DELETE", "")
+
+
 @pytest.mark.parametrize("way", ["pipelined", "beside"])
 def test_a_read_that_came_before_an_answer_tells_nothing_of_it(http: Http, topic: str, way: str) -> None:
     """The answer counted as taken by a client that read nothing. The read goes on nevertheless."""

@@ -21,6 +21,7 @@ from aiohttp.web import Server
 
 import service.web.quick
 from service.broker.tally import HttpTally
+from service.ports import RealClock
 from service.web import lane as lane_module
 from service.web import producing
 from service.web.answers import codec_of
@@ -302,7 +303,7 @@ def test_a_connection_that_ends_as_a_request_comes_leaves_no_error() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, what: said.append(what))
         transport = Mock(is_closing=lambda: False)
         gateway = Mock()
-        gateway.routes = producing.ROUTES
+        gateway.routes, gateway.env.clock = producing.ROUTES, RealClock()
         lane = Lane(Lanes(gateway, HttpTally(), Mock()), Server(AsyncMock())(), 1.0)
         lane.connection_made(transport)
         await asyncio.sleep(0)

@@ -17,6 +17,7 @@ from unittest.mock import AsyncMock, MagicMock
 import pytest
 from aiohttp import ClientSession, web
 
+import service.web.instances
 from isolation.read_view import Isolation
 from log.batch import build_batch
 from log.ids import TopicPartition
@@ -24,6 +25,7 @@ from service.api.listener import Listener
 from service.broker.internal_topics import InternalTopic
 from service.client.cluster import MOVED
 from service.client.failures import ClientFailure, FailureKind
+from service.ports import RealClock
 from service.settings.broker import Endpoint
 from service.web import consumers, fetching, gateway, sending
 from service.web.app import WebServer
@@ -131,9 +133,11 @@ def test_what_no_broker_took_was_not_done() -> None:
             port = taken.getsockname()[1]
         endpoint = Endpoint("HTTP", "127.0.0.1", port, "HTTP")
         image = SimpleNamespace(brokers={2: SimpleNamespace(endpoint=lambda _: endpoint)})
+        env = SimpleNamespace(clock=RealClock())
         async with ClientSession() as session:
             gateway = cast(
-                Gateway, SimpleNamespace(node_id=1, epoch=1, image=image, http=lambda: session, outgoing=Outgoing())
+                Gateway,
+                SimpleNamespace(node_id=1, epoch=1, image=image, env=env, http=lambda: session, outgoing=Outgoing()),
             )
             request = asking(headers={}, method="POST", path_qs="/v1/records")
             with pytest.raises(Problem) as raised:
@@ -156,7 +160,8 @@ def test_a_request_is_forwarded_once_though_its_connection_breaks() -> None:
         server = await asyncio.start_server(answer_and_break, "127.0.0.1", 0)
         here = Endpoint("HTTP", "127.0.0.1", server.sockets[0].getsockname()[1], "HTTP")
         image = SimpleNamespace(brokers={2: SimpleNamespace(endpoint=lambda _: here)})
-        gateway: Any = SimpleNamespace(node_id=1, epoch=1, image=image, outgoing=Outgoing(), _http=None)
+        env = SimpleNamespace(clock=RealClock())
+        gateway: Any = SimpleNamespace(node_id=1, epoch=1, image=image, env=env, outgoing=Outgoing(), _http=None)
         gateway.http = lambda: Gateway.http(gateway)
         request = asking(headers={}, method="GET", path_qs="/v1/polled", transport=True)
         with pytest.raises(Problem) as raised:
@@ -183,7 +188,7 @@ def test_records_for_an_instance_that_were_lost_on_their_way_are_asked_for_by_th
         server = await asyncio.start_server(break_and_answer, "127.0.0.1", 0)
         here = Endpoint("HTTP", "127.0.0.1", server.sockets[0].getsockname()[1], "HTTP")
         image = SimpleNamespace(brokers={2: SimpleNamespace(endpoint=lambda _: here)})
-        env = SimpleNamespace(unique=lambda: b"%016d" % len(asked))
+        env = SimpleNamespace(clock=RealClock(), unique=lambda: b"%016d" % len(asked))
         gateway: Any = SimpleNamespace(node_id=1, epoch=1, image=image, outgoing=Outgoing(), _http=None, env=env)
         gateway.http, gateway.coordinator = lambda: Gateway.http(gateway), AsyncMock(return_value=2)
         gateway.instances = Instances(gateway)
@@ -221,7 +226,7 @@ def test_records_that_were_lost_on_their_way_are_lost_if_they_are_not_given_when
         server = await asyncio.start_server(break_and_answer, "127.0.0.1", 0)
         here = Endpoint("HTTP", "127.0.0.1", server.sockets[0].getsockname()[1], "HTTP")
         image = SimpleNamespace(brokers={2: SimpleNamespace(endpoint=lambda _: here)})
-        env = SimpleNamespace(unique=lambda: bytes(16), tasks=Tasks())
+        env = SimpleNamespace(clock=RealClock(), unique=lambda: bytes(16), tasks=Tasks())
         gateway: Any = SimpleNamespace(node_id=1, epoch=1, image=image, outgoing=Outgoing(), _http=None, env=env)
         gateway.http, gateway.coordinator = lambda: Gateway.http(gateway), AsyncMock(return_value=2)
         gateway.instances = SimpleNamespace(forwarded=ForwardedReads(""))
@@ -257,7 +262,7 @@ def test_a_lost_answer_of_an_instance_that_is_not_found_is_told_to_the_instance_
     """A group may be coordinated elsewhere for a while: its coordinator of that time was told, and nobody else."""
     here = Endpoint("HTTP", "127.0.0.1", 1, "HTTP")
     gateway: Any = SimpleNamespace(node_id=1, coordinator=AsyncMock(return_value=1 if where == "here" else 2))
-    gateway.env = SimpleNamespace(tasks=(tasks := Tasks()))
+    gateway.env = SimpleNamespace(clock=RealClock(), tasks=(tasks := Tasks()))
     gateway.image = SimpleNamespace(brokers={2: SimpleNamespace(endpoint=lambda _: here)})
     reads = ForwardedReads("")
     gateway.instances = SimpleNamespace(forwarded=reads)
@@ -291,7 +296,7 @@ def test_that_an_answer_was_lost_is_told_until_the_other_broker_can_be_reached(
         monkeypatch.setattr(consumers, "TIMEOUT_S", 0.3)
     here = Endpoint("HTTP", "127.0.0.1", 1, "HTTP")
     gateway: Any = SimpleNamespace(node_id=1, coordinator=AsyncMock(return_value=2), closing=asyncio.Event())
-    gateway.env = SimpleNamespace(tasks=(tasks := Tasks()))
+    gateway.env = SimpleNamespace(clock=RealClock(), tasks=(tasks := Tasks()))
     gateway.image = SimpleNamespace(brokers={2: SimpleNamespace(endpoint=lambda _: here)})
     reads = ForwardedReads("")
     gateway.instances = SimpleNamespace(forwarded=reads)
@@ -377,7 +382,7 @@ def test_a_read_that_waits_has_its_turn_as_soon_as_the_answer_before_may_be_take
     """One that waited while that was written waited for ever, and later told that it was taken."""
     reads = ForwardedReads("")
     gateway: Any = SimpleNamespace(node_id=1, epoch=1, instances=SimpleNamespace(forwarded=reads))
-    gateway.env = SimpleNamespace(unique=lambda: b"a" * 16)
+    gateway.env = SimpleNamespace(clock=RealClock(), unique=lambda: b"a" * 16)
     transport = MagicMock()
     transport.get_write_buffer_size.return_value = 0
     transport.get_extra_info.return_value = None
@@ -410,6 +415,35 @@ def test_a_read_that_waits_has_its_turn_as_soon_as_the_answer_before_may_be_take
             given.ended(ConnectionResetError())
         assert instance.positions == {place: 10 if knows_not or end == "reset" else 20}
         assert not instance.reads and not turn.given and reads.fates(["61" * 8]) == Fates([], [])
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_goes_on_to_something_else_is_waited_for_until_its_system_acknowledges_the_last_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing was committed of an answer that it had read, and to which its system answered a moment later."""
+    place, committed = TopicPartition("t", 0), list[object]()
+    image = SimpleNamespace(topics={"t": None}, brokers={})
+    transport = MagicMock()
+    transport.get_write_buffer_size.return_value = 1
+    transport.get_extra_info.return_value = None
+
+    async def commit_by(*asked: object) -> None:
+        committed.append(asked[-1])
+
+    async def scenario() -> None:
+        monkeypatch.setattr(service.web.instances, "commit_by", commit_by)
+        instances = Instances(MagicMock(image=image))
+        instance = Instance("g", "i", Join([]), 0.0, is_assigned=True)
+        instance.positions[place] = instance.shown[place] = 20
+        instance.before, instance.is_being_given, instance.asked_s = {place: 10}, True, 3.0
+        given = Given(transport, {}, 2.0)
+        instance.reader.given[given] = None
+        given.then(lambda is_taken: instance.ended(is_taken=is_taken), lambda: None)
+        asyncio.get_running_loop().call_later(0.05, setattr, transport.get_write_buffer_size, "return_value", 0)
+        await instances._commit_last(instance)
+        assert committed == [{place: (20, None)}]
 
     asyncio.run(scenario())
 
