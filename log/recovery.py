@@ -376,7 +376,7 @@ class _Recovery:
         epochs, interval_bytes, gaps_below = self.epochs, self.interval_bytes, self._gaps_below(segment)
         latest, expected = epochs.latest, self.end_offset
         ended = position
-        for start, header, chunk, at in _whole_batches(file, position, size_bytes):
+        for start, header, chunk, at in whole_batches(file, position, size_bytes):
             end = at + header.size_bytes
             base_offset = header.base_offset
             reason = ""
@@ -519,7 +519,7 @@ def _are_many(file: File, position: int, size_bytes: int) -> bool:
     return False
 
 
-def _whole_batches(file: File, position: int, size_bytes: int) -> Iterator[tuple[int, BatchHeader, bytes, int]]:
+def whole_batches(file: File, position: int, size_bytes: int) -> Iterator[tuple[int, BatchHeader, bytes, int]]:
     """Batches from a boundary on: the position of each, its header, a chunk of the file that holds all of it, and the
     index in the chunk where it begins. Ends silently where the bytes are no whole batch.
     """

@@ -10,6 +10,8 @@ What always holds:
   copy's folder holds everything: it is the one with the partition's name, and until a folder has that name it is the
   one that ends in `.future`. So after a kill or a power cut between any two steps it is known which folder counts
   (`service/broker/opening.py` decides it at the next start).
+  Only if the disk fails that was to keep the decision, a power cut may undo it: both folders have the partition's name
+  then, and it is found out from what is in them which of them counts.
 * What was flushed stays flushed. Between the decision and the moment in which it is durable, nothing new counts as
   flushed.
 * Meanwhile the log may be appended to, cut, compacted and restarted. If the copy is no longer a part of the log, it is
@@ -233,7 +235,7 @@ class Relocation:
         except DiskFault as fault:
             origin_failed(fault)
         # If the old disk failed, the decision may be lost, and the next start finds two folders with the partition's
-        # name. It refuses to go on then. That is better than to take the old folder for the log.
+        # name. It goes on with the one that holds all that is in the other one (`log/twins.py`).
         await _until_done(partial(self._named, name), target_failed)
         try:
             await _until_done(self._former_removed, origin_failed)

@@ -25,7 +25,9 @@ flushed. A stray is a folder that was moved *aside*: it is called `….stray` fr
 | C6 | copy | there is one, but a data folder is away, or was: the copy may be newer | aside |
 | C7 | copy | there is one, and the copy is older or not complete | removed |
 
-Of several rows the first one counts. If two folders would be used for one partition, the start is refused (N1, N2, C4).
+Of several rows the first one counts. If several folders would be used for one partition (N1, N2), the one that holds
+all that is in the others is used, and they go aside (`log/twins.py`). If that is not sure, or two copies would take a
+partition over (C4), the start is refused.
 A data folder is away if the broker is started without it, and was away if it was started without it and is now started
 with it (`data_folder.any_away`). When a partition is made while the broker runs, a folder that is in its way is removed
 if it is blank, and goes aside otherwise.

@@ -22,7 +22,9 @@ from log.ids import ZERO_TOPIC_ID, TopicId, TopicPartition, folder_of, partition
 from log.manifest import Manifest, read_high_watermarks, read_manifest, read_recovery_points, remove_manifest
 from log.partition_log import CleanState, PartitionLog
 from log.relocation import FORMER, FUTURE, of_stem, stem_of
+from log.removal import raise_start_offset
 from log.segment import segment_name
+from log.twins import Twin, fullest, is_part
 from service.broker.data_folder import FolderFacts, StartError, agree, any_away, read_facts
 from service.broker.found_folders import (
     STRAY,
@@ -379,10 +381,8 @@ class PartitionMaker:
         if len(homes) > 1 or any((known := listed[folder]) is None or known.topic_id != topic.id for folder in homes):
             homes = [folder for folder in homes if await self._is_of(topic, index, folder, listed[folder])]
         if len(homes) > 1:
-            raise StartError(
-                f"{name} is in {homes[0].name} and in {homes[1].name}: move that one away which is not to be used, most"
-                " likely the one on the disk that this broker was started without"
-            )
+            await self._open_fullest(topic, index, config, homes, listed)
+            return True
         for folder in homes:
             if (known := listed[folder]) is not None:
                 # Without replicas it is served no more, and may be brought back.
@@ -401,6 +401,48 @@ class PartitionMaker:
                 await self._start_over(topic, index, config, folder, ended)
                 return True
         return False
+
+    async def _open_fullest(
+        self,
+        topic: Topic,
+        index: int,
+        config: LogConfig,
+        homes: Sequence[LogFolder],
+        listed: Mapping[LogFolder, CleanState | None],
+    ) -> None:
+        """Several folders are the partition's. The one that holds all that is in the others is opened, and the others
+        go aside. A move between folders was decided on, and that disk failed which was to keep the decision, or the
+        broker was started without one of the folders.
+        """
+        self.was_clean = False
+        topic_partition = TopicPartition(topic.name, index)
+        name = folder_of(topic_partition)
+        twins: dict[Twin, LogFolder] = {}
+        for folder in homes:
+            known, point = listed[folder], self._housekeeper.written_points[folder].get(topic_partition, 0)
+            durable = point if known is None else max(point, known.end_offset)
+            twins[await self._env.blocking(Twin, folder.disk, name, durable)] = folder
+        whole = fullest(list(twins))
+        home = twins.pop(whole)
+        for twin, folder in twins.items():
+            is_sure = read_topic_id(home.disk, name) == read_topic_id(folder.disk, name) == topic.id
+            if not is_sure or not await self._env.blocking(is_part, twin, whole):
+                raise StartError(
+                    f"{name} is in {home.name} ({whole}) and in {folder.name} ({twin}), and it is not sure that one of"
+                    " them holds all that is in the other: move that one away which is not to be used, most likely the"
+                    " one on a disk that had failed, or that this broker was started without"
+                )
+        partition = await self._env.blocking(self.add, topic, index, home, config, None, whole.trusted_offset)
+        self._report_recovery(topic_partition)
+        assert partition.log.end_offset == whole.end_offset, "recovery reads by the same rules"
+        # What was durable in a folder that goes aside must be so here, and what was deleted there stays deleted.
+        await partition.log.flush()
+        await raise_start_offset(partition.log, max(twin.kept_start for twin in twins))
+        for twin, folder in twins.items():
+            why = f"{home.name}/{name} holds {whole}, which is all that this one holds: {twin}"
+            await self._housekeeper.forget_in_a_start(folder, {topic_partition})
+            self._move_aside(folder, name, stem_of(topic.id, index), why)
+            await folder.disk.sync_dir("")
 
     def _listed_end(self, topic: Topic, index: int, manifests: Mapping[str, Manifest]) -> tuple[LogFolder, int]:
         """How far the partition's log had come, as a manifest or a recovery point says, and whose. A folder that it

@@ -224,6 +224,11 @@ class SimDisk:
 
     # -- planting faults
 
+    def names(self, folder: str) -> list[str]:
+        """What a folder at the root holds now, as a process sees it; the process notices nothing."""
+        found = self.root.entries.get(folder)
+        return list(found.entries) if isinstance(found, Folder) else []
+
     def fail_next(
         self, operation: str, *, error: int = errno.EIO, path_part: str = "", after: int = 0, times: int = 1
     ) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from log.batch import CRC_AT, CorruptBatch, split
 from log.ids import TopicPartition, partition_of
 from log.relocation import FORMER
-from tests.sim.disk import Folder, Inode, SimDisk
+from tests.sim.disk import Inode, SimDisk
 from tests.sim.history import History
 from tests.sim.plan import INPUT, LEDGER, MADE_AGAIN, MOVED, MOVED_ON, OUTPUT, PASSING, Plan
 from tests.sim.world import Host, World, come_true
@@ -232,7 +232,8 @@ class Fate:
     async def _die_as_a_partition_moves(self) -> None:
         """The broker dies when the partition is already used in its other folder, but the move is not durable yet. Its
         machine may die, too, as soon as the broker is back. Or the machine dies when the broker takes the move for
-        durable. Or no descriptor is left to make the move durable.
+        durable. Or no descriptor is left to make the move durable. Or the disk fails that was to keep the decision: the
+        partition goes on in its other folder, until the machine dies.
         """
         if not await come_true(lambda: bool(self._former_folders()), within=5, every=0.001):
             return
@@ -243,6 +244,11 @@ class Fate:
         if how < 0.4 and self.plan.bears_power_cuts:
             if await come_true(lambda: not self._former_folders(), within=2, every=0.001) and self.broker.alive:
                 self.broker.cut_power()
+            return
+        if how < 0.55 and self.plan.bears_power_cuts:
+            self.disk.fail_next("sync_dir")
+            self.broker.may_fail = self._harmed_until_reboot = True
+            await self._look_at_it_and_restart()
             return
         self.disk.hang(*self.plan.folders)
         await asyncio.sleep(self.chance.random())
@@ -277,8 +283,7 @@ class Fate:
 
     def _former_folders(self) -> list[str]:
         """What partitions have left that were decided to move, and that is not removed yet."""
-        folders = [self.disk.root.entries[name] for name in self.plan.folders]
-        names = [name for each in folders if isinstance(each, Folder) for name in each.entries]
+        names = [name for each in self.plan.folders for name in self.disk.names(each)]
         return [name for name in names if name.endswith(FORMER) and name not in self.unused]
 
     async def _take_descriptors(self) -> None:

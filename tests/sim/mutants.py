@@ -62,6 +62,7 @@ from log.retention import SegmentAge
 from log.segment import IndexesLost, Segment
 from log.steps import done_at_once
 from log.swap import CLEANED, PLAN, SwapPlan
+from service.broker import opening
 from service.broker.coordinators import Coordinators
 from service.broker.fetch_sessions import FetchSession, SessionKey, WantedPartition, WatchedPartition
 from service.broker.folder_moves import FolderMoves
@@ -909,6 +910,16 @@ def a_start_does_not_make_a_decision_durable() -> contextlib.AbstractContextMana
 
 
 @contextlib.contextmanager
+def the_emptier_of_two_folders_is_served() -> Iterator[None]:
+    """What was written after a move is aside, when the disk failed that was to keep the decision."""
+    with (
+        replaced(opening, "fullest", lambda twins: min(twins, key=lambda twin: twin.end_offset)),
+        replaced(opening, "is_part", lambda twin, whole: True),
+    ):
+        yield
+
+
+@contextlib.contextmanager
 def compacted_while_it_moves() -> Iterator[None]:
     """The copy has a value whose deletion was compacted away before it was copied."""
     with (
@@ -947,6 +958,13 @@ MUTANTS = (
         "decision not made durable",
         "a power cut right after a move leaves two folders of a name",
         a_decision_is_not_made_durable,
+        moves=True,
+        fault=MOVED,
+    ),
+    Mutant(
+        "emptier of two folders",
+        "a disk forgets that a partition moved away, and is believed",
+        the_emptier_of_two_folders_is_served,
         moves=True,
         fault=MOVED,
     ),

@@ -13,6 +13,7 @@ import gc
 import inspect
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -21,9 +22,10 @@ from typing import Any
 
 from log.batch import CorruptBatch, read_records
 from log.disk import DiskFault
-from log.ids import TopicPartition, folder_of
+from log.ids import ZERO_TOPIC_ID, TopicPartition, folder_of
 from log.relocation import FORMER, FUTURE, of_stem
 from service.api.routes import OFFERED
+from service.broker.found_folders import STRAY
 from service.broker.node import Broker
 from service.ports import Env
 from service.process import listen
@@ -254,6 +256,7 @@ class Simulation:
         disks = {first: env.disk, **{folder: host.disk.mount(folder) for folder in others}}
         broker = self.broker_class(env, config, store, disks, OFFERED)
         host.on_terminate = asked_to_stop.set
+        found = Counter(name for each in self.plan.folders for name in host.disk.names(each))
         try:
             await broker.open()
             servers = await listen(broker)
@@ -262,12 +265,25 @@ class Simulation:
                 raise
             self.world.note("start failed", BROKER, str(fault))  # and it is started again
             return
+        self._judge_what_went_aside(broker, found)
         self.broker = broker
         self.fate.unused = {name for folder in broker.folders for name in folder.unused}
         await asked_to_stop.wait()
         for server in servers:
             await server.close()
         await broker.stop()
+
+    def _judge_what_went_aside(self, broker: Broker, found: Counter[str]) -> None:
+        """A partition was in two folders, as `found` says. That can be only if a disk failed before."""
+        if self.broker is not None and any(folder.failed is not None for folder in self.broker.folders):
+            return
+        for name in {name for folder in broker.folders for name in folder.unused if name.endswith(STRAY)}:
+            topic_id, index = of_stem(name.removesuffix(STRAY).rpartition(".")[0]) or (ZERO_TOPIC_ID, 0)
+            partition = TopicPartition(broker.metadata.image.topic_names.get(topic_id, ""), index)
+            if name not in self.fate.unused and found[folder_of(partition)] > 1:
+                self.history.wrong.append(
+                    f"{self.world.now:.6f} {partition} was in two folders, and no disk had failed"
+                )
 
     def _look_inside(self) -> None:
         """What must hold within the broker at any moment."""

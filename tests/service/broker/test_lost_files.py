@@ -167,7 +167,8 @@ def test_a_partition_in_two_data_folders_keeps_the_broker_from_choosing(
 
     on_stage(one, before, SETTINGS, metadata=metadata, more_folders=[two])
     on_stage(one, without_one, SETTINGS, metadata=metadata)
-    with pytest.raises(StartError, match=r"-0 is in .*one and in .*two: move that one away"):
+    holds = [r"-0 is in .*two \(offsets 0 to 2\) and in .*one \(offsets 0 to 0\), ", ".*: move that one away"]
+    with pytest.raises(StartError, match="".join(holds)):
         on_stage(one, nothing, SETTINGS, metadata=metadata, more_folders=[two])
 
 

@@ -16,7 +16,6 @@ from log.batch import build_batch, crc32c
 from log.disk import PARTITION_METADATA, DiskFault, RealDisk
 from log.ids import TopicPartition, format_topic_id
 from log.manifest import MANIFEST, RECOVERY_POINTS
-from service.broker.data_folder import StartError
 from service.broker.found_folders import STRAY
 from service.broker.unremoved import UNREMOVED
 from service.ports import RealClock
@@ -380,7 +379,7 @@ def test_a_copy_on_a_disk_that_failed_is_removed_when_it_works_again(
 
 def test_a_copy_that_was_used_again_is_not_removed(tmp_path: Path) -> None:
     """The broker was started with the disk that had failed, but without the other one, which says that the copy is to
-    be removed. When that one is back, the start asks which of the two is to be used.
+    be removed. When that one is back, the copy is served: it has all that is in the other folder, and more.
     """
     second = tmp_path / f"2{SECOND}"
     second.mkdir()
@@ -401,13 +400,46 @@ def test_a_copy_that_was_used_again_is_not_removed(tmp_path: Path) -> None:
         await stage.alike(1, 2)
         await stage.stop(2)
         (tmp_path / "away").rename(second)
-        for _ in range(2):
-            with pytest.raises(StartError, match=r"orders-0 is in .*2 and in .*2-second: move that one away"):
-                await stage.start(2)
+        await stage.start(2)
+        await stage.alike(1, 2)
+        assert (stage.partition(2).folder.name, values(stage.partition(2))) == (failed, 3)
+        await stage.write("4")
+        await stage.alike(1, 2)
+        assert not stage.broker(2).maker.was_clean
 
     on_cluster_stage(tmp_path, scene, 1, 2)
-    assert (tmp_path / "2" / "orders-0").exists()
-    assert (second / "orders-0").exists()
+    assert not (second / "orders-0").exists()
+    (stray,) = second.glob(f"*{STRAY}")
+    assert (stray / FIRST_LOG).stat().st_size
+
+
+def test_a_copy_that_began_anew_goes_aside_when_the_other_one_is_back(tmp_path: Path) -> None:
+    """It had not come far: the leader was away. What the broker held before is served, and followed on."""
+    second = tmp_path / f"2{SECOND}"
+    second.mkdir()
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2)
+        await stage.write("1", "2")
+        await stage.alike(1, 2)
+        home = Path(stage.partition(2).folder.name)
+        await stage.kill(2)
+        home.joinpath("orders-0").rename(tmp_path / "away")
+        await stage.write("3")
+        await stage.stop(1)
+        await stage.start(2)
+        assert stage.partition(2).log.end_offset == 0
+        began = Path(stage.partition(2).folder.name)
+        await stage.kill(2)
+        other = second if began == tmp_path / "2" else tmp_path / "2"
+        (tmp_path / "away").rename(other / "orders-0")
+        await stage.start(2)
+        assert (Path(stage.partition(2).folder.name), values(stage.partition(2))) == (other, 2)
+        await stage.start(1)
+        await stage.alike(1, 2)
+        assert values(stage.partition(2)) == 3
+
+    on_cluster_stage(tmp_path, scene, 1, 2)
 
 
 def test_notes_that_cannot_be_read_are_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

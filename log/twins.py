@@ -1,0 +1,136 @@
+"""Two folders of one partition: which of them holds everything that the other one holds.
+
+They come from a move between disks whose decision a failed disk has forgotten (`relocation.py`), or from a time in
+which a disk was away.
+
+What always holds:
+* Nothing is changed here: the folder that is not used is kept as it is. So a log is read by the rules of recovery, and
+  ends before the first wrong batch, but that batch stays.
+* A log is a part of another one if its last batch is there, too: two logs with the same leader epoch at an offset are
+  the same below it. That is not left to the epochs alone: all batches that neither compaction nor retention may have
+  touched are compared. A log without a batch is a part of each log that ends no lower.
+* What is not sure is no: a log that lacks what was durable in it, one in which compaction was changing names, one whose
+  last batch the other one may have compacted away.
+"""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from log.batch import CHECKED_FROM, crc32c
+from log.checkpoints import CLEANED_OFFSET, DAMAGED_OFFSET, GAPS_OFFSET, START_OFFSET, read_offset
+from log.disk import Disk, DiskFault
+from log.ids import NO_EPOCH
+from log.recovery import whole_batches
+from log.segment import LOG_SUFFIX, segment_name
+from log.swap import PLAN
+
+
+class Seen(NamedTuple):
+    """A whole, correct batch."""
+
+    base_offset: int
+    next_offset: int
+    leader_epoch: int
+    crc: int
+
+
+class Twin:
+    """The log in `folder`, read and not touched. Everything below `recovery_point` was durable in it once. `doubt` says
+    why it can't be judged; it is empty if it can.
+    """
+
+    def __init__(self, disk: Disk, folder: str, recovery_point: int) -> None:
+        self._disk: Final = disk
+        self._folder: Final = folder
+        self._bases: list[int] = []
+        self.doubt = ""
+        self.kept_start = self.changed_below = self.start_offset = self.end_offset = 0
+        self.trusted_offset = recovery_point
+        try:
+            self._look()
+        except DiskFault as fault:
+            self.doubt = f"it can't be read: {fault.strerror}"
+
+    def _look(self) -> None:
+        disk, folder = self._disk, self._folder
+        numbers = [name.removesuffix(LOG_SUFFIX) for name in disk.listdir(folder) if name.endswith(LOG_SUFFIX)]
+        self._bases = sorted(int(number) for number in numbers if number.isdigit())
+        first = self._bases[0] if self._bases else 0
+        noted = [read_offset(disk, folder, name) or 0 for name in (CLEANED_OFFSET, GAPS_OFFSET)]
+        self.kept_start = read_offset(disk, folder, START_OFFSET) or 0
+        self.changed_below = max(first, *noted)
+        self.trusted_offset = max(self.trusted_offset, *noted)
+        self.start_offset = max(self.kept_start, first)
+        self.end_offset = self.start_offset
+        for end_offset, _ in self._read():
+            self.end_offset = max(end_offset, self.start_offset)
+        if self.end_offset < self.trusted_offset:
+            self.doubt = f"it had offsets up to {self.trusted_offset - 1} once"
+        elif read_offset(disk, folder, DAMAGED_OFFSET) is not None:
+            self.doubt = "a read has found damage in it"
+        elif disk.exists(f"{folder}/{PLAN}"):
+            self.doubt = "its compaction was interrupted"
+
+    def batches(self) -> Iterator[Seen]:
+        return (batch for _, batch in self._read() if batch is not None)
+
+    def _read(self) -> Iterator[tuple[int, Seen | None]]:
+        """The batches, each with the offset up to which the log is read then. A segment may begin behind a gap."""
+        expected, latest = self._bases[0] if self._bases else 0, NO_EPOCH
+        for base_offset in self._bases:
+            if base_offset != expected and not expected < base_offset <= self.trusted_offset:
+                return
+            expected = base_offset
+            yield expected, None
+            file = self._disk.open(f"{self._folder}/{segment_name(base_offset)}")
+            try:
+                size_bytes, ended = file.size, 0
+                for position, header, chunk, at in whole_batches(file, 0, size_bytes):
+                    follows = header.base_offset == expected or expected < header.base_offset < self.trusted_offset
+                    is_older = header.leader_epoch < latest and header.leader_epoch != NO_EPOCH
+                    is_right = crc32c(chunk[at + CHECKED_FROM : at + header.size_bytes]) == header.crc
+                    if not follows or is_older or not is_right:
+                        return
+                    expected, ended = header.next_offset, position + header.size_bytes
+                    latest = max(latest, header.leader_epoch)
+                    yield expected, Seen(header.base_offset, expected, header.leader_epoch, header.crc)
+                if ended < size_bytes:
+                    return
+            finally:
+                file.close()
+
+    def __str__(self) -> str:
+        holds = f"offsets {self.start_offset} to {self.end_offset - 1}"
+        if self.start_offset == self.end_offset:
+            holds = f"nothing, and ends at offset {self.end_offset}"
+        return f"{holds}; {self.doubt}" if self.doubt else holds
+
+
+def is_part(twin: Twin, whole: Twin) -> bool:
+    """Whether `whole` holds all batches of `twin`. False if that is not sure."""
+    if twin.doubt or whole.doubt or twin.end_offset > whole.end_offset:
+        return False
+    try:
+        return _are_there(twin, whole)
+    except DiskFault:
+        return False
+
+
+def _are_there(twin: Twin, whole: Twin) -> bool:
+    changed_below = max(twin.changed_below, whole.changed_below)
+    is_there, others = True, whole.batches()
+    other = next(others, None)
+    for batch in twin.batches():
+        while other is not None and other.base_offset < batch.base_offset:
+            other = next(others, None)
+        is_there = batch == other
+        if not is_there and batch.base_offset >= changed_below:
+            return False
+    return is_there
+
+
+def fullest(twins: list[Twin]) -> Twin:
+    """The one that ends last. Of equal ones that of which more is known to be durable: a move makes the folder that it
+    leaves count as not durable. Then the first one.
+    """
+    return max(twins, key=lambda twin: (twin.end_offset, twin.trusted_offset))
