@@ -2,7 +2,8 @@
 change.
 
 Decisions read the group and never change it: changes go into the draft as records, which `apply` writes into the group.
-Only the deadlines and the notes about the metadata that was looked at are soft: they are in no record.
+Only the deadlines, the notes about the metadata that was looked at, and the epochs of members that keep what they have
+are soft: they are in no record.
 
 A heartbeat takes three steps. First, the member is updated from what it says; a changed subscription raises the group's
 epoch. Second, if the group's epoch is ahead of the target assignment, a new target is computed, in several turns if the
@@ -198,7 +199,7 @@ class ConsumerDecisions:
             member = group.members.get(member_id)
             if member is None:
                 return ConsumerMember(member_id) if joins else _unknown(group, member_id)
-            return _refuse_epoch(member, ask) or member
+            return _at_its_epoch(group, member, ask)
         owner = group.static_member(ask.instance_id)
         if joins:
             if owner is None:
@@ -210,7 +211,7 @@ class ConsumerDecisions:
             return self.take_over(group, owner, member_id, draft)
         if owner is None:
             return GroupRefusal(Fault.UNKNOWN_MEMBER_ID, f"no instance {ask.instance_id} in group {group.group_id}")
-        return _refuse_instance(owner, member_id) or _refuse_epoch(owner, ask) or owner
+        return _refuse_instance(owner, member_id) or _at_its_epoch(group, owner, ask)
 
     def take_over(self, group: ConsumerGroup, owner: ConsumerMember, member_id: str, draft: Draft) -> ConsumerMember:
         """Put a static member with a new id in the place of the old one, with its target and its partitions."""
@@ -549,6 +550,14 @@ class ConsumerDecisions:
         if not subscription_changed and member.is_reconciled_to(goal.epoch):
             return member
         is_subscribed = self._is_subscribed(group, member, goal, subscription_changed)
+        if (
+            is_subscribed is None
+            and goal.epoch == group.assignment_epoch  # otherwise this decision makes the target, and may be dropped
+            and member.has_soft_epoch
+            and group.members.get(member.member_id) is member
+            and member.has_just(goal.target)
+        ):
+            return group.note_epoch(member, goal.epoch)
         facts = *goal, owned, group.holders, is_subscribed, subscription_changed
         walked = reconcile(member, _new(Walk, facts))
         if walked is not None and walked != member:
@@ -730,15 +739,19 @@ def _refuse_instance(owner: ConsumerMember, member_id: str) -> GroupRefusal | No
     return GroupRefusal(Fault.FENCED_INSTANCE_ID, f"instance {owner.instance_id} is member {owner.member_id} now")
 
 
-def _refuse_epoch(member: ConsumerMember, ask: ConsumerHeartbeat) -> GroupRefusal | None:
-    """Refuse an epoch that is not the member's. The one before is accepted if the member may have missed the answer
-    that raised it.
+def _at_its_epoch(
+    group: ConsumerGroup, member: ConsumerMember, ask: ConsumerHeartbeat
+) -> ConsumerMember | GroupRefusal:
+    """The member, at the epoch that it claims if that was told it without a record. One that is not the member's is
+    refused. The one before is accepted if the member may have missed the answer that raised it.
     """
     if ask.member_epoch in (JOIN_EPOCH, member.member_epoch):
-        return None
+        return member
+    if group.may_be_at(member, ask.member_epoch):
+        return group.note_epoch(member, ask.member_epoch)
     missed_answer = ask.member_epoch == member.previous_epoch and _owns_only(ask.owned, member.assigned)
     if ask.member_epoch < member.member_epoch and missed_answer:
-        return None
+        return member
     return GroupRefusal(
         Fault.FENCED_MEMBER_EPOCH,
         f"the member's epoch is {member.member_epoch}, not {ask.member_epoch}; it must give up all and rejoin",

@@ -3,6 +3,11 @@
 `apply` writes everything here from records, in service as in recovery. Some fields are soft (not in the records); they
 are marked. Decisions read a group and never change it. Members are values: a changed member is a new object.
 
+A new target changes nothing for most members but their epoch. That is not recorded: the epoch of a stable member of the
+consumer protocol, and its epoch before, are soft too. A replay knows the recorded epoch only. But what a member has is
+always recorded before it is told. So one that claims an epoch between the recorded one and the target's has what its
+record says, and is believed. (A version that does not know this fences it, and it joins again.)
+
 Invariants: `holders` has an entry for exactly those partitions that are assigned to a member or still to be revoked by
 one. `tallies` are always what counting all members would give. With both, a heartbeat costs no more in a larger group.
 """
@@ -73,7 +78,7 @@ class SaidByMember(NamedTuple):
 
 class ConsumerMember(NamedTuple):
     member_id: str
-    member_epoch: int = 0
+    member_epoch: int = 0  # soft, as is the next: see `has_soft_epoch`
     previous_epoch: int = -1
     state: MemberState = MemberState.STABLE
     instance_id: str | None = None
@@ -99,6 +104,22 @@ class ConsumerMember(NamedTuple):
         Each step of each member makes one, and `_replace` takes three times as long.
         """
         return _new(ConsumerMember, (self[0], *current[:3], *self[4:12], *current[3:], self[14]))
+
+    @property
+    def has_soft_epoch(self) -> bool:
+        """Whether the member may be moved to another epoch without a record, if it keeps what it has. One without an
+        epoch of its own may not: it has left for a while, or is about to get its first.
+        """
+        return self.state is MemberState.STABLE and self.classic is None and self.member_epoch > 0
+
+    def has_just(self, target: TargetByTopic) -> bool:
+        """Whether the member holds its target and nothing else."""
+        if self.revoking or len(self.assigned) != len(target):
+            return False
+        for topic_id, has in self.assigned.items():  # `all` would make a generator, at each step of each member
+            if not has or has.keys() != target.get(topic_id, frozenset()):
+                return False
+        return True
 
     def is_reconciled_to(self, epoch: int) -> bool:
         return self.state is MemberState.STABLE and self.member_epoch == epoch
@@ -385,6 +406,16 @@ class ConsumerGroup:
             for partition in partitions
         )
 
+    def may_be_at(self, member: ConsumerMember, epoch: int) -> bool:
+        """Whether the member may have been told this epoch, by a former coordinator and without a record. It is told
+        that of the target only if it has what that gives it. (While a newer target is being written, that is not known
+        any more.)
+        """
+        if epoch <= member.member_epoch or epoch > self.assignment_epoch or not member.has_soft_epoch:
+            return False
+        is_of_target = epoch == self.assignment_epoch == self.epoch
+        return not is_of_target or member.has_just(self.target.get(member.member_id, {}))
+
     def listed(self) -> ListedGroupFacts:
         return ListedGroupFacts(self.group_id, PROTOCOL_TYPE, self.state.value, self.kind)
 
@@ -418,13 +449,13 @@ class ConsumerGroup:
         it may have let go of a partition within this epoch, and a delayed commit may arrive after that.
         """
         stale = member.stale_fault
-        if epoch > member.member_epoch:
+        if epoch > member.member_epoch and not self.may_be_at(member, epoch):
             return stale
 
         def held_since(offset: OffsetToCommit) -> Fault | None:
             given = member.epoch_given(offset.topic_id, offset.partition)
             if given is None:
-                is_free = epoch == member.member_epoch and not self.is_held(offset.topic_id, offset.partition)
+                is_free = epoch >= member.member_epoch and not self.is_held(offset.topic_id, offset.partition)
                 return None if is_free else stale
             return None if epoch >= given else stale
 
@@ -436,13 +467,24 @@ class ConsumerGroup:
         member = self.members.get(ask.member_id or NO_MEMBER)
         if member is None:
             return Fault.UNKNOWN_MEMBER_ID
-        return None if member.member_epoch == ask.member_epoch else member.stale_fault
+        is_at = member.member_epoch == ask.member_epoch or self.may_be_at(member, ask.member_epoch)
+        return None if is_at else member.stale_fault
 
     def deleting_fault(self) -> Fault | None:
         return None
 
     def idle_since_ms(self, committed: CommittedOffset) -> int | None:
         return committed.commit_timestamp_ms
+
+    # Noting what is soft ----------------------------------------------------------------------------------------------
+
+    def note_epoch(self, member: ConsumerMember, epoch: int) -> ConsumerMember:
+        """The member, which keeps what it has, at another epoch. Each member takes this step after each new target."""
+        moved = _new(ConsumerMember, (member.member_id, epoch, member.member_epoch, *member[3:]))
+        self.tallies.count_state(member, -1)
+        self.tallies.count_state(moved, 1)
+        self.members[member.member_id] = moved
+        return moved
 
     # Writing: `apply` only --------------------------------------------------------------------------------------------
 

@@ -57,7 +57,7 @@ def _towards_target(member: ConsumerMember, epoch: int, walk: Walk) -> ConsumerM
     """A member may have thousands of topics, so little is done for each. Most are kept whole, or are new to the member,
     free, and have the same partitions as many others. And most members have all that they are to have already.
     """
-    if _has_its_target(member, walk):
+    if walk.is_subscribed is None and member.has_just(walk.target):  # only the epoch is missing
         return member.at_epoch(walk.target_epoch, MemberState.STABLE, assigned=member.assigned, revoking={})
     keeps: dict[bytes, Mapping[int, int]] = {}
     revokes: dict[bytes, Mapping[int, int]] = {}
@@ -110,17 +110,6 @@ def _towards_target(member: ConsumerMember, epoch: int, walk: Walk) -> ConsumerM
         gets[topic_id] = {**keeps[topic_id], **gets[topic_id]}
     state = MemberState.UNRELEASED_PARTITIONS if others_hold_some else MemberState.STABLE
     return member.at_epoch(walk.target_epoch, state, assigned=keeps | gets, revoking={})
-
-
-def _has_its_target(member: ConsumerMember, walk: Walk) -> bool:
-    """Whether only the epoch is missing."""
-    target = walk.target
-    if walk.is_subscribed is not None or member.revoking or len(member.assigned) != len(target):
-        return False
-    for topic_id, has in member.assigned.items():  # `all` would make a generator, at each step of each member
-        if not has or has.keys() != target.get(topic_id, frozenset()):
-            return False
-    return True
 
 
 def _within_subscription(member: ConsumerMember, walk: Walk) -> ConsumerMember:

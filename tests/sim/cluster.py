@@ -47,7 +47,15 @@ from tests.sim.history import Crash, History
 from tests.sim.late_markers import LateMarkers
 from tests.sim.many import Kind, main
 from tests.sim.plan import Plan
-from tests.sim.replicas import agree_up_to, difference, group_facts, transactions, unlike_its_log, unlike_own_log
+from tests.sim.replicas import (
+    agree_up_to,
+    difference,
+    same_groups,
+    same_transactions,
+    transactions,
+    unlike_its_log,
+    unlike_own_log,
+)
 from tests.sim.routing import Router
 from tests.sim.run import (
     LONGEST_RUN,
@@ -506,11 +514,8 @@ class ClusterSimulation:
     def _compare_with_replays(self) -> None:
         for broker in self.brokers.values():
             unlike = [
-                *unlike_its_log(
-                    broker.coordination.transactions,
-                    lambda machine: {txn.transactional_id: txn for txn in machine.all()},
-                ),
-                *unlike_its_log(broker.coordination.groups, group_facts),
+                *unlike_its_log(broker.coordination.transactions, same_transactions),
+                *unlike_its_log(broker.coordination.groups, same_groups),
             ]
             self.history.wrong.extend(each for each in unlike if each is not None)
 

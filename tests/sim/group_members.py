@@ -581,9 +581,12 @@ class ConsumerMember(Member):
 
     def answered(self, reply: Any, asked_ms: int) -> None:
         self.waits = False
+        was_told, self.was_told = self.was_told, False
         if reply is None or reply.fault is Fault.COORDINATOR_LOAD_IN_PROGRESS:
             self.says_all = True
         elif reply.fault in REJOIN:
+            if reply.fault is Fault.FENCED_MEMBER_EPOCH and was_told:
+                raise Broken(f"TheToldAreBelieved: {self.name} was told that it is at {self.epoch}, and is fenced")
             self.lose_all()
             self.epoch, self.says_all = 0, True
         elif reply.fault is Fault.FENCED_INSTANCE_ID:
@@ -595,7 +598,7 @@ class ConsumerMember(Member):
             self.lose_all()
             self.says_all = True
         else:
-            self.epoch, self.says_all = reply.member_epoch, self.has_given_up
+            self.epoch, self.says_all, self.was_told = reply.member_epoch, self.has_given_up, True
             if reply.assignment is not None and not self.hangs_on:
                 given = {(topic_id, each) for topic_id, partitions in reply.assignment.items() for each in partitions}
                 if (
@@ -638,5 +641,6 @@ class ConsumerMember(Member):
 
     says_all = True
     waits = False
+    was_told = False  # its epoch, by the last answer: there was none after it that it may have missed
     has_given_up = False  # its partitions, since the request left that is to be answered
     hangs_on: AbstractSet[Partition] = frozenset()

@@ -30,6 +30,7 @@ from service.groups.offsets import Offsets, OffsetsByTopic
 from service.groups.reconciliation import Walk, reconcile
 from service.groups.records import current_record, member_tombstones, target_epoch_record
 from service.groups.resuming import Resuming
+from service.groups.states import MemberState
 from service.groups.verdicts import Fault, OffsetsPut, RecordPair
 from tests.sim import gathering
 from tests.sim.groups import run
@@ -310,6 +311,33 @@ def offsets_of_open_transactions_outlive_their_group() -> Planting:
     return replaced(Forgetting, "_names", names)
 
 
+def told_epochs_that_are_in_no_record_not_believed() -> Planting:
+    return replaced(ConsumerGroup, "may_be_at", lambda group, member, epoch: False)
+
+
+def epochs_of_instances_that_are_away_believed() -> Planting:
+    def has_soft_epoch(member: ConsumerMember) -> bool:
+        return member.state is MemberState.STABLE and member.classic is None
+
+    return replaced(ConsumerMember, "has_soft_epoch", property(has_soft_epoch))
+
+
+def what_a_member_newly_has_not_recorded() -> Planting:
+    original = ConsumerDecisions.walk
+
+    def walk(decisions: ConsumerDecisions, group: ConsumerGroup, member: ConsumerMember, *rest: Any) -> Any:
+        draft = rest[-1]
+        first = len(draft.records)
+        walked = original(decisions, group, member, *rest)
+        is_settled = group.members.get(member.member_id) is member and member.has_soft_epoch
+        if walked is not None and is_settled and walked.is_reconciled_to(group.assignment_epoch):
+            del draft.records[first:]
+            group.put(walked)
+        return walked
+
+    return replaced(ConsumerDecisions, "walk", walk)
+
+
 OF_SHARDS = (
     what_is_gathered_is_answered_when_it_is_written,
     a_reader_overtakes_what_is_gathered,
@@ -351,6 +379,9 @@ MUTANTS: dict[str, Callable[[], Planting]] = {
         assignor_named_twice_counted_twice,
         offsets_of_subscribed_topics_deleted,
         offsets_of_open_transactions_outlive_their_group,
+        told_epochs_that_are_in_no_record_not_believed,
+        epochs_of_instances_that_are_away_believed,
+        what_a_member_newly_has_not_recorded,
     )
 }
 

@@ -23,6 +23,7 @@ from log.ids import NO_EPOCH
 from service.broker.coordinators import Coordinators
 from service.broker.node import Broker
 from service.broker.partition import Partition
+from tests.service.groups.driver import with_soft_epochs_of
 
 
 def difference(held: list[Partition]) -> str:
@@ -151,10 +152,20 @@ def transactions(brokers: list[Broker]) -> dict[str, object]:
     }
 
 
-def group_facts(machine: Any) -> object:
-    """What the log says of groups and offsets. A group of which it says nothing is there in memory or is not."""
-    groups, offsets = machine.durable_facts()
-    return {group_id: group for group_id, group in groups.items() if group is not None}, offsets
+def same_transactions(machine: Any, anew: Any) -> bool:
+    known, made = ({txn.transactional_id: txn for txn in each.all()} for each in (machine, anew))
+    return known == made
+
+
+def same_groups(machine: Any, anew: Any) -> bool:
+    """Whether both know the same of groups and offsets. A group of which the log says nothing is there in memory or is
+    not.
+    """
+    known, made = (
+        ({group_id: group for group_id, group in groups.items() if group is not None}, offsets)
+        for groups, offsets in (machine.durable_facts(), anew.durable_facts())
+    )
+    return bool(known == with_soft_epochs_of(known, made))
 
 
 def applied_one_by_one(machine: Any, partition: Partition, end_offset: int | None = None) -> Any:
@@ -172,7 +183,7 @@ def applied_one_by_one(machine: Any, partition: Partition, end_offset: int | Non
     return machine
 
 
-def unlike_its_log(coordinators: Coordinators[Any], facts: Callable[[Any], object]) -> Iterator[str | None]:
+def unlike_its_log(coordinators: Coordinators[Any], alike: Callable[[Any, Any], bool]) -> Iterator[str | None]:
     """For each coordinator that lives or stands by, and can read its log: how it differs from what that log makes. One
     that stands by reads the rest first: what compaction has replaced further on it may still know.
     """
@@ -188,5 +199,8 @@ def unlike_its_log(coordinators: Coordinators[Any], facts: Callable[[Any], objec
             anew = applied_one_by_one(coordinators._new_machine(partition), partition, end_offset)
         except (DiskFault, CorruptBatch):
             continue  # rotten: the next start refuses it
-        alike = facts(machine) == facts(anew)
-        yield None if alike else f"{partition.topic_partition}: the coordinator that {does} is not what its log makes"
+        yield (
+            None
+            if alike(machine, anew)
+            else f"{partition.topic_partition}: the coordinator that {does} is not what its log makes"
+        )

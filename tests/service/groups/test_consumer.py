@@ -10,7 +10,13 @@ from service.groups import consumer_decisions, resuming, topics
 from service.groups.assignment_round import STEPS_AT_ONCE, TARGETS_AT_ONCE, TOPICS_AS_ONE
 from service.groups.assignors import ASSIGNORS, Target
 from service.groups.commands import LEAVE_EPOCH, STATIC_LEAVE_EPOCH, ConsumerHeartbeatReply, ForgetTopic
-from service.groups.consumer_decisions import QUIET_MS, QUIET_MS_MIN, REGEX_MIN_INTERVAL_MS, UNSETTLED_INTERVAL_MS
+from service.groups.consumer_decisions import (
+    QUIET_MS,
+    QUIET_MS_MIN,
+    REGEX_MIN_INTERVAL_MS,
+    UNSETTLED_INTERVAL_MS,
+    ConsumerDecisions,
+)
 from service.groups.consumer_group import ConsumerGroup
 from service.groups.coordinator import FAILED_AGAIN_MS
 from service.groups.records import current_record
@@ -807,6 +813,107 @@ def test_a_group_goes_on_after_a_restart(driver: Driver) -> None:
     assert len(driver.consumer().members) == 2, "sessions begin anew"
     driver.wait(1)
     assert driver.consumer().state == "Assigning" or len(driver.consumer().members) < 2
+
+
+# Epochs that are in no record
+
+
+def moved_without_a_record(driver: Driver) -> None:
+    """Members `a` and `b` keep what they have when `c` comes for another topic. Both are told epoch 4."""
+    pair(driver)
+    driver.beat("c", 0, subscribed_topics=("events",))
+    written = len(driver.log)
+    for member_id in "ab":
+        moved = driver.beat(member_id, 3)
+        assert (moved.fault, moved.member_epoch, moved.assignment, moved.comes_early) == (None, 4, None, False)
+    assert len(driver.log) == written
+    assert driver.consumer().state == "Stable"
+
+
+def test_a_member_that_keeps_what_it_has_is_moved_without_a_record_and_believed_after_a_restart(driver: Driver) -> None:
+    moved_without_a_record(driver)
+    driver.restart()
+    assert {member.member_id: member.member_epoch for member in driver.consumer().members} == {"a": 3, "b": 3, "c": 4}
+    assert driver.consumer().state == "Reconciling"
+    for member_id in "ab":
+        again = driver.beat(member_id, 4)
+        assert (again.fault, again.member_epoch, again.assignment) == (None, 4, None)
+    assert driver.consumer().state == "Stable"
+    assert driver.beat("a", 3).fault is Fault.FENCED_MEMBER_EPOCH, "it must say what it owns"
+    assert driver.beat("a", 3, owned=owned(driver, orders=[0, 1])).member_epoch == 4, "the answer may have got lost"
+
+
+def test_a_member_whose_answer_got_lost_is_moved_again_after_a_restart(driver: Driver) -> None:
+    moved_without_a_record(driver)
+    driver.restart()
+    moved = driver.beat("a", 3)
+    assert (moved.fault, moved.member_epoch) == (None, 4)
+
+
+def test_offsets_are_committed_and_fetched_at_an_epoch_that_is_in_no_record(driver: Driver) -> None:
+    moved_without_a_record(driver)
+    driver.restart()
+    assert driver.commit(5, member="a", generation=4) is None
+    driver.topics.put("free", 1)
+    assert driver.commit(5, member="a", generation=4, topic="free") is None, "nobody holds it"
+    assert driver.commit(5, member="a", generation=4, partition=2) is Fault.STALE_MEMBER_EPOCH, "`b` holds it"
+    assert driver.commit_in_transaction(7, member="a", generation=4) is None
+    assert driver.fetch(member_id="a", member_epoch=4).fault is None
+    assert driver.commit(6, member="a", generation=5) is Fault.STALE_MEMBER_EPOCH
+    assert driver.commit_in_transaction(7, member="a", generation=5) is Fault.ILLEGAL_GENERATION
+    assert driver.fetch(member_id="a", member_epoch=5).fault is Fault.STALE_MEMBER_EPOCH
+
+
+def test_an_epoch_that_was_never_told_is_not_believed(driver: Driver) -> None:
+    moved_without_a_record(driver)
+    driver.restart()
+    assert driver.beat("a", 5).fault is Fault.FENCED_MEMBER_EPOCH, "there is no such target"
+    driver.beat("d", 0)
+    assert driver.consumer().assignment_epoch == 5
+    assert driver.beat("a", 5).fault is Fault.FENCED_MEMBER_EPOCH, "the target takes something away"
+    assert driver.beat("a", 4).fault is None
+
+
+def test_a_member_that_is_believed_goes_on_from_the_epoch_that_it_was_told(driver: Driver) -> None:
+    moved_without_a_record(driver)
+    driver.beat("d", 0)
+    driver.restart()
+    told = driver.beat("a", 4, owned=owned(driver, orders=[0, 1]))
+    (kept,) = (driver.named(told) or {})["orders"]
+    assert (told.fault, told.member_epoch) == (None, 4), "it has to let go of something first"
+    driver.restart()
+    done = driver.beat("a", 4, owned=owned(driver, orders=[kept]))
+    assert (done.fault, done.member_epoch) == (None, 5)
+    assert driver.beat("a", 4, owned=owned(driver, orders=[kept])).member_epoch == 5, "the answer may have got lost"
+
+
+def test_a_heartbeat_that_makes_the_target_and_raises_moves_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    driver.beat("a", 0)
+    driver.beat("c", 0, subscribed_topics=("events",))
+    assert driver.consumer().state == "Assigning"
+    driver.now_ms += 2_000
+
+    def keep_session(*everything: object) -> None:
+        raise RuntimeError
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setattr(ConsumerDecisions, "_keep_session", keep_session)
+        driver.beat("a", 2)
+    assert group_of(driver).members["a"].member_epoch == 2
+    assert driver.beat("a", 2).member_epoch == 3
+
+
+def test_a_target_that_is_half_written_takes_no_told_epoch_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(GroupSettings(consumer_times=assigned_at_once))
+    moved_without_a_record(driver)
+    monkeypatch.setattr(consumer_decisions, "TARGETS_AT_ONCE", 1)
+    driver.beat("d", 0)
+    while group_of(driver).members["a"].has_just(group_of(driver).target["a"]):
+        driver.take(driver.machine.expire(driver.now_ms))
+    assert driver.consumer().assignment_epoch == 4
+    driver.restart()
+    assert driver.beat("a", 4, owned=owned(driver, orders=[0, 1])).fault is None
 
 
 def test_a_member_that_has_to_let_go_in_time_has_no_more_of_it_if_it_is_heard_of_while_sessions_begin_anew(

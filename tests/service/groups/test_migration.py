@@ -53,6 +53,28 @@ def mixed_group(driver: Driver, **changes: Any) -> JoinReply:
     return joined
 
 
+def test_a_classic_members_generation_is_always_in_a_record(driver: Driver) -> None:
+    joined = mixed_group(driver)
+    driver.beat("d", 0, subscribed_topics=("events",))
+    assert driver.commit(member=joined.member_id, generation=3) is Fault.ILLEGAL_GENERATION, "it was told of none"
+    assert driver.heartbeat(joined) is Fault.REBALANCE_IN_PROGRESS
+    again = driver.join(member=joined.member_id, owned=(("orders", [0, 1]),))
+    assert again.generation == joined.generation + 1
+    driver.restart()
+    assert partitions(driver.sync(again).assignment) == {"orders": [0, 1]}
+    assert driver.heartbeat(again) is None
+
+
+def test_a_classic_member_that_goes_on_by_the_new_protocol_keeps_what_it_has(driver: Driver) -> None:
+    joined = mixed_group(driver)
+    driver.beat("d", 0, subscribed_topics=("events",))
+    went_on = driver.beat(joined.member_id, joined.generation, owned=owned(driver, [0, 1]))
+    assert (went_on.fault, went_on.member_epoch, went_on.assignment) == (None, joined.generation + 1, None)
+    assert not any(member.uses_classic_protocol for member in driver.consumer().members)
+    driver.restart()
+    assert driver.beat(joined.member_id, went_on.member_epoch).fault is None
+
+
 # Upgrading
 
 
