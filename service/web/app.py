@@ -49,7 +49,7 @@ from service.web import (
 )
 from service.web.answers import CODECS, PACKED_FROM_BYTES, codec_of, give
 from service.web.following import SharedReading
-from service.web.forwarding import FORWARDED, OF_EVENTS, WAITED
+from service.web.forwarding import FORWARDED, OF_EVENTS, waited_s
 from service.web.gateway import ASKING, Gateway
 from service.web.holding import HOLDER, SMALL_BYTES
 from service.web.idempotency import REPLAYED, Keys
@@ -438,9 +438,7 @@ def _came_s(request: web.Request) -> float:
     """
     if not is_there(request):
         return 0.0
-    waited_ms = request.headers.get(WAITED, "") if FORWARDED in request.headers else ""
-    is_told = re.fullmatch(r"[0-9]{1,18}(\.[0-9]{3})?", waited_ms) is not None
-    return _lane(request).came_s - (float(waited_ms) / 1000 if is_told else 0.0)
+    return _lane(request).came_s - (waited_s(request.headers) if FORWARDED in request.headers else 0.0)
 
 
 def _preflight(request: web.Request) -> web.Response:

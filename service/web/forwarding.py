@@ -8,6 +8,8 @@ its client is gone, here and at the other broker: that one would take a member o
 from __future__ import annotations
 
 import asyncio
+import math
+import re
 from collections.abc import Coroutine, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -27,7 +29,11 @@ T = TypeVar("T")
 
 FORWARDED = "X-Oncelog-Forwarded"
 WAITED = "X-Oncelog-Waited"
-"""A request header: for how many milliseconds the client's request has waited before it was forwarded."""
+"""A request header: for how many milliseconds the client's request has waited before it was forwarded, rounded up. What
+seems to have come too early may be given twice; what seems to have come too late may be lost.
+"""
+WAITED_LESS = "X-Oncelog-Waited-Less"
+"""A request header: by how many microseconds that is too much. Former versions do not know it."""
 LOOKED_S = 0.5
 """How often it is looked whether the client of a read is still there."""
 RECORD_HEADER = "record-header-"
@@ -36,6 +42,7 @@ OF_EVENTS = "ce-"
 """Request headers with this prefix become attributes of a CloudEvent."""
 OF_RECORDS = (RECORD_HEADER, OF_EVENTS, "content-type")
 """How the request headers begin that become part of a record."""
+_NUMBER = re.compile("[0-9]{1,18}")
 _PLAIN = "".join(chr(each) for each in range(0x20, 0x7F) if chr(each) != "%")
 HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "host", "content-length",
@@ -52,9 +59,19 @@ def url_of(gateway: Gateway, node: int, path: str) -> URL:
     return URL(endpoint.url + path, encoded=True)
 
 
-def waited(gateway: Gateway, came_s: float) -> str:
-    """The header of a request that came then."""
-    return f"{max((gateway.env.clock.monotonic() - came_s) * 1000, 0.0):.3f}"
+def waited(gateway: Gateway, came_s: float) -> dict[str, str]:
+    """The headers of a request that came then."""
+    waited_us = max(math.ceil((gateway.env.clock.monotonic() - came_s) * 1e6), 0)
+    waited_ms = math.ceil(waited_us / 1000)
+    return {WAITED: str(waited_ms), WAITED_LESS: str(1000 * waited_ms - waited_us)}
+
+
+def waited_s(headers: Mapping[str, str]) -> float:
+    """How long the request has waited of which these are the headers."""
+    told, less = headers.get(WAITED, ""), headers.get(WAITED_LESS, "0")
+    if not (_NUMBER.fullmatch(told) and _NUMBER.fullmatch(less)):
+        return 0.0
+    return int(told) / 1000 - int(less) / 1e6
 
 
 async def forward(
@@ -70,8 +87,8 @@ async def forward(
         (name, quote(value, _PLAIN, errors="surrogateescape") if name.lower().startswith(OF_RECORDS) else value)
         for name, value in _for_the_next(request.headers)
     )
-    headers[FORWARDED], headers[WAITED] = str(gateway.node_id), waited(gateway, request[CAME_S])
-    headers.update(more)
+    headers[FORWARDED] = str(gateway.node_id)
+    headers.update({**waited(gateway, request[CAME_S]), **more})
     method = "GET" if request.method == "HEAD" else request.method  # the answer says how long it would be
 
     async def ask() -> web.Response:

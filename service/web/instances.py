@@ -45,7 +45,7 @@ from service.cluster.image import NO_LEADER
 from service.web.consuming import PAGE_BYTES_MAX, RECORDS_MAX
 from service.web.fetching import Held, Lens, Piece, before_the_next, fetch_all, left_ms, opened
 from service.web.following import passes
-from service.web.forwarding import FORWARDED, WAITED, client_gone, url_of, waited
+from service.web.forwarding import FORWARDED, client_gone, url_of, waited
 from service.web.gateway import PAUSE_S, Gateway
 from service.web.groups import offsets_by_now
 from service.web.holding import HOLDER, Holder
@@ -506,7 +506,7 @@ class Instances(Members):
             await self.forwarded.look(names, instance.asked_s)
             return self.forwarded.fates(names)
         path = f"/consumers/{quote(instance.group, safe='')}/instances/{quote(instance.member_id, safe='')}/records"
-        headers = {FORWARDED: str(gateway.node_id), ASKED: ",".join(names), WAITED: waited(gateway, instance.asked_s)}
+        headers = {FORWARDED: str(gateway.node_id), ASKED: ",".join(names), **waited(gateway, instance.asked_s)}
         async with gateway.http().get(url_of(gateway, node, path), headers=headers) as answer:
             if answer.status != HTTPStatus.OK:
                 raise Problem("not-now", f"broker {node} answers with status {answer.status}")

@@ -31,7 +31,7 @@ from service.web import consumers, fetching, gateway, sending
 from service.web.app import WebServer
 from service.web.fetching import EARLIEST, Held, Lens, Piece, fetch, opened
 from service.web.following import passes
-from service.web.forwarding import forward
+from service.web.forwarding import forward, waited, waited_s
 from service.web.gateway import Gateway, Outgoing
 from service.web.holding import HOLDER, Holder, Holding
 from service.web.idempotency import KeyRecord, Keys, Memory
@@ -446,6 +446,22 @@ def test_a_client_that_goes_on_to_something_else_is_waited_for_until_its_system_
         assert committed == [{place: (20, None)}]
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("took_us", "told"), [(0, ("0", "0")), (1, ("1", "999")), (5_000_123, ("5001", "877"))])
+def test_how_long_a_request_has_waited_is_told_exactly_and_to_former_versions_never_too_short(
+    took_us: int, told: tuple[str, str]
+) -> None:
+    """They read whole milliseconds, and took all else for none: what had come long ago seemed to have come just now,
+    and to ask for more than an answer that its client never read.
+    """
+    gateway: Any = SimpleNamespace(env=SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: took_us / 1e6)))
+    headers = waited(gateway, 0.0)
+    assert tuple(headers.values()) == told
+    assert waited_s(headers) == pytest.approx(took_us / 1e6, abs=1e-9)
+    assert int(headers["X-Oncelog-Waited"]) * 1000 >= took_us
+    assert waited_s({"X-Oncelog-Waited": "7"}) == pytest.approx(0.007), "by a former version"
+    assert waited_s({"X-Oncelog-Waited": "x" * 9}) == waited_s({}) == 0.0
 
 
 def test_requests_for_other_brokers_have_a_share_of_the_descriptors() -> None:
