@@ -35,8 +35,11 @@ def write(
         key = read_key(given_key.decode())
     except Problem:
         return None
-    partition = gateway.partitions.get(gateway.home(HTTP_KEYS, key))
-    if partition is None or not partition.is_leading or (records := READ[media](body)) is None:
+    home = gateway.home(HTTP_KEYS, key)
+    partition, state = gateway.partitions.get(home), gateway.image.partition(home)
+    if partition is None or not partition.is_leading or state is None or state.leader != gateway.node_id:
+        return None
+    if (records := READ[media](body)) is None:
         return None
     index = partition_of(gateway, topic, records)
     if index < 0:

@@ -8,7 +8,7 @@ import json
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ import service.web.quick
 from service.broker.tally import HttpTally
 from service.ports import RealClock
 from service.web import lane as lane_module
-from service.web import producing
+from service.web import producing, quick_once
 from service.web.answers import codec_of
 from service.web.lane import REQUESTS_AT_ONCE, Lane, Lanes, read_head
 from tests.service.web.kit import PATIENCE_S, Http, Served, read_all
@@ -172,6 +172,22 @@ def test_keys_do_not_take_a_connection_off_the_short_way(http: Http, served: Ser
             connection.send(request(topic, b'{"records":[{"value":1}]}', KEY % f"{topic}-{number}".encode()))
             head, _ = connection.whole_answer()
             assert b"\r\nServer:" not in head, "it is aiohttp's answer"
+
+
+@pytest.mark.parametrize(("leads", "leader", "takes"), [(True, 1, True), (True, 2, False), (False, 1, False)])
+def test_a_key_of_which_another_broker_is_said_to_know_is_left_to_the_general_way(
+    leads: bool, leader: int, takes: bool
+) -> None:
+    """That forwards it. Here it was refused while the metadata named the next leader and this one had not heard it."""
+    gateway = Mock(node_id=1)
+    gateway.image.topics = {"t": SimpleNamespace(partitions=[None])}
+    gateway.partitions.get.return_value = SimpleNamespace(is_leading=leads)
+    gateway.image.partition.return_value = SimpleNamespace(leader=leader)
+    gateway.env.clock.wall_ms.return_value = 1
+    answer = quick_once.write("application/octet-stream", b"a", gateway, Mock(), "/", "t", b"x")
+    assert (answer is not None) is takes
+    if answer is not None:
+        cast(Coroutine[Any, Any, Any], answer).close()
 
 
 V2_BODIES = [
