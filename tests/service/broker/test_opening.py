@@ -340,6 +340,20 @@ async def move(stage: ClusterStage, *replicas: int) -> None:
     await until(lambda: stage.state().replicas == replicas and stage.holds(2) == (2 in replicas))
 
 
+def second_folder(tmp_path: Path) -> Path:
+    """Made before it starts, broker 2 uses it, too."""
+    second = tmp_path / f"2{SECOND}"
+    second.mkdir()
+    return second
+
+
+async def copied(stage: ClusterStage) -> None:
+    """Two records are at both brokers."""
+    await stage.create(1, 2)
+    await stage.write("1", "2")
+    await stage.alike(1, 2)
+
+
 @pytest.mark.parametrize("end", ["stop", "kill"])
 @pytest.mark.parametrize("back", [True, False], ids=["came back", "did not come back"])
 def test_a_copy_on_a_disk_that_failed_is_removed_when_it_works_again(
@@ -348,13 +362,10 @@ def test_a_copy_on_a_disk_that_failed_is_removed_when_it_works_again(
     """Its partition went away meanwhile, and came back into the other folder. Found by the simulation: the broker
     refused to start, for there were two.
     """
-    second = tmp_path / f"2{SECOND}"
-    second.mkdir()
+    second_folder(tmp_path)
 
     async def scene(stage: ClusterStage) -> None:
-        await stage.create(1, 2)
-        await stage.write("1", "2")
-        await stage.alike(1, 2)
+        await copied(stage)
         failed, other = broken(stage)
         await move(stage, 1)
         if back:
@@ -381,13 +392,10 @@ def test_a_copy_that_was_used_again_is_not_removed(tmp_path: Path) -> None:
     """The broker was started with the disk that had failed, but without the other one, which says that the copy is to
     be removed. When that one is back, the copy is served: it has all that is in the other folder, and more.
     """
-    second = tmp_path / f"2{SECOND}"
-    second.mkdir()
+    second = second_folder(tmp_path)
 
     async def scene(stage: ClusterStage) -> None:
-        await stage.create(1, 2)
-        await stage.write("1", "2")
-        await stage.alike(1, 2)
+        await copied(stage)
         failed, other = broken(stage)
         await move(stage, 1)
         await move(stage, 1, 2)
@@ -415,13 +423,10 @@ def test_a_copy_that_was_used_again_is_not_removed(tmp_path: Path) -> None:
 
 def test_a_copy_that_began_anew_goes_aside_when_the_other_one_is_back(tmp_path: Path) -> None:
     """It had not come far: the leader was away. What the broker held before is served, and followed on."""
-    second = tmp_path / f"2{SECOND}"
-    second.mkdir()
+    second = second_folder(tmp_path)
 
     async def scene(stage: ClusterStage) -> None:
-        await stage.create(1, 2)
-        await stage.write("1", "2")
-        await stage.alike(1, 2)
+        await copied(stage)
         home = Path(stage.partition(2).folder.name)
         await stage.kill(2)
         home.joinpath("orders-0").rename(tmp_path / "away")
