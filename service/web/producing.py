@@ -65,8 +65,8 @@ counted as that (`OBJECT_BYTES`).
 """
 LINE_BYTES = 57
 """What a line takes beside its own bytes."""
-SCANNED_AT_ONCE = 32 << 10
-"""How many bytes of short lines, or events, are scanned and made into records in one turn of the loop: 5 ms, if they
+SCANNED_AT_ONCE = 8 << 10
+"""How many bytes of short lines, or events, are scanned and made into records in one turn of the loop: 8 ms, if they
 are nothing but brackets.
 """
 REST_BYTES_MAX = 1 << 20
