@@ -11,7 +11,8 @@ What always holds:
   one that ends in `.future`. So after a kill or a power cut between any two steps it is known which folder counts
   (`service/broker/opening.py` decides it at the next start).
   Only if the disk fails that was to keep the decision, a power cut may undo it: both folders have the partition's name
-  then, and it is found out from what is in them which of them counts.
+  then, and it is found out from what is in them which of them counts. If the partition had been about to move on, a
+  `.former` and a `.future` are beside the name that came back, and the same is found out.
 * What was flushed stays flushed. Between the decision and the moment in which it is durable, nothing new counts as
   flushed.
 * Meanwhile the log may be appended to, cut, compacted and restarted. If the copy is no longer a part of the log, it is
@@ -204,7 +205,7 @@ class Relocation:
         copy.epochs.changed = True
         epoch = copy.epochs.epoch_at(copy.end_offset - 1)
         copy.snapshots.take(log.views, offset=copy.end_offset, leader_epoch=epoch)
-        copy.durability.gaps_left = copy.end_offset
+        copy.durability.gaps_left = copy.end_offset  # this note tells a start, too, that the copy was made whole
 
     def _use_copy(self) -> None:
         """From now on the log uses the copy's files, which hold the same batches. The old files stay as they are."""

@@ -8,17 +8,18 @@ What always holds:
   ends before the first wrong batch, but that batch stays.
 * A log is a part of another one if its last batch is there, too: two logs with the same leader epoch at an offset are
   the same below it. That is not left to the epochs alone: all batches that neither compaction nor retention may have
-  touched are compared. A log without a batch is a part of each log that ends no lower.
-* What is not sure is no: a log that lacks what was durable in it, one in which compaction was changing names, one whose
-  last batch the other one may have compacted away.
+  touched are compared. A log without a batch is a part of each log that ends no lower, unless more was
+  deleted in it than in that one.
+* What is not sure is no: a log that lacks what was durable in it, one that starts above all that stands in it, one in
+  which compaction was changing names, one whose last batch the other one may have compacted away.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from log.batch import CHECKED_FROM, crc32c
 from log.checkpoints import CLEANED_OFFSET, DAMAGED_OFFSET, GAPS_OFFSET, START_OFFSET, read_offset
-from log.disk import Disk, DiskFault
+from log.disk import Disk
 from log.ids import NO_EPOCH
 from log.recovery import whole_batches
 from log.segment import LOG_SUFFIX, segment_name
@@ -48,13 +49,14 @@ class Twin:
         self.trusted_offset = recovery_point
         try:
             self._look()
-        except DiskFault as fault:
-            self.doubt = f"it can't be read: {fault.strerror}"
+        except OSError as error:
+            self.doubt = f"it can't be read: {error.strerror or error}"
 
     def _look(self) -> None:
         disk, folder = self._disk, self._folder
-        numbers = [name.removesuffix(LOG_SUFFIX) for name in disk.listdir(folder) if name.endswith(LOG_SUFFIX)]
-        self._bases = sorted(int(number) for number in numbers if number.isdigit())
+        logs = {name for name in disk.listdir(folder) if name.endswith(LOG_SUFFIX)}
+        numbers = [name.removesuffix(LOG_SUFFIX) for name in logs]
+        self._bases = sorted(int(number) for number in numbers if number.isdecimal())
         first = self._bases[0] if self._bases else 0
         noted = [read_offset(disk, folder, name) or 0 for name in (CLEANED_OFFSET, GAPS_OFFSET)]
         self.kept_start = read_offset(disk, folder, START_OFFSET) or 0
@@ -62,10 +64,16 @@ class Twin:
         self.trusted_offset = max(self.trusted_offset, *noted)
         self.start_offset = max(self.kept_start, first)
         self.end_offset = self.start_offset
-        for end_offset, _ in self._read():
-            self.end_offset = max(end_offset, self.start_offset)
+        has_batches, ended = False, self.start_offset
+        for ended, batch in self._read():
+            self.end_offset = max(ended, self.start_offset)
+            has_batches = has_batches or batch is not None
         if self.end_offset < self.trusted_offset:
             self.doubt = f"it had offsets up to {self.trusted_offset - 1} once"
+        elif logs != {segment_name(base_offset) for base_offset in self._bases}:
+            self.doubt = "it has files that are nearly called like segments"
+        elif has_batches and ended < self.kept_start:
+            self.doubt = "it starts above all that stands in it"
         elif read_offset(disk, folder, DAMAGED_OFFSET) is not None:
             self.doubt = "a read has found damage in it"
         elif disk.exists(f"{folder}/{PLAN}"):
@@ -112,13 +120,18 @@ def is_part(twin: Twin, whole: Twin) -> bool:
         return False
     try:
         return _are_there(twin, whole)
-    except DiskFault:
+    except OSError:
         return False
+
+
+def are_parts(twins: Iterable[Twin], whole: Twin) -> bool:
+    return all(is_part(twin, whole) for twin in twins)
 
 
 def _are_there(twin: Twin, whole: Twin) -> bool:
     changed_below = max(twin.changed_below, whole.changed_below)
-    is_there, others = True, whole.batches()
+    # What was deleted in a log without a batch may have been another log's.
+    is_there, others = twin.kept_start <= whole.start_offset, whole.batches()
     other = next(others, None)
     for batch in twin.batches():
         while other is not None and other.base_offset < batch.base_offset:

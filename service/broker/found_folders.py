@@ -27,7 +27,9 @@ flushed. A stray is a folder that was moved *aside*: it is called `….stray` fr
 
 Of several rows the first one counts. If several folders would be used for one partition (N1, N2), the one that holds
 all that is in the others is used, and they go aside (`log/twins.py`). If that is not sure, or two copies would take a
-partition over (C4), the start is refused.
+partition over (C4), the start is refused. A folder with the partition's name is not used, either, if the partition had
+moved on, to a `.future`, and a failed disk has forgotten that it had left: then the `.former`, or the `.future`, holds
+what is not in the named folder. If the `.future` holds all, C4 counts. If not, the start is refused.
 A data folder is away if the broker is started without it, and was away if it was started without it and is now started
 with it (`data_folder.any_away`). When a partition is made while the broker runs, a folder that is in its way is removed
 if it is blank, and goes aside otherwise.

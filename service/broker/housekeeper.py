@@ -8,7 +8,7 @@ clients. A disk fault takes the folder out of service; the work goes on in the o
 import asyncio
 import errno
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from log.batch import CorruptBatch
@@ -192,6 +192,15 @@ class Housekeeper:
                 fault = await self._write_points(folder, others)
                 if fault is not None and (fault := await self._drop_points(folder)) is not None:
                     raise fault
+
+    async def note_in_a_start(self, folder: LogFolder, durable: Mapping[TopicPartition, int]) -> None:
+        """Raise recovery points to what is known to be durable. Raises `DiskFault` if that can't be noted."""
+        async with self._writing_points:
+            points = dict(self.written_points[folder])
+            for topic_partition, offset in durable.items():
+                points[topic_partition] = max(offset, points.get(topic_partition, 0))
+            if (fault := await self._write_points(folder, points)) is not None:
+                raise fault
 
     @asynccontextmanager
     async def distrusting(self, partition: Partition, offset: int) -> AsyncIterator[None]:

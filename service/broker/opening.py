@@ -14,6 +14,7 @@ from collections.abc import Container, Mapping, Sequence
 from idempotence.producer_room import ProducerRoom
 from idempotence.producers import ProducerStates
 from isolation.stable import StableOffsets
+from log.checkpoints import GAPS_OFFSET
 from log.config import LogConfig
 from log.cutting import restart_at
 from log.disk import DiskFault
@@ -24,7 +25,7 @@ from log.partition_log import CleanState, PartitionLog
 from log.relocation import FORMER, FUTURE, of_stem, stem_of
 from log.removal import raise_start_offset
 from log.segment import segment_name
-from log.twins import Twin, fullest, is_part
+from log.twins import Twin, are_parts, fullest, is_part
 from service.broker.data_folder import FolderFacts, StartError, agree, any_away, read_facts
 from service.broker.found_folders import (
     STRAY,
@@ -116,6 +117,7 @@ class PartitionMaker:
             self.was_clean = self.was_clean and manifests[folder.name].is_there
         noted = await self.losses.note(await self._gone(image, node_id, manifests, present))
         for folder in self._folders:
+            await self._note_ends(folder, manifests[folder.name], present)
             await remove_manifest(folder.disk)
         await self._remove_unremoved(present)
         for folder in self._folders:
@@ -149,6 +151,17 @@ class PartitionMaker:
         known = image.directories.get(node_id, NO_DIRECTORIES).ids
         await self._find_lost(noted, is_away=not set(known) <= set(self._directories.values()))
         await agree({folder.name: folder.disk for folder in self._folders})
+
+    async def _note_ends(self, folder: LogFolder, manifest: Manifest, present: Mapping[str, set[str]]) -> None:
+        """Keep what the manifest says of partitions that are in several folders: it is known which one lacks something.
+        If that refuses this start, it must refuse the next one, too, which has no manifest.
+        """
+        if not manifest:
+            return
+        elsewhere = set[str]().union(*(names for name, names in present.items() if name != folder.name))
+        places = {name: partition_of(name) for name in manifest.keys() & present[folder.name] & elsewhere}
+        ends = {place: manifest[name].end_offset for name, place in places.items() if place is not None}
+        await self._housekeeper.note_in_a_start(folder, ends)
 
     async def _remove_unremoved(self, present: Mapping[str, set[str]]) -> None:
         """Remove what was to be removed while its disk was out of service."""
@@ -303,15 +316,20 @@ class PartitionMaker:
         """
         name, stem = folder_of(topic_partition), stem_of(topic_id, topic_partition.partition)
         named = [folder for folder in self._folders if name in present[folder.name]]
-        home = next((each for each in named if self._fate_of(each, topic_partition, topic_id) is Fate.USED), None)
+        used = [each for each in named if self._fate_of(each, topic_partition, topic_id) is Fate.USED]
+        home = next(iter(used), None)
         if not origins:
             return home
         # The process may have died before the decision was durable. It must be, before anything follows from it.
         # Otherwise a power cut gives the former folder its name again, and two folders have it.
         for origin in origins:
             await origin.disk.sync_dir("")
+        # A copy that was never begun tells no topic. The one that took over had told its own durably.
+        begun = [folder for folder in targets if read_topic_id(folder.disk, stem + FUTURE) == topic_id]
         # If a folder has the partition's name already, the copy is that of a later move: it may lack something.
-        if home is None and (home := self._decided_on(topic_id, stem, targets)) is not None:
+        if used and await self._has_moved_on(topic_partition, stem, used, origins, begun):
+            home = None
+        if home is None and (home := self._decided_on(stem, begun)) is not None:
             # The copy is not measured by how far another log of that name had come.
             await self._housekeeper.forget_in_a_start(home, {topic_partition})
             if home in named:
@@ -323,12 +341,43 @@ class PartitionMaker:
             await home.disk.sync_dir("")
         return home
 
-    @staticmethod
-    def _decided_on(topic_id: TopicId, stem: str, targets: Sequence[LogFolder]) -> LogFolder | None:
-        """The folder whose copy took the partition over. A copy that was never begun is not that one: it tells no
-        topic, and the one that took over had told its own durably.
+    async def _has_moved_on(
+        self,
+        topic_partition: TopicPartition,
+        stem: str,
+        used: Sequence[LogFolder],
+        origins: Sequence[LogFolder],
+        begun: Sequence[LogFolder],
+    ) -> bool:
+        """Whether a copy took the partition over though folders have its name: a failed disk has forgotten that the
+        partition had moved away from it, and then it moved on. If the copy, or what the moves left, is no part of the
+        named folder, the copy is to be served: it must hold all. Otherwise `StartError`.
         """
-        begun = [folder for folder in targets if read_topic_id(folder.disk, stem + FUTURE) == topic_id]
+        # Right before the decision a copy notes, durably, that there may be gaps in it (`log/relocation.py`).
+        copies = [each for each in begun if each.disk.exists(f"{stem}{FUTURE}/{GAPS_OFFSET}")]
+        if not copies:
+            return False
+
+        name, points = folder_of(topic_partition), self._housekeeper.written_points
+        found = [(each, name, points[each].get(topic_partition, 0)) for each in used]
+        # No point says anything of copies and of what was left: it is lowered before a decision.
+        found += [(each, stem + suffix, 0) for suffix, of in ((FORMER, origins), (FUTURE, copies)) for each in of]
+        twins = [await self._env.blocking(Twin, each.disk, called, point) for each, called, point in found]
+        homes, others = twins[: len(used)], twins[len(used) :]
+        if await self._env.blocking(are_parts, others, fullest(homes)):
+            return False
+        if len(copies) == 1 and await self._env.blocking(are_parts, twins[:-1], twins[-1]):
+            return True
+        holds = [f"{each.name}/{called} holds {twin}" for (each, called, _), twin in zip(found, twins, strict=True)]
+        raise StartError(
+            f"{topic_partition} is in several folders, and it is not sure that one of them holds all that is in the"
+            f" others: {'; '.join(holds)}. Move that {name} away which is not to be used, most likely the one on a disk"
+            " that had failed"
+        )
+
+    @staticmethod
+    def _decided_on(stem: str, begun: Sequence[LogFolder]) -> LogFolder | None:
+        """The folder whose copy took the partition over."""
         if len(begun) > 1:
             raise StartError(
                 f"{stem}{FUTURE} is in {begun[0].name} and in {begun[1].name}: move that one away which has less in it,"
@@ -433,8 +482,14 @@ class PartitionMaker:
                     " one on a disk that had failed, or that this broker was started without"
                 )
         partition = await self._env.blocking(self.add, topic, index, home, config, None, whole.trusted_offset)
+        log = partition.log
+        if log.damage or (log.start_offset, log.end_offset) != (whole.start_offset, whole.end_offset):
+            raise StartError(
+                f"{home.name}/{name} held {whole}, and was recovered as offsets {log.start_offset} to"
+                f" {log.end_offset - 1}: that disk can't be relied on. "
+                + "; ".join(f"{folder.name}/{name} holds {twin}" for twin, folder in twins.items())
+            )
         self._report_recovery(topic_partition)
-        assert partition.log.end_offset == whole.end_offset, "recovery reads by the same rules"
         # What was durable in a folder that goes aside must be so here, and what was deleted there stays deleted.
         await partition.log.flush()
         await raise_start_offset(partition.log, max(twin.kept_start for twin in twins))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from log.batch import read_header
-from log.checkpoints import CLEANED_OFFSET, DAMAGED_OFFSET, GAPS_OFFSET, write_offset
+from log.checkpoints import CLEANED_OFFSET, DAMAGED_OFFSET, GAPS_OFFSET, START_OFFSET, write_offset
 from log.config import LogConfig
 from log.cutting import restart_at
 from log.disk import DiskFault
@@ -143,6 +143,39 @@ def test_what_compaction_was_changing_is_not_judged() -> None:
     changing = copy.deepcopy(disk)
     asyncio.run(changing.write_atomic(f"{FOLDER}/{PLAN}", b"{}"))
     assert not is_part(twin(changing), twin(disk))
+
+
+def test_a_log_that_starts_above_all_that_stands_in_it_is_not_judged() -> None:
+    """A restart was interrupted, or the file of its start has rotted: a recovery removes all batches."""
+    disk, _ = written()
+    beyond, _ = written()
+    asyncio.run(write_offset(beyond, FOLDER, START_OFFSET, BATCHES + 1))
+    assert str(twin(beyond)) == "nothing, and ends at offset 21; it starts above all that stands in it"
+    assert not is_part(twin(disk), twin(beyond))
+    assert not is_part(twin(beyond), twin(disk))
+
+
+def test_what_was_deleted_in_a_log_without_a_batch_need_not_be_what_the_other_one_holds() -> None:
+    """It would be deleted there, too."""
+    disk, _ = written()
+    empty, log = written()
+    restart_at(log, BATCHES)
+    assert is_part(twin(empty), twin(disk))
+    asyncio.run(write_offset(empty, FOLDER, START_OFFSET, BATCHES))
+    assert not is_part(twin(empty), twin(disk))
+    asyncio.run(write_offset(disk, FOLDER, START_OFFSET, BATCHES))
+    assert is_part(twin(empty), twin(disk)), "it is deleted there already"
+
+
+@pytest.mark.parametrize(
+    "name", ["5.log", "300.log", "\N{SUPERSCRIPT TWO}.log", "\N{ARABIC-INDIC DIGIT THREE}.log", "x.log"]
+)
+def test_what_has_a_file_that_is_nearly_called_like_a_segment_is_not_judged(name: str) -> None:
+    disk, _ = written()
+    strange = copy.deepcopy(disk)
+    strange.open(f"{FOLDER}/{name}", create=True).close()
+    assert not is_part(twin(strange), twin(disk))
+    assert not is_part(twin(disk), twin(strange))
 
 
 def test_what_cannot_be_read_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:

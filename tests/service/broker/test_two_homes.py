@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from log.checkpoints import START_OFFSET, read_offset
+from log.checkpoints import DAMAGED_OFFSET, GAPS_OFFSET, START_OFFSET, read_offset
 from log.config import LogConfig
 from log.disk import PARTITION_METADATA, DiskFault, RealDisk
 from log.manifest import RECOVERY_POINTS
 from log.partition_log import PartitionLog
-from log.relocation import FUTURE
+from log.relocation import FORMER, FUTURE, Relocation, of_stem
 from log.removal import raise_start_offset
 from service.broker.data_folder import StartError
 from service.broker.found_folders import FIRST_LOG, STRAY
@@ -145,6 +145,43 @@ def test_one_that_lacks_what_was_durable_in_it_is_not_set_aside(tmp_path: Path) 
     refused(machine, lost, f"offsets 0 to {BATCHES}")
 
 
+def test_what_a_manifest_says_of_two_is_known_to_the_next_start_too(tmp_path: Path) -> None:
+    """The first start was refused, and had removed the manifest. So the next one set the folder aside that had held
+    more.
+    """
+    machine = Homes(tmp_path)
+    moved = machine.moved.rename(tmp_path / "away")
+
+    async def goes_on(stage: Stage) -> None:
+        await write(await stage.served("orders"), b"y")
+
+    machine.live(goes_on)
+    moved.rename(machine.moved)
+    (machine.one / RECOVERY_POINTS).unlink(missing_ok=True)
+    torn(machine.home / FIRST_LOG)
+    lost = f"offsets 0 to {BATCHES - 1}; it had offsets up to {BATCHES} once"
+    refused(machine, lost, f"offsets 0 to {BATCHES - 1}")
+
+
+def test_one_that_is_recovered_otherwise_than_it_was_read_is_not_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Homes(tmp_path, b"x", b"y")
+    add = PartitionMaker.add
+
+    def reads_otherwise(*args: Any) -> Any:
+        torn(machine.moved / FIRST_LOG)
+        return add(*args)
+
+    with monkeypatch.context() as patch, pytest.raises(StartError) as told:
+        patch.setattr(PartitionMaker, "add", reads_otherwise)
+        machine.start()
+    read = f"{machine.moved} held offsets 0 to {BATCHES + 1}, and was recovered as offsets 0 to {BATCHES - 1}"
+    assert str(told.value).startswith(read)
+    assert f"{machine.home} holds offsets 0 to {BATCHES - 1}" in str(told.value)
+    assert (machine.home.exists(), machine.strays()) == (True, [])
+
+
 def test_one_that_does_not_tell_its_topic_is_not_judged(tmp_path: Path) -> None:
     """It may be of a topic that was deleted."""
     machine = Homes(tmp_path, b"x")
@@ -183,7 +220,7 @@ def test_what_was_deleted_in_the_folder_that_goes_aside_stays_deleted(tmp_path: 
         disk.close()
 
     asyncio.run(deletes())
-    torn(machine.moved / FIRST_LOG)
+    (machine.one / RECOVERY_POINTS).write_text(f"0\n1\norders 0 {BATCHES}\n")
     machine.judge(machine.one, BATCHES, start_offset=7)
     assert read_offset(RealDisk(str(machine.one)), "orders-0", START_OFFSET) == 7
 
@@ -238,3 +275,144 @@ def test_a_copy_of_the_one_that_holds_less_is_no_reason_to_serve_it(tmp_path: Pa
     torn(machine.three / (machine.stem + FUTURE) / FIRST_LOG)
     machine.judge(machine.two, BATCHES + 1)
     assert not any(machine.three.glob("*orders*"))
+
+
+class MovedOn(Homes):
+    """The partition was about to move on, from the second folder to the third one, when the machine died: what it left
+    is called `former` there, and its copy has no name yet.
+    """
+
+    def __init__(self, folder: Path, *written: bytes) -> None:
+        super().__init__(folder, *written)
+        asyncio.run(self._moves_on())
+        self.left, self.copy = self.two / (self.stem + FORMER), self.three / (self.stem + FUTURE)
+        assert (self.left.exists(), self.copy.exists(), self.moved.exists()) == (True, True, False)
+
+    async def _moves_on(self) -> None:
+        two, three = RealDisk(str(self.two)), RealDisk(str(self.three))
+        topic = of_stem(self.stem)
+        assert topic is not None
+        log = PartitionLog.open(two, "orders-0", LogConfig(), (), known=None, now_ms=0, topic_id=topic[0])
+        relocation = Relocation(log, two, three, *topic)
+
+        async def died(*_: object) -> None:
+            pass
+
+        relocation._settle = died  # type: ignore[assignment]
+        assert await relocation.take_over(
+            "orders-0",
+            now_ms=0,
+            breathe=died,
+            may=lambda: True,
+            decided=lambda: None,
+            origin_failed=lambda fault: None,
+            target_failed=lambda fault: None,
+        )
+        for disk in (two, three):
+            disk.close()
+
+
+@pytest.mark.parametrize("dies", ["", "service.broker.opening.PartitionMaker._open", "service.broker.opening.agree"])
+def test_what_has_moved_on_is_served_when_a_disk_before_has_forgotten_that_it_moved(
+    tmp_path: Path, dies: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by reading: what that disk held was taken for the partition, and all else was removed."""
+    machine = MovedOn(tmp_path, b"x", b"y")
+    if dies:
+
+        async def died(*_: object, **__: object) -> None:
+            raise DiskFault(5, "died", "")
+
+        with monkeypatch.context() as patch, pytest.raises(DiskFault, match="died"):
+            patch.setattr(dies, died)
+            machine.start()
+    machine.judge(machine.three, BATCHES + 2)
+    assert [stray.parent for stray in machine.strays()] == [machine.one]
+    assert not machine.left.exists()
+    machine.crash()
+    machine.judge(machine.three, BATCHES + 3)
+
+
+def test_what_had_moved_on_with_nothing_new_is_served_from_either(tmp_path: Path) -> None:
+    machine = MovedOn(tmp_path)
+    machine.judge(machine.one, BATCHES)
+    assert (machine.left.exists(), machine.strays()) == (False, [])
+
+
+def test_what_was_durable_only_in_the_copy_is_served(tmp_path: Path) -> None:
+    """It was flushed there before the decision, and counted as durable from then on."""
+    machine = MovedOn(tmp_path, b"x")
+    torn(machine.left / FIRST_LOG)
+    machine.judge(machine.three, BATCHES + 1)
+    assert [stray.parent for stray in machine.strays()] == [machine.one]
+
+
+def test_what_an_earlier_move_left_does_not_make_a_later_copy_the_partition(tmp_path: Path) -> None:
+    """The copy is whole, but was not decided on."""
+    machine = MovedOn(tmp_path, b"x", b"y")
+    machine.home.rename(machine.one / machine.left.name)
+    machine.left.rename(machine.moved)
+    machine.judge(machine.two, BATCHES + 2)
+    assert machine.strays() == []
+
+
+def test_a_copy_that_was_not_made_whole_is_not_taken_for_the_partition(tmp_path: Path) -> None:
+    """Even if it is not known what the former move left."""
+    machine = MovedOn(tmp_path, b"x", b"y")
+    machine.home.rename(machine.one / machine.left.name)
+    machine.left.rename(machine.moved)
+    torn(machine.one / machine.left.name / FIRST_LOG)
+    (machine.copy / GAPS_OFFSET).unlink()
+    (machine.one / machine.left.name / DAMAGED_OFFSET).write_text("0\n1\n")
+    machine.judge(machine.two, BATCHES + 2)
+
+
+def both_written(machine: MovedOn, _: pytest.MonkeyPatch) -> str:
+    """The broker was started without the second and the third folder meanwhile."""
+    left, copy = machine.left.rename(machine.two / "away"), machine.copy.rename(machine.three / "away")
+
+    async def goes_on(stage: Stage) -> None:
+        await write(await stage.served("orders"), b"z")
+
+    machine.live(goes_on)
+    machine.crash()
+    (machine.one / RECOVERY_POINTS).unlink(missing_ok=True)
+    left.rename(machine.left)
+    copy.rename(machine.copy)
+    return f"offsets 0 to {BATCHES}"
+
+
+def is_damaged(machine: MovedOn, _: pytest.MonkeyPatch) -> str:
+    (machine.home / DAMAGED_OFFSET).write_text("0\n1\n")
+    return f"offsets 0 to {BATCHES - 1}; a read has found damage in it"
+
+
+def cannot_be_read(machine: MovedOn, monkeypatch: pytest.MonkeyPatch) -> str:
+    opened = RealDisk.open
+
+    def fails(disk: RealDisk, path: str, **how: Any) -> Any:
+        if Path(disk._real(path)) == machine.home / FIRST_LOG:
+            raise DiskFault(5, "Input/output error", path)
+        return opened(disk, path, **how)
+
+    monkeypatch.setattr(RealDisk, "open", fails)
+    return "nothing, and ends at offset 0; it can't be read: Input/output error"
+
+
+@pytest.mark.parametrize("harm", [both_written, is_damaged, cannot_be_read])
+def test_if_it_is_not_sure_that_it_has_moved_on_nothing_is_removed(
+    tmp_path: Path, harm: Callable[[MovedOn, pytest.MonkeyPatch], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = MovedOn(tmp_path, b"x", b"y")
+    holds = harm(machine, monkeypatch)
+    folders = (machine.home, machine.left, machine.copy)
+    before = {path: path.read_bytes() for home in folders for path in home.iterdir()}
+    for _ in range(2):
+        with pytest.raises(StartError, match="Move that orders-0 away which is not to be used") as told:
+            machine.start()
+        assert f"{machine.home} holds {holds}; {machine.left} holds offsets 0 to {BATCHES + 1}" in str(told.value)
+        assert f"{machine.copy} holds offsets 0 to {BATCHES + 1}. " in str(told.value)
+    assert {path: path.read_bytes() for home in folders for path in home.iterdir()} == before
+    monkeypatch.undo()
+    machine.home.rename(tmp_path / "away")
+    machine.judge(machine.three, BATCHES + 2)
