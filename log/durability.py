@@ -102,10 +102,12 @@ class LogDurability:
         self.flushed_offset = self._log.end_offset
 
     def stand_in(self, copy: "LogDurability") -> None:
-        """The files of `copy`'s log are this log's now."""
+        """The files of `copy`'s log are this log's now. What is durable in them alone counts with the next flush: until
+        the caller lets go of `alone`, a power cut may bring the former files back.
+        """
         assert copy.flushed_offset >= self.flushed_offset, "what was durable stays so"
         self._cuts += 1
-        for name in ("flushed_offset", "unsynced", "folder_is_new", "names_changed", "truncated", "gaps_left"):
+        for name in ("unsynced", "folder_is_new", "names_changed", "truncated", "gaps_left"):
             setattr(self, name, getattr(copy, name))
         self.kept_start = copy.kept_start
         self.plan_left = None

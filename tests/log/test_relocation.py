@@ -120,6 +120,38 @@ class OutOfDescriptors(MemoryDisk):
         await super().sync_dir(path)
 
 
+def test_what_is_durable_only_in_the_copy_does_not_count_before_the_decision_is_durable() -> None:
+    """A flush that began between the two returned at once, and was believed. A power cut that undid the decision gave
+    the old folder its name back, which lacked what had been acknowledged. Found by reading.
+    """
+    origin = MemoryDisk()
+    flushes: list[asyncio.Task[int]] = []
+
+    class FlushedWhenDecided(Moving):
+        def decided(self) -> None:
+            super().decided()
+            flushes.append(asyncio.ensure_future(self.log.flush()))
+
+    async def run() -> None:
+        bench = FlushedWhenDecided(origin)
+        bench.put((b"k", b"v"))
+        synced = origin.sync_dir
+
+        async def sync_dir(path: str) -> None:
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert not flushes[0].done(), "not yet"
+            assert bench.log.flushed_offset == 0
+            await synced(path)
+
+        relocation = bench.begin()
+        origin.sync_dir = sync_dir  # type: ignore[method-assign]
+        assert await bench.finish(relocation)
+        assert await flushes[0] == bench.log.end_offset == 1
+
+    asyncio.run(run())
+
+
 def test_a_decided_move_is_finished_when_there_are_descriptors_again(monkeypatch: pytest.MonkeyPatch) -> None:
     origin, target = OutOfDescriptors(), OutOfDescriptors()
 
