@@ -1,8 +1,9 @@
 """The HTTP server of one broker: all tables of routes, the way of every request, start and stop.
 
 What always holds: every error is a problem of `problems.py`. An unexpected failure of a handler is logged with its
-trace and answered with 500, and no other request suffers from it. A stop waits for requests that write, and ends
-streams.
+trace and answered with 500, and no other request suffers from it. A stop ends streams, and waits for requests that
+write. One that takes too long is cut off, and nothing of it is written after the stop: its client repeats it, and is
+told what became of it.
 """
 
 import asyncio
@@ -348,8 +349,10 @@ class WebServer:
         self.gateway.end_waiting()
         if self._lanes.writing:
             await asyncio.wait(self._lanes.writing, timeout=STOP_S)
-        await self._runner.cleanup()
-        await self.gateway.close()
+        connections = [] if self._runner.server is None else self._runner.server.connections
+        handlers = [task for each in connections if (task := each._task_handler) is not None]
+        await self._runner.cleanup()  # it cancels handlers in the end, and does not wait for them
+        await self.gateway.close([task for task in (*self._lanes.writing, *handlers) if not task.done()])
 
     @web.middleware
     async def _held(self, request: web.Request, handler: NextHandler) -> web.StreamResponse:

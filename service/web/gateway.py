@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Collection, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -69,11 +69,14 @@ if TYPE_CHECKING:
     from service.web.transactions import OpenTransactions
 
 R = TypeVar("R", bound=Struct)
+T = TypeVar("T")
 
 CLIENT_ID = "oncelog-http"
 TIMEOUT_S = 30.0
 PAUSE_S = 0.02
 """The pause before asking again about something that is just being created or elected."""
+ENDED_WITHIN_S = 1.0
+"""How long a server that stops waits for what it ends: transactions are aborted, if their coordinators answer."""
 ASKING: ContextVar[Session] = ContextVar("asking")
 """The session of the client whose HTTP request is being served."""
 NEWEST = {key: newest - (key in NEWEST_IS_UNSTABLE) for key, (_, newest) in OFFERED.items()}
@@ -144,6 +147,8 @@ class Gateway:
         self._internal_topics = broker.coordination.internal_topics
         self._turn = 0
         self._waiting: dict[asyncio.Task[Any], None] = {}  # in order: a simulated stop is the same each time
+        self._ends: dict[asyncio.Task[Any], None] = {}
+        self._is_over = False
         self._http: ClientSession | None = None
         self.outgoing = Outgoing(outgoing_max)
         self._handlers = {key: route.bound(broker) for key, route in ROUTES.items()}
@@ -187,8 +192,30 @@ class Gateway:
         for task in list(self._waiting):
             task.cancel()
 
-    async def close(self) -> None:
-        """Close the connections to other brokers. Nothing asks them any more."""
+    def see_through(self, end: Coroutine[Any, Any, T]) -> Awaitable[T]:
+        """The end of a transaction: it goes on without the request that asks for it, but not without the server."""
+        if self._is_over:
+            end.close()
+            raise asyncio.CancelledError
+        task = asyncio.get_running_loop().create_task(end)
+        self._ends[task] = None
+        task.add_done_callback(self._ends.pop)
+        return asyncio.shield(task)
+
+    async def close(self, requests: Iterable[asyncio.Task[Any]]) -> None:
+        """End these requests, which have not ended in time, and all that is written for others. Then close the
+        connections to other brokers. Nothing asks them, or this broker, any more.
+        """
+        asked = [*requests, *self.sharing.end()]
+        for task in asked:
+            task.cancel()
+        if asked or self._ends:
+            await asyncio.wait([*asked, *self._ends], timeout=ENDED_WITHIN_S)
+        self._is_over = True
+        if left := [task for task in (*asked, *self._ends) if not task.done()]:
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left, timeout=ENDED_WITHIN_S)
         await self._pool.close()
         if self._http is not None:
             await self._http.close()

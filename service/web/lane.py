@@ -155,7 +155,7 @@ class Lanes:
         self.connected = 0
         """How many connections there are."""
         self._heads: dict[bytes, QuickRequest] = {}
-        self.writing: set[asyncio.Task[None]] = set()
+        self.writing: dict[asyncio.Task[None], None] = {}
         """Requests whose answers are not ready yet."""
         self.coming_bytes = 0
         """What long bodies hold that have not come as a whole."""
@@ -410,7 +410,7 @@ class Lane(asyncio.Protocol):
             self._lanes.tally.under_way += 1
             self._lanes.writing_bytes += held_bytes  # now: others of this turn are served before the task begins
             self._task = self._loop.create_task(self._later(asked, answer, began_s, held_bytes))
-            self._lanes.writing.add(self._task)
+            self._lanes.writing[self._task] = None
         return True
 
     async def _later(self, asked: QuickRequest, answer: Awaitable[quick.Told], began_s: float, held_bytes: int) -> None:
@@ -426,7 +426,7 @@ class Lane(asyncio.Protocol):
             self._lanes.tally.under_way -= 1
             self._lanes.writing_bytes -= held_bytes
             assert self._task is not None
-            self._lanes.writing.discard(self._task)
+            self._lanes.writing.pop(self._task)
             self._task = None
         self._resume()
 

@@ -283,12 +283,12 @@ class ProducerPool:
                 try:
                     yield producer
                 except BaseException as failure:
-                    is_aborted = await asyncio.shield(self._abort(producer))
+                    is_aborted = await self._gateway.see_through(self._abort(producer))
                     if is_aborted and isinstance(failure, Problem) and failure.outcome == "unknown":
                         raise Problem("not-now", failure.detail, error=failure.error) from None
                     raise
                 try:
-                    await asyncio.shield(producer.end(commit=True))
+                    await self._gateway.see_through(producer.end(commit=True))
                 except BaseException:
                     producer.producer_id = -1
                     raise

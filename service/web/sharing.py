@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from log.batch import NewRecord
 from log.ids import TopicPartition
@@ -106,6 +107,8 @@ class Sharing:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._queues: dict[frozenset[int], Queue] = {}
+        self._writing: dict[asyncio.Task[None], None] = {}
+        self._is_over = False
 
     def takes(self, placed: PlacedRecords, seal: Seal) -> bool:
         """Whether the request may share. It would hold up others if it is large, or has to wait for a leader or for
@@ -151,13 +154,26 @@ class Sharing:
             queue.start = None
         if queue.under_way >= GROUPS_MAX:
             return  # the next one that ends begins with those that wait
+        if self._is_over:
+            while queue.wishes:
+                queue.wishes.popleft().refuse(Problem("not-now", "the broker stops"))
         if wishes := queue.take(loop.time()):
             queue.under_way += 1
-            self._gateway.env.tasks.spawn("share a transaction", self._see_through(needs, wishes))
+            self._spawn("share a transaction", self._see_through(needs, wishes))
         if queue.wishes:  # more than one turn of the loop takes
             queue.start = loop.call_soon(self._begin, needs)
         elif not queue.under_way:
             del self._queues[needs]
+
+    def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        task = self._gateway.env.tasks.spawn(name, work)
+        self._writing[task] = None
+        task.add_done_callback(self._writing.pop)
+
+    def end(self) -> list[asyncio.Task[None]]:
+        """The server stops: begin nothing any more. Returns what is being written; who cancels it waits for its end."""
+        self._is_over = True
+        return list(self._writing)
 
     async def _see_through(self, needs: frozenset[int], wishes: Sequence[Wish]) -> None:
         queue = self._queues[needs]
@@ -171,7 +187,7 @@ class Sharing:
                     if wish.is_old(now_s):
                         wish.refuse(_too_late())
                     else:
-                        self._gateway.env.tasks.spawn("write a request alone", self._write_alone(wish))
+                        self._spawn("write a request alone", self._write_alone(wish))
         finally:
             queue.under_way -= 1
             self._begin(needs)

@@ -466,7 +466,7 @@ async def _end(gateway: Gateway, request: web.Request, *, is_commit: bool) -> we
         if is_commit:
             await _refuse_parts(gateway, name, known)
         try:
-            await asyncio.shield(producer.end(commit=is_commit))
+            await gateway.see_through(producer.end(commit=is_commit))
         except Problem as problem:
             try:
                 state = await _seen(gateway, name, await find_transaction(gateway.cluster, name.transactional_id))
