@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import json
 import re
 import socket
@@ -20,13 +21,16 @@ import pytest
 from aiohttp.web import Server
 
 import service.web.quick
+from service.broker.partition import Appended
 from service.broker.tally import HttpTally
 from service.ports import RealClock
 from service.web import lane as lane_module
-from service.web import producing, quick_once
-from service.web.answers import codec_of
-from service.web.lane import REQUESTS_AT_ONCE, Lane, Lanes, read_head
-from tests.service.web.kit import PATIENCE_S, Http, Served, read_all
+from service.web import producing, quick, quick_once
+from service.web.answers import CODECS, codec_of
+from service.web.compatible import V2_FORM
+from service.web.lane import BYTES_AT_ONCE, REQUESTS_AT_ONCE, Lane, Lanes, read_head
+from service.web.problems import Problem
+from tests.service.web.kit import PATIENCE_S, TURN_S, Http, Served, read_all
 
 JSON_HEAD = (
     b"POST /v1/topics/%b/records HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d%b\r\n\r\n"
@@ -286,18 +290,20 @@ def test_a_head_that_was_read_before_may_come_in_two_parts(
     assert [each.value for each in read_all(served.bootstrap, topic)] == [b"one", b"two"]
 
 
-def test_many_requests_that_come_at_once_are_served_in_turns() -> None:
-    count = 20 * REQUESTS_AT_ONCE
+@pytest.mark.parametrize(("body_bytes", "at_once"), [(2, REQUESTS_AT_ONCE), (BYTES_AT_ONCE // 3, 4)])
+def test_many_requests_that_come_at_once_are_served_in_turns(body_bytes: int, at_once: int) -> None:
+    """Ten that had 2000 records each took 65 ms of one turn."""
+    count = 20 * at_once
     steps: list[int] = []
 
     async def scene() -> None:
         transport = Mock(is_closing=lambda: False)
         gateway = Mock()
-        gateway.config.http_max_body_bytes = 100
+        gateway.config.http_max_body_bytes = BYTES_AT_ONCE
         gateway.routes = producing.ROUTES
         lane = Lane(Lanes(gateway, HttpTally(), Mock()), Mock(), 1.0)
         lane.connection_made(transport)
-        lane.data_received(request("t", b"{}") * count)
+        lane.data_received(request("t", b"x" * body_bytes) * count)
         while len(steps) < count:
             answered = transport.write.call_count
             steps.append(answered - sum(steps))
@@ -309,7 +315,7 @@ def test_many_requests_that_come_at_once_are_served_in_turns() -> None:
     with patch.dict(lane_module.OWN.write, {b"application/json": lambda *_: b"{}"}):
         asyncio.run(scene())
     assert sum(steps) == count
-    assert max(steps) == REQUESTS_AT_ONCE
+    assert max(steps) == at_once
 
 
 def test_a_connection_that_ends_as_a_request_comes_leaves_no_error() -> None:
@@ -410,3 +416,18 @@ def test_the_simple_form_is_taken() -> None:
 )
 def test_what_is_not_of_the_simple_form_is_left_to_aiohttp(head: bytes) -> None:
     assert read_head(head) is None
+
+
+@pytest.mark.parametrize("form", [quick.OWN, V2_FORM])
+def test_the_longest_answers_of_the_short_way_are_packed_at_once(form: quick.AnswerForm) -> None:
+    """They are compressed in the turn of the loop in which they are made."""
+    appended = Appended(2**63 - 1 - quick.RECORDS_MAX, 0)
+    refused = Problem("not-now", f"{'t' * 249} partition 99999: {'why ' * 50}")
+    answers = [form.written("t" * 249, 99999, appended, quick.RECORDS_MAX, 2**50)]
+    if form is V2_FORM:
+        answers.append(form.refused(refused, 99999, quick.RECORDS_MAX))
+    for answer, pack in itertools.product(answers, CODECS.values()):
+        began_s = time.perf_counter()
+        pack(answer)
+        assert time.perf_counter() - began_s < TURN_S
+        assert len(answer) < 2 << 20

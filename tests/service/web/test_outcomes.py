@@ -75,6 +75,7 @@ class Coordinated:
     def __init__(self, *ends: EndTxnResponse | Exception) -> None:
         self.ends = list(ends)
         self.node_id, self.image = 1, SimpleNamespace(topics={})
+        self.see_through = asyncio.shield
 
     async def coordinator(self, key_type: int, key: str) -> int:
         if self.ends and self.ends[0] is NOBODY:
