@@ -466,7 +466,9 @@ class Handing:
         if self.instance is not None:
             self._begin()
             self._reads.given(self._named, self._given)
-            self.instance.passes_on(self._named, self._gateway.node_id, self._gateway.epoch)
+            gateway = self._gateway
+            begins_max = gateway.instances.begins_max
+            self.instance.passes_on(self._named, gateway.node_id, gateway.epoch, begins_max)
         self._release()
 
     def _told(self, is_taken: bool) -> None:

@@ -76,6 +76,10 @@ BEGINS_MAX = 1_000
 """How many positions they have together. The older ones of each broker are remembered as one, which has one position of
 each partition.
 """
+ALL_BEGINS_MAX = 200_000
+"""How many positions all instances remember by single reads, about: 30 MB. Each has its share. What is remembered as
+one takes no more for each broker than the instance's own positions do.
+"""
 NAMES_MAX = 200
 """How many names such a one has: so many fit into a header."""
 READ_CHARACTERS: Final = 32
@@ -320,13 +324,18 @@ class Instance(HttpMember):
             if self.uncommitted.get(each) == offset:
                 del self.uncommitted[each]
 
-    def remember(self, name: str, read: ForwardedRead) -> None:
+    @property
+    def remembered(self) -> int:
+        """How many reads are remembered, alone or with others."""
+        return sum(len(each.names) or 1 for each in self.reads.values())
+
+    def remember(self, name: str, read: ForwardedRead, begins_max: int = BEGINS_MAX) -> None:
         """This read is given an answer now."""
         self.reads[name] = read
         by_itself = [each for each in self.reads if not each.startswith(FOLDED)]
         count = sum(len(self.reads[each].begins) for each in by_itself)
         for older in by_itself[:-1]:
-            if len(self.reads) <= READS_MAX and count <= BEGINS_MAX:
+            if len(self.reads) <= READS_MAX and count <= begins_max:
                 break
             count -= len(self.reads[older].begins)
             self._fold(older)
@@ -382,11 +391,11 @@ class Instance(HttpMember):
         if not is_taken:
             self.take_back(begins)
 
-    def passes_on(self, name: str, node: int, epoch: int) -> None:
+    def passes_on(self, name: str, node: int, epoch: int, begins_max: int) -> None:
         """Others read on, although it is not known whether the client has the last answer. It is remembered as one of
         a read that this broker has forwarded to itself.
         """
-        self.remember(name, ForwardedRead(node, epoch, self.before))
+        self.remember(name, ForwardedRead(node, epoch, self.before), begins_max)
         self.ended(is_taken=True)
 
     def taken(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
@@ -418,6 +427,11 @@ class Instances(Members):
         self._silent_until_s: dict[int, float] = {}
         """Brokers that have not answered, and until when they are not asked again."""
         self.forwarded = ForwardedReads(gateway.env.unique().hex()[: READ_CHARACTERS // 2])
+
+    @property
+    def begins_max(self) -> int:
+        """How many positions an instance may remember by single reads."""
+        return min(BEGINS_MAX, ALL_BEGINS_MAX // max(len(self._members), 1))
 
     def make(self, group: str, name: str | None, wishes: Wishes) -> Instance:
         gateway = self._gateway
@@ -661,7 +675,7 @@ class Instances(Members):
             self._lose_with_brokers(instance)
             instance.lost(front.read)
             is_due = loop.time() - instance.committed_s >= COMMIT_EVERY_S
-            if is_due or len(instance.reads) >= READS_MAX:
+            if is_due or instance.remembered >= READS_MAX:
                 # What was lost is given again soon, although nothing is committed.
                 await self._ask_in_front(instance, commits=False)
             if is_due:
@@ -679,7 +693,8 @@ class Instances(Members):
             instance.is_being_given = True
             records = answer.given()
             if front.read and instance.before:
-                instance.remember(front.read, ForwardedRead(front.node, front.epoch, dict(instance.before)))
+                read = ForwardedRead(front.node, front.epoch, dict(instance.before))
+                instance.remember(front.read, read, self.begins_max)
             return records
 
     async def _fill(self, answer: RecordsAnswer, request: web.Request, deadline: float) -> None:

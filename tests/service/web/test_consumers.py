@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import json
 import os
 import select
@@ -24,6 +25,7 @@ from service.web.fetching import Piece
 from service.web.gateway import Gateway
 from service.web.holding import Holder, Holding
 from service.web.instances import (
+    ALL_BEGINS_MAX,
     BEGINS_MAX,
     COMMIT_EVERY_S,
     NAMES_MAX,
@@ -1118,6 +1120,20 @@ def test_what_is_remembered_of_many_partitions_is_bounded() -> None:
         instance.remember(f"{number}", ForwardedRead(2, None, begins))
     assert sum(map(len, instance.begins())) <= 2 * BEGINS_MAX
     assert set(instance.taken({TopicPartition("t", each): 90 for each in range(BEGINS_MAX)}).values()) == {0}
+
+
+def test_what_many_instances_remember_of_reads_is_bounded() -> None:
+    """Ten thousand that read sixty partitions by another broker held 1.3 GB."""
+    instances, partitions = Instances(MagicMock()), [TopicPartition("t", each) for each in range(60)]
+    for number in range(1000):
+        instances._members["g", f"{number}"] = Instance("g", f"{number}", Join([]), 0.0, is_assigned=True)
+    for number, instance in itertools.product(range(READS_MAX), instances._members.values()):
+        read = ForwardedRead(2, None, dict.fromkeys(partitions, number))
+        instance.remember(f"{number}", read, instances.begins_max)
+    held = sum(len(begins) for each in instances._members.values() for begins in each.begins())
+    as_one_and_the_last = 2 * len(partitions) * len(instances._members)
+    assert held <= ALL_BEGINS_MAX + as_one_and_the_last
+    assert all(each.remembered == READS_MAX for each in instances._members.values())
 
 
 @pytest.mark.parametrize("way", ["assign", "subscribe"])

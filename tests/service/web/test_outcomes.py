@@ -382,7 +382,7 @@ def test_a_broker_in_front_gives_one_answer_of_an_instance_at_a_time_whatever_it
 def test_a_read_that_waits_has_its_turn_as_soon_as_the_answer_before_may_be_taken(waits_since: str, end: str) -> None:
     """One that waited while that was written waited for ever, and later told that it was taken."""
     reads = ForwardedReads("")
-    gateway: Any = SimpleNamespace(node_id=1, epoch=1, instances=SimpleNamespace(forwarded=reads))
+    gateway: Any = SimpleNamespace(node_id=1, epoch=1, instances=SimpleNamespace(begins_max=1, forwarded=reads))
     gateway.env = SimpleNamespace(clock=RealClock(), unique=lambda: b"a" * 16)
     transport = MagicMock()
     transport.get_write_buffer_size.return_value = 0
