@@ -62,7 +62,9 @@ class Decide(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class DecisionOnBranches(msgspec.Struct, omit_defaults=True):
-    """`decided_now` is false if the token was decided before. The branches that were named are aborted then."""
+    """`decided_now` is false if the token was decided before, or if all is thrown away. `outcome` is what became of the
+    branches that are named; those of them that still waited are aborted then.
+    """
 
     outcome: Outcome
     decided_now: bool
@@ -120,8 +122,8 @@ async def _outcome(
     """What happened to the branches that were named, by this decision or by another."""
     if answer.decided_now:
         return "applied"
-    if not wanted.commit:
-        return "none"
+    if not wanted.commit and answer.last_token < token:
+        return "none"  # a branch is committed only by the decision of its token, and there is none
     fates: set[Outcome] = set()
     try:
         for at in range(0, len(named), SEEN_AT_ONCE):

@@ -18,14 +18,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from log.ids import TopicPartition
+from log.ids import NO_TIMESTAMP, TopicPartition
 from service.api.wire_codes import looked_up
 from service.broker.internal_topics import TRANSACTIONS
 from service.broker.writing import MAY_BE_WRITTEN
@@ -67,6 +69,7 @@ from service.wire.error_codes import ErrorCode
 from service.wire.messages import ProducerState
 from txn.branches import branch_of
 from txn.coordinator import TxnCoordinator
+from txn.states import Txn
 
 TIMEOUT_MS = 60_000
 SESSIONS_MAX = 10_000
@@ -169,6 +172,7 @@ _offsets = msgspec.json.Decoder(GroupOffsetsIn)
 _finds = msgspec.json.Decoder(Find)
 _aborts = msgspec.json.Decoder(AbortIn)
 _encode = msgspec.json.Encoder().encode
+T = TypeVar("T")
 
 
 # -- names
@@ -508,9 +512,19 @@ async def describe(gateway: Gateway, request: web.Request) -> web.StreamResponse
     if found is None:
         raise Problem("unknown-transaction", f"transactional id {name.transactional_id!r} is not known")
     state = await _seen(gateway, name, found)
+    if state.state in ("Ongoing", "Empty") and (branch := branch_of(name.transactional_id)) is not None:
+        sealed = await _ask_here(gateway, name, _seal_of)
+        if sealed is not None and not isinstance(sealed, ErrorCode):
+            state.state, state.branch = "Sealed", BranchName(branch.name, *sealed)
     if (known := gateway.open_transactions.find(name)) is not None:
         state.next_batch = len(known.batches)
     return as_json(state)
+
+
+def _seal_of(txn: Txn, name: Name) -> tuple[int, int] | None:
+    """The pair by which a decision names the branch; None: it is not sealed."""
+    is_same = (txn.producer_id, txn.producer_epoch) == (name.producer_id, name.epoch)
+    return txn.holder if is_same and txn.handed_on and txn.sealed_ms != NO_TIMESTAMP else None
 
 
 def _shown(name: Name, found: TransactionState | None) -> TransactionStatus:
@@ -540,16 +554,23 @@ async def _seen(gateway: Gateway, name: Name, found: TransactionState | None) ->
     """What became of this transaction, as far as its coordinator, which is this broker, knows it."""
     shown = _shown(name, found)
     if shown.state == "Superseded":
-
-        def look(machine: TxnCoordinator, transactional_id: str) -> Outcome:
-            described = machine.describe(transactional_id)
-            known = None if described is None else described.txn.was_committed(name.producer_id, name.epoch)
-            return "unknown" if known is None else "applied" if known else "none"
-
-        (outcome,) = (await looked_up(gateway.here.coordination.transactions, [name.transactional_id], look)).values()
-        if not isinstance(outcome, ErrorCode):
-            shown.outcome = outcome
+        was_committed = await _ask_here(
+            gateway, name, lambda txn, name: txn.was_committed(name.producer_id, name.epoch)
+        )
+        if isinstance(was_committed, bool):
+            shown.outcome = "applied" if was_committed else "none"
     return shown
+
+
+async def _ask_here(gateway: Gateway, name: Name, look: Callable[[Txn, Name], T]) -> T | ErrorCode | None:
+    """What is found in this broker's knowledge of the id, which it coordinates; None: it knows no such id."""
+
+    def looked(machine: TxnCoordinator, transactional_id: str) -> T | None:
+        described = machine.describe(transactional_id)
+        return None if described is None else look(described.txn, name)
+
+    (found,) = (await looked_up(gateway.here.coordination.transactions, [name.transactional_id], looked)).values()
+    return found
 
 
 async def _complain(gateway: Gateway, name: Name) -> None:

@@ -267,6 +267,8 @@ def test_several_processes_write_one_transaction(served: Served, http: Http, top
         first, again = http.post(f"{txn}:commit"), http.post(f"{txn}:commit")
         assert (first.status, first.json["state"], first.json["outcome"]) == (200, "Sealed", "none")
         assert again.json == first.json
+        shown = http.get(txn).json  # it was "Ongoing", and had no name
+        assert (shown["state"], shown["outcome"], shown["branch"]) == ("Sealed", "none", first.json["branch"])
         named.append(first.json["branch"])
     late = put(http, txns[0], 1, {"topic": topic, "value": "late"})
     assert (late.status, late.json["type"]) == (409, "/problems/invalid-txn-state")
@@ -311,6 +313,11 @@ def test_branches_are_thrown_away_and_their_token_stays_free(served: Served, htt
     named = http.post(f"{txn}:commit").json["branch"]
     assert http.put(f"/v1/branches/{root}/decisions/7", {"commit": True, "branches": [named]}).json["decided_now"]
     assert values(served, topic) == [b"1"]
+    thrown = http.put(f"/v1/branches/{root}/decisions/7", {"commit": False, "branches": [named]}).json
+    assert thrown == {"outcome": "applied", "decided_now": False, "last_token": 7}, "a lost answer: it was told none"
+    for branches in [], [{"name": "a"}], [named, {"name": "a"}]:  # "a" is forgotten since "b" has its producer id
+        thrown = http.put(f"/v1/branches/{root}/decisions/7", {"commit": False, "branches": branches}).json
+        assert (thrown["outcome"], thrown["decided_now"]) == ("unknown", False)
     for token in ("-1", "9223372036854775808", "x"):
         assert http.put(f"/v1/branches/{root}/decisions/{token}", {"commit": True}).status == 400
 
