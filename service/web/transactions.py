@@ -257,10 +257,10 @@ class Open:
 
 
 class OpenTransactions:
-    """The open transactions that were begun at this broker."""
+    """The open transactions that were begun at this broker, one of each transactional id: the last."""
 
     def __init__(self) -> None:
-        self._open: dict[str, Open] = {}
+        self._open: dict[str, tuple[Name, Open]] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def turn(self, name: Name) -> asyncio.Lock:
@@ -269,18 +269,24 @@ class OpenTransactions:
 
     def add(self, name: Name, producer: Producer) -> None:
         now_s = asyncio.get_running_loop().time()
-        for each in [each for each, known in self._open.items() if known.until_s < now_s]:
+        for each in [each for each, (_, known) in self._open.items() if known.until_s < now_s]:
             del self._open[each]
-        if len(self._open) >= SESSIONS_MAX:
+        before = self._open.get(name.transactional_id)
+        if before is None and len(self._open) >= SESSIONS_MAX:
             raise Problem("throttled", f"{SESSIONS_MAX} transactions are open here")
-        self._open[str(name)] = begun = Open(producer)
+        if before is not None and before[0].producer_id == name.producer_id and before[0].epoch > name.epoch:
+            return  # while this one was told of, another has taken the id over
+        begun = Open(producer)
         begun.extend()
+        self._open[name.transactional_id] = name, begun
 
     def find(self, name: Name) -> Open | None:
-        return self._open.get(str(name))
+        of_id, known = self._open.get(name.transactional_id, (None, None))
+        return known if of_id == name else None
 
     def close(self, name: Name) -> None:
-        self._open.pop(str(name), None)
+        if self.find(name) is not None:
+            del self._open[name.transactional_id]
 
 
 async def _elsewhere(gateway: Gateway, transactional_id: str) -> int | None:

@@ -1206,6 +1206,35 @@ def test_a_transaction_is_remembered_for_as_long_as_it_may_be_open(
     asyncio.run(scenario())
 
 
+def test_of_each_transactional_id_the_last_transaction_is_remembered(tmp_path: Path) -> None:
+    """Those that were shut out were remembered until their time was over. A client that began one id again and again
+    shut everybody out.
+    """
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("t", 1)
+        async with serving(stage) as (web, client):
+            begun = [await (await client.post("transactions", json={"transactional_id": "x"})).json() for _ in range(3)]
+            assert len(web.gateway.open_transactions._open) == 1
+            for each, status in (begun[0], 409), (begun[1], 409), (begun[2], 200):
+                path = f"transactions/{each['txn']}"
+                put = await client.put(f"{path}/batches/0", json=batch_of(0))
+                assert put.status == status
+                if status == 200:
+                    break
+                for refused in put, await client.post(f"{path}:commit"):
+                    problem = await refused.json()
+                    assert (refused.status, problem["type"]) == (409, "/problems/producer-fenced")
+                    assert problem["outcome"] == (await (await client.get(path)).json())["outcome"] == "none"
+            former, last = name_of(begun[1]["txn"]), name_of(begun[2]["txn"])
+            web.gateway.open_transactions.add(former, cast(Any, Partly()))
+            assert web.gateway.open_transactions.find(last) is not None, "it was told of before"
+            web.gateway.open_transactions.close(former)
+            assert (await client.post(f"transactions/{last}:commit")).status == 200
+
+    on_stage(tmp_path, scene)
+
+
 # -- reading
 
 
