@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 from weakref import WeakValueDictionary
@@ -240,8 +240,14 @@ class Open:
     batches: list[WrittenOnce] = field(default_factory=list)
     is_empty: bool = True
     in_part: InPart | None = None
+    topics: dict[str, Topic] = field(default_factory=dict)
+    """The topics that it was written to. What is in one that is deleted since is lost, and what comes to another of its
+    name would begin in the middle.
+    """
     is_broken: bool = False
-    """A part of a batch was written, and the rest can't be. The transaction can only be aborted."""
+    """A part of what it was given was written, and the rest can't be. The transaction can only be aborted."""
+    is_ending: bool = False
+    """Its commit, or its seal, was asked for: it may be decided, or sealed, although nobody was told."""
     unsure: set[str] = field(default_factory=set)
     """The groups whose offsets may be there or on their way. They must be put again, or the transaction be aborted."""
 
@@ -250,6 +256,11 @@ class Open:
         if self.is_empty:
             self.is_empty = False
             self.extend()
+
+    def lost(self, now: Mapping[str, Topic]) -> str | None:
+        """A topic that it was written to and that is deleted, although there may be another of its name."""
+        topics = self.topics if self.in_part is None else {**self.in_part.topics, **self.topics}
+        return next((name for name, topic in topics.items() if name not in now or now[name].id != topic.id), None)
 
     def extend(self) -> None:
         """The transaction's time begins now, or anew."""
@@ -336,7 +347,7 @@ async def put_batch(gateway: Gateway, request: web.Request) -> web.StreamRespons
                 raise Problem("batch-changed", f"batch {number} was written with another body")
             return web.Response(body=written.answer, content_type=JSON, headers={"Batch-Replayed": "true"})
         if open_one.is_broken:
-            raise Problem("invalid-txn-state", "a batch was written in part: abort the transaction")
+            raise _broken()
         if open_one.in_part is not None and open_one.in_part.fingerprint != fingerprint:
             raise Problem("batch-changed", f"batch {number} was written in part with another body")
         if number > len(open_one.batches):
@@ -363,6 +374,21 @@ def _not_known() -> Problem:
     )
 
 
+def _broken(error: int | None = None) -> Problem:
+    detail = "a part of what it was given is not there, and can't be written any more: abort the transaction"
+    return Problem("invalid-txn-state", detail, error=error)
+
+
+async def _refuse_lost(gateway: Gateway, name: Name, open_one: Open) -> None:
+    """Raise a problem if something of the transaction is gone with its topic."""
+    if (topic := open_one.lost(gateway.image.topics)) is None:
+        return
+    if await open_one.producer.refusal() in FENCED:
+        await _complain(gateway, name)  # it is over
+    detail = f"topic {topic!r} was deleted, and what the transaction had written there: abort the transaction"
+    raise Problem("invalid-txn-state", detail)
+
+
 def _who(name: Name) -> str:
     return f"transactional id {name.transactional_id!r}"
 
@@ -373,13 +399,10 @@ async def _write(
     batch, records = await read_batch(body, request[HOLDER])
     if not records or batch.offsets is not None or batch.expected:
         raise Problem("invalid-request", "a batch of a transaction has records, and nothing else")
+    await _refuse_lost(gateway, name, open_one)
     # The number chooses the partitions, so that the same batch, sent again, goes to the same ones.
     part = open_one.in_part or InPart(fingerprint, gateway.env.clock.wall_ms())
     placed = await place_all(gateway, records, None, Partitioner(number), part.now_ms, part.topics)
-    now = gateway.image.topics
-    if any(name not in now or now[name].id != topic.id for name, topic in part.topics.items()):
-        open_one.is_broken = open_one.in_part is not None
-        raise Problem("invalid-txn-state", "a topic of the batch was deleted: abort the transaction")
     producer = open_one.producer
     before = dict(producer.sequences)
     batches: list[OutgoingBatch] = []
@@ -406,8 +429,12 @@ async def _write(
         if open_one.in_part is not None or part.written or any(each.in_doubt for each in batches):
             open_one.in_part = part
             open_one.is_broken = not may_repeat
+        if problem.error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:  # what was before it is gone
+            open_one.is_broken = True
+            raise _broken(problem.error) from None
         problem.outcome = "none" if not may_repeat else problem.outcome
         raise point_out(problem, batches, placed) from None
+    open_one.topics |= part.topics
     return BatchOut("none", await results_of(placed, offsets_of(batches)))
 
 
@@ -458,11 +485,15 @@ async def _refuse_parts(gateway: Gateway, name: Name, known: Open | None) -> Non
         if code not in FENCED:
             raise of_error(code, _who(name), in_doubt=True) if code else _not_known()
         # Nothing is decided with its pair any more: the end tells what was.
+    elif known.is_broken:
+        raise _broken()
     elif known.in_part is not None:
         raise Problem("invalid-txn-state", "a batch was written in part: put it again, or abort the transaction")
     elif known.unsure:
         groups = ", ".join(sorted(known.unsure))[:300]
         raise Problem("invalid-txn-state", f"offsets of {groups} may be missing: put them again, or abort it")
+    elif not known.is_ending:
+        await _refuse_lost(gateway, name, known)
 
 
 async def _end(gateway: Gateway, request: web.Request, *, is_commit: bool) -> web.StreamResponse:
@@ -475,6 +506,8 @@ async def _end(gateway: Gateway, request: web.Request, *, is_commit: bool) -> we
         known = gateway.open_transactions.find(name)
         if is_commit:
             await _refuse_parts(gateway, name, known)
+            if known is not None:
+                known.is_ending = True
         try:
             await gateway.see_through(producer.end(commit=is_commit))
         except Problem as problem:

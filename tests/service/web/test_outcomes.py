@@ -1055,6 +1055,9 @@ class Partly:
         self.fails = True
         self.times: list[int] = []
 
+    async def refusal(self) -> int:
+        return ErrorCode.NONE
+
     def build(self, partition: TopicPartition, records: list[Any]) -> OutgoingBatch:
         self.times += [each[3] for each in records]
         return OutgoingBatch(partition, b"", len(records))
@@ -1231,6 +1234,53 @@ def test_of_each_transactional_id_the_last_transaction_is_remembered(tmp_path: P
             assert web.gateway.open_transactions.find(last) is not None, "it was told of before"
             web.gateway.open_transactions.close(former)
             assert (await client.post(f"transactions/{last}:commit")).status == 200
+
+    on_stage(tmp_path, scene)
+
+
+@pytest.mark.parametrize("then", ["batch", "commit", "commit again", "batch after the commit", "race"])
+def test_a_transaction_of_which_a_topic_was_deleted_can_only_be_aborted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    """Its next batch began in the middle of another topic of that name, and was answered with 500; and its commit was
+    told to have applied what nobody will ever read.
+    """
+    is_committed = then in ("commit again", "batch after the commit")
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("t", 1)
+        async with serving(stage) as (_, client):
+            begun = await (await client.post("transactions", json={"transactional_id": "x"})).json()
+            path = f"transactions/{begun['txn']}"
+            assert (await client.put(f"{path}/batches/0", json=batch_of(0))).status == 200
+            if is_committed:  # nobody was told of it
+                pair = begun["producer_id"], begun["epoch"]
+                with monkeypatch.context() as lost:
+                    lost.setattr(Producer, "end", AsyncMock(side_effect=Problem("outcome-unknown", outcome="unknown")))
+                    assert (await client.post(f"{path}:commit")).status == 504
+                assert (await stage.ask(EndTxnRequest("x", *pair, committed=True))).error_code == 0
+            assert (await client.delete("topics/t")).status == 204
+            assert (await client.post("topics", json={"name": "t", "partitions": 1})).status == 201
+            if then == "race":  # the broker had not heard of it
+                monkeypatch.setattr(Open, "lost", lambda *_: None)
+            if then == "commit again":
+                answer = await client.post(f"{path}:commit")
+                assert (answer.status, (await answer.json())["outcome"]) == (200, "applied")
+                return
+            if "batch" in then or then == "race":
+                refused = await client.put(f"{path}/batches/1", json=batch_of(1))
+                problem = await refused.json()
+                assert (refused.status, problem["type"]) == (409, "/problems/invalid-txn-state")
+                assert problem["outcome"] == ("applied" if is_committed else "none")
+            if is_committed:
+                return
+            refused = await client.post(f"{path}:commit")
+            problem = await refused.json()
+            assert (refused.status, problem["type"], problem["outcome"]) == (409, "/problems/invalid-txn-state", "none")
+            assert "abort the transaction" in problem["detail"]
+            assert "put it again" not in problem["detail"]
+            aborted = await client.post(f"{path}:abort")
+            assert (aborted.status, (await aborted.json())["outcome"]) == (200, "none")
 
     on_stage(tmp_path, scene)
 
