@@ -6,18 +6,23 @@ which a disk was away.
 What always holds:
 * Nothing is changed here: the folder that is not used is kept as it is. So a log is read by the rules of recovery, and
   ends before the first wrong batch, but that batch stays.
-* A log is a part of another one if its last batch is there, too: two logs with the same leader epoch at an offset are
-  the same below it. That is not left to the epochs alone: all batches that neither compaction nor retention may have
-  touched are compared. A log without a batch is a part of each log that ends no lower, unless more was
+* A log is a part of another one if its last batch, or what compaction left of it, is there, too: two logs with the same
+  leader epoch at an offset are the same below it. That is not left to the epochs alone: all batches that neither
+  compaction nor retention may have touched must be there, and no batch may have records that are not in the other
+  log's batch of the same offsets. A log without a batch is a part of each log that ends no lower, unless more was
   deleted in it than in that one.
+* A log of which the other one may have compacted the last batch away is a part if none of the broker's data folders was
+  ever away: then one of the two is the copy that a move made of the other one, and nothing was written to the other one
+  since.
 * What is not sure is no: a log that lacks what was durable in it, one that starts above all that stands in it, one in
-  which compaction was changing names, one whose last batch the other one may have compacted away.
+  which compaction was changing names.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field
+from typing import Final
 
-from log.batch import CHECKED_FROM, crc32c
+from log.batch import CHECKED_FROM, CorruptBatch, crc32c, read_records
 from log.checkpoints import CLEANED_OFFSET, DAMAGED_OFFSET, GAPS_OFFSET, START_OFFSET, read_offset
 from log.disk import Disk
 from log.ids import NO_EPOCH
@@ -26,13 +31,31 @@ from log.segment import LOG_SUFFIX, segment_name
 from log.swap import PLAN
 
 
-class Seen(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Seen:
     """A whole, correct batch."""
 
     base_offset: int
     next_offset: int
     leader_epoch: int
     crc: int
+    content: bytes = field(compare=False, repr=False)
+
+
+def _remains(one: Seen, other: Seen) -> bool | None:
+    """Whether one of the batches is what compaction has left of the other one. None: nothing is left to tell it by."""
+    if (one.base_offset, one.next_offset, one.leader_epoch) != (
+        other.base_offset,
+        other.next_offset,
+        other.leader_epoch,
+    ):
+        return False
+    try:
+        less, more = sorted((list(read_records(each.content)) for each in (one, other)), key=len)
+    except CorruptBatch:
+        return False
+    had = {record.offset: record for record in more}
+    return all(had.get(record.offset) == record for record in less) if less else None
 
 
 class Twin:
@@ -46,6 +69,8 @@ class Twin:
         self._bases: list[int] = []
         self.doubt = ""
         self.kept_start = self.changed_below = self.start_offset = self.end_offset = 0
+        self.copied_below = 0
+        """A copy was made whole up to here, or has gaps from another broker's compaction."""
         self.trusted_offset = recovery_point
         try:
             self._look()
@@ -58,7 +83,8 @@ class Twin:
         numbers = [name.removesuffix(LOG_SUFFIX) for name in logs]
         self._bases = sorted(int(number) for number in numbers if number.isdecimal())
         first = self._bases[0] if self._bases else 0
-        noted = [read_offset(disk, folder, name) or 0 for name in (CLEANED_OFFSET, GAPS_OFFSET)]
+        self.copied_below = read_offset(disk, folder, GAPS_OFFSET) or 0
+        noted = (read_offset(disk, folder, CLEANED_OFFSET) or 0, self.copied_below)
         self.kept_start = read_offset(disk, folder, START_OFFSET) or 0
         self.changed_below = max(first, *noted)
         self.trusted_offset = max(self.trusted_offset, *noted)
@@ -101,7 +127,8 @@ class Twin:
                         return
                     expected, ended = header.next_offset, position + header.size_bytes
                     latest = max(latest, header.leader_epoch)
-                    yield expected, Seen(header.base_offset, expected, header.leader_epoch, header.crc)
+                    content = bytes(chunk[at : at + header.size_bytes])
+                    yield expected, Seen(header.base_offset, expected, header.leader_epoch, header.crc, content)
                 if ended < size_bytes:
                     return
             finally:
@@ -114,31 +141,43 @@ class Twin:
         return f"{holds}; {self.doubt}" if self.doubt else holds
 
 
-def is_part(twin: Twin, whole: Twin) -> bool:
-    """Whether `whole` holds all batches of `twin`. False if that is not sure."""
+def is_part(twin: Twin, whole: Twin, *, was_away: bool) -> bool:
+    """Whether `whole` holds all batches of `twin`. False if that is not sure. `was_away`: the broker may have been
+    started without one of its data folders since there are two logs.
+    """
     if twin.doubt or whole.doubt or twin.end_offset > whole.end_offset:
         return False
     try:
-        return _are_there(twin, whole)
+        is_there = _are_there(twin, whole)
     except OSError:
         return False
+    return is_there is True or (is_there is None and not was_away and twin.end_offset <= whole.copied_below)
 
 
-def are_parts(twins: Iterable[Twin], whole: Twin) -> bool:
-    return all(is_part(twin, whole) for twin in twins)
+def are_parts(twins: Iterable[Twin], whole: Twin, *, was_away: bool) -> bool:
+    return all(is_part(twin, whole, was_away=was_away) for twin in twins)
 
 
-def _are_there(twin: Twin, whole: Twin) -> bool:
+def _are_there(twin: Twin, whole: Twin) -> bool | None:
+    """None: nothing speaks against it, but the last batch is not there."""
     changed_below = max(twin.changed_below, whole.changed_below)
     # What was deleted in a log without a batch may have been another log's.
-    is_there, others = twin.kept_start <= whole.start_offset, whole.batches()
+    is_there: bool | None = twin.kept_start <= whole.start_offset
+    others = whole.batches()
     other = next(others, None)
     for batch in twin.batches():
-        while other is not None and other.base_offset < batch.base_offset:
+        while other is not None and other.next_offset <= batch.base_offset:
             other = next(others, None)
-        is_there = batch == other
-        if not is_there and batch.base_offset >= changed_below:
+        if other == batch:
+            is_there = True
+            continue
+        if batch.base_offset >= changed_below:
             return False
+        is_there = None
+        if other is not None and other.base_offset < batch.next_offset:
+            is_there = _remains(batch, other)
+            if is_there is False:
+                return False
     return is_there
 
 

@@ -68,13 +68,13 @@ def fate_of_named(
     return Fate.USED if tells == placed else Fate.ASIDE
 
 
-def fate_of_copy(*, has_nothing: bool, is_known: bool, is_placed: bool, has_home: bool, in_doubt: bool) -> Fate:
+def fate_of_copy(*, has_nothing: bool, is_known: bool, is_placed: bool, has_home: bool, was_away: bool) -> Fate:
     """Of one that does not take the partition over (C4). `has_home`: a folder with the partition's name is used."""
     if has_nothing:
         return Fate.REMOVED
     if not is_known:
         return Fate.LEFT
-    return Fate.REMOVED if is_placed and has_home and not in_doubt else Fate.ASIDE
+    return Fate.REMOVED if is_placed and has_home and not was_away else Fate.ASIDE
 
 
 def told_by(disk: Disk, folder: str) -> TopicId | None:

@@ -10,6 +10,7 @@ is opened and reported, but not served.
 import asyncio
 import logging
 from collections.abc import Container, Mapping, Sequence
+from functools import partial
 
 from idempotence.producer_room import ProducerRoom
 from idempotence.producers import ProducerStates
@@ -94,6 +95,8 @@ class PartitionMaker:
         )
         self.progress = OpeningProgress()
         self.was_clean = False
+        self._was_away = False
+        """One of the folders is away, or was: what is left of a move may be newer than what is in use."""
         self.wanted: dict[TopicPartition, LogFolder] = {}
         """The folders wanted for partitions that this broker does not hold yet."""
         self.unfinished: dict[TopicPartition, LogFolder] = {}
@@ -122,7 +125,8 @@ class PartitionMaker:
         await self._remove_unremoved(present)
         for folder in self._folders:
             folder.unused = dict.fromkeys((each for each in sorted(present[folder.name]) if each.endswith(STRAY)), 0)
-        await self._settle_moves(image, node_id, present, in_doubt=any_away(found))
+        self._was_away = any_away(found)
+        await self._settle_moves(image, node_id, present)
         points = {folder.name: self._housekeeper.written_points[folder] for folder in self._folders}
         anew: list[tuple[Topic, int, LogConfig]] = []
         progress, topics = self.progress, list(image.topics.values())
@@ -260,10 +264,8 @@ class PartitionMaker:
         folder.unused.pop(name, None)
         folder.unused[stray] = 0
 
-    async def _settle_moves(self, image: Image, node_id: int, present: dict[str, set[str]], *, in_doubt: bool) -> None:
-        """Finish the moves between folders that had passed the point of decision, and note those that had not.
-        `in_doubt`: a copy may be newer than the partition's folder.
-        """
+    async def _settle_moves(self, image: Image, node_id: int, present: dict[str, set[str]]) -> None:
+        """Finish the moves between folders that had passed the point of decision, and note those that had not."""
         formers, futures = self._named(present, FORMER), self._named(present, FUTURE)
         if not formers and not futures:
             return
@@ -287,7 +289,7 @@ class PartitionMaker:
                     is_known=state is not None,
                     is_placed=is_placed,
                     has_home=home is not None,
-                    in_doubt=in_doubt,
+                    was_away=self._was_away,
                 )
                 if fate is Fate.LEFT:
                     folder.unused[name] = 0
@@ -364,9 +366,10 @@ class PartitionMaker:
         found += [(each, stem + suffix, 0) for suffix, of in ((FORMER, origins), (FUTURE, copies)) for each in of]
         twins = [await self._env.blocking(Twin, each.disk, called, point) for each, called, point in found]
         homes, others = twins[: len(used)], twins[len(used) :]
-        if await self._env.blocking(are_parts, others, fullest(homes)):
+        all_there = partial(are_parts, was_away=self._was_away)
+        if await self._env.blocking(all_there, others, fullest(homes)):
             return False
-        if len(copies) == 1 and await self._env.blocking(are_parts, twins[:-1], twins[-1]):
+        if len(copies) == 1 and await self._env.blocking(all_there, twins[:-1], twins[-1]):
             return True
         holds = [f"{each.name}/{called} holds {twin}" for (each, called, _), twin in zip(found, twins, strict=True)]
         raise StartError(
@@ -475,7 +478,8 @@ class PartitionMaker:
         home = twins.pop(whole)
         for twin, folder in twins.items():
             is_sure = read_topic_id(home.disk, name) == read_topic_id(folder.disk, name) == topic.id
-            if not is_sure or not await self._env.blocking(is_part, twin, whole):
+            all_there = partial(is_part, twin, whole, was_away=self._was_away)
+            if not is_sure or not await self._env.blocking(all_there):
                 raise StartError(
                     f"{name} is in {home.name} ({whole}) and in {folder.name} ({twin}), and it is not sure that one of"
                     " them holds all that is in the other: move that one away which is not to be used, most likely the"

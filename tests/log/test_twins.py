@@ -3,11 +3,12 @@
 import asyncio
 import copy
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 
-from log.batch import read_header
+from log.batch import Record, build_batch, read_header
 from log.checkpoints import CLEANED_OFFSET, DAMAGED_OFFSET, GAPS_OFFSET, START_OFFSET, write_offset
 from log.config import LogConfig
 from log.cutting import restart_at
@@ -15,7 +16,8 @@ from log.disk import DiskFault
 from log.partition_log import PartitionLog
 from log.removal import raise_start_offset
 from log.swap import PLAN
-from log.twins import Twin, fullest, is_part
+from log.twins import Twin, fullest
+from log.twins import is_part as is_part_if
 from tests.log.building import FOLDER, append, cut_log, fill, open_log, stamped
 from tests.log.memory_disk import MemoryDisk
 
@@ -33,6 +35,9 @@ def written(count: int = BATCHES, *, leader_epoch: int = 0) -> tuple[MemoryDisk,
 
 def twin(disk: MemoryDisk, recovery_point: int = 0) -> Twin:
     return Twin(disk, FOLDER, recovery_point)
+
+
+is_part = partial(is_part_if, was_away=True)
 
 
 def bytes_of(disk: MemoryDisk) -> dict[str, bytes]:
@@ -215,6 +220,51 @@ def test_a_batch_that_compaction_removed_may_be_missing_unless_it_is_the_last_on
     for count in range(1, BATCHES):
         assert is_part(twin(written(count)[0]), whole) is (count - 1 not in range(3, 9)), count
     assert is_part(whole, twin(written()[0]))
+
+
+def of_pairs(last: Sequence[tuple[int, bytes]], *more: bytes, leader_epoch: int = 0) -> MemoryDisk:
+    """Batches of two records each; the last one has only these records any more, each with its number in the batch.
+    None at all: it was compacted away. Then come `more`.
+    """
+    disk = MemoryDisk()
+    log, _ = open_log(disk, config=SMALL)
+    fill(log, 3, records=2)
+    if last:
+        records = [Record(6 + delta, 1006 + delta, b"key", value, ()) for delta, value in last]
+        append(log, bytearray(build_batch(records, base_offset=6, leader_epoch=leader_epoch)))
+    for number, value in enumerate(more):
+        batch = stamped([value], base_offset=8 + number, leader_epoch=leader_epoch)
+        log.append_after_gap(batch, read_header(batch), now_ms=0)
+    asyncio.run(log.flush())
+    return disk
+
+
+@pytest.mark.parametrize(
+    ("left", "epoch", "is_in"),
+    [
+        ([(0, b"a"), (1, b"b")], 0, True),
+        ([(1, b"b")], 0, True),
+        ([(1, b"c")], 0, False),
+        ([(0, b"b"), (1, b"b")], 0, False),
+        ([(1, b"b")], 1, False),
+        ([], 0, None),
+    ],
+    ids=["all", "one record", "another record", "another record beside it", "another leader's", "nothing"],
+)
+@pytest.mark.parametrize("was_away", [True, False])
+def test_what_compaction_has_left_of_the_last_batch_tells_that_it_was_there(
+    left: Sequence[tuple[int, bytes]], epoch: int, is_in: bool | None, was_away: bool
+) -> None:
+    """Found by the simulation: the copy was compacted after the move, and the start was refused."""
+    former = twin(of_pairs([(0, b"a"), (1, b"b")]))
+    disk = of_pairs(left, b"more", leader_epoch=epoch)
+    asyncio.run(write_offset(disk, FOLDER, CLEANED_OFFSET, 9))
+    asyncio.run(write_offset(disk, FOLDER, GAPS_OFFSET, 8))
+    copied = twin(disk)
+    assert (former.end_offset, copied.end_offset, copied.doubt) == (8, 9, "")
+    assert is_part_if(former, copied, was_away=was_away) is (not was_away if is_in is None else is_in)
+    asyncio.run(write_offset(disk, FOLDER, GAPS_OFFSET, 7))
+    assert is_part_if(former, twin(disk), was_away=was_away) is bool(is_in), "no copy of all that is in the other one"
 
 
 def test_a_log_may_end_in_a_gap_that_was_durable() -> None:

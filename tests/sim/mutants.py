@@ -831,9 +831,7 @@ def a_decided_move_is_forgotten() -> contextlib.AbstractContextManager[None]:
     """The next start goes on with the partition as it was before the move."""
     original = PartitionMaker._settle_moves
 
-    async def settle(
-        maker: PartitionMaker, image: Image, node_id: int, present: dict[str, set[str]], *, in_doubt: bool
-    ) -> None:
+    async def settle(maker: PartitionMaker, image: Image, node_id: int, present: dict[str, set[str]]) -> None:
         formers = maker._named(present, FORMER)
         for topic in image.topics.values():
             for index in topic.partitions:
@@ -844,7 +842,7 @@ def a_decided_move_is_forgotten() -> contextlib.AbstractContextManager[None]:
                         present[folder.name] -= {name, stem + FORMER}
                     origin.disk.rename(stem + FORMER, name)
                     present[origin.name].add(name)
-        await original(maker, image, node_id, present, in_doubt=in_doubt)
+        await original(maker, image, node_id, present)
 
     return replaced(PartitionMaker, "_settle_moves", settle)
 
@@ -900,11 +898,9 @@ def a_start_does_not_make_a_decision_durable() -> contextlib.AbstractContextMana
         if not any(name.endswith(FORMER) for name in disk.listdir("")):
             await sync(disk, path)
 
-    async def settle(
-        maker: PartitionMaker, image: Image, node_id: int, present: dict[str, set[str]], *, in_doubt: bool
-    ) -> None:
+    async def settle(maker: PartitionMaker, image: Image, node_id: int, present: dict[str, set[str]]) -> None:
         with replaced(Mount, "sync_dir", sync_dir):
-            await original(maker, image, node_id, present, in_doubt=in_doubt)
+            await original(maker, image, node_id, present)
 
     return replaced(PartitionMaker, "_settle_moves", settle)
 
@@ -914,7 +910,7 @@ def the_emptier_of_two_folders_is_served() -> Iterator[None]:
     """What was written after a move is aside, when the disk failed that was to keep the decision."""
     with (
         replaced(opening, "fullest", lambda twins: min(twins, key=lambda twin: twin.end_offset)),
-        replaced(opening, "is_part", lambda twin, whole: True),
+        replaced(opening, "is_part", lambda *_, **__: True),
     ):
         yield
 

@@ -5,6 +5,7 @@ folder, and after a power cut it was in both. The broker refused to start.
 """
 
 import asyncio
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,14 +13,15 @@ from typing import Any
 
 import pytest
 
-from log.checkpoints import DAMAGED_OFFSET, GAPS_OFFSET, START_OFFSET, read_offset
+from log.batch import split
+from log.checkpoints import CLEANED_OFFSET, DAMAGED_OFFSET, GAPS_OFFSET, START_OFFSET, read_offset
 from log.config import LogConfig
 from log.disk import PARTITION_METADATA, DiskFault, RealDisk
 from log.manifest import RECOVERY_POINTS
 from log.partition_log import PartitionLog
 from log.relocation import FORMER, FUTURE, Relocation, of_stem
 from log.removal import raise_start_offset
-from service.broker.data_folder import StartError
+from service.broker.data_folder import META_FILE, StartError
 from service.broker.found_folders import FIRST_LOG, STRAY
 from service.broker.opening import PartitionMaker
 from tests.service.api.admin_stage import Stage
@@ -96,6 +98,25 @@ def test_what_has_not_moved_is_served_if_it_holds_more(tmp_path: Path) -> None:
     torn(machine.moved / FIRST_LOG)
     machine.judge(machine.one, BATCHES)
     assert [stray.parent for stray in machine.strays()] == [machine.two]
+
+
+@pytest.mark.parametrize("was_away", [False, True])
+def test_what_was_compacted_since_it_moved_is_served_if_no_data_folder_was_away(tmp_path: Path, was_away: bool) -> None:
+    """What the former folder has is gone in the other one. Found by the simulation."""
+    machine = Homes(tmp_path, b"x", b"y")
+    log = machine.moved / FIRST_LOG
+    (_, before), (_, after) = split(log.read_bytes())
+    assert bytes(before) == (machine.home / FIRST_LOG).read_bytes()
+    log.write_bytes(after)
+    for checkpoint in (GAPS_OFFSET, CLEANED_OFFSET):
+        (machine.moved / checkpoint).write_text(f"0\n{BATCHES + 1}\n")
+    if not was_away:
+        machine.judge(machine.two, BATCHES + 2)
+        assert [stray.parent for stray in machine.strays()] == [machine.one]
+        return
+    facts = machine.one / META_FILE
+    facts.write_text(re.sub("(oncelog.directories=[^,]*),.*", r"\1", facts.read_text()))
+    refused(machine, f"offsets 0 to {BATCHES - 1}", f"offsets 0 to {BATCHES + 1}")
 
 
 def test_of_two_that_hold_the_same_the_one_that_is_known_to_be_durable_is_served(tmp_path: Path) -> None:
