@@ -75,14 +75,14 @@ async def receive(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         raise Problem("unsupported-media-type", "a CloudEvent has ce-* headers, or is application/cloudevents+json")
     if not records:
         raise Problem("invalid-request", "there are no events")
-    topic = await topic_to_write(gateway, name)
-    placed, partitioner = PlacedRecords({}, [], name), Partitioner(gateway.next_turn())
-    for number, record in enumerate(records):
-        placed.add(partitioner.place(topic, None, record[0]), record)
-        if number % RECORDS_AT_ONCE == RECORDS_AT_ONCE - 1:
-            await asyncio.sleep(0)
 
     async def write(seal: Seal | None) -> BatchOut:
+        topic = await topic_to_write(gateway, name)
+        placed, partitioner = PlacedRecords({}, [], name), Partitioner(gateway.next_turn())
+        for number, record in enumerate(records):
+            placed.add(partitioner.place(topic, None, record[0]), record)
+            if number % RECORDS_AT_ONCE == RECORDS_AT_ONCE - 1:
+                await asyncio.sleep(0)
         return await write_together(gateway, placed, seal=seal)
 
     return await once(gateway, request, body, write)

@@ -560,7 +560,9 @@ async def answer_to(
 async def once(
     gateway: Gateway, request: web.Request, body: bytes, write: Callable[[Seal | None], Awaitable[BatchOut]]
 ) -> web.StreamResponse:
-    """Write the request: with an Idempotency-Key once, otherwise each time that the client sends it."""
+    """Write the request: with an Idempotency-Key once, otherwise each time that the client sends it. What depends on
+    the state of the broker is looked at in `write`: a request that was written before is answered as then.
+    """
     if IDEMPOTENCY_KEY not in request.headers:
         return as_json(await write(None))
     return await gateway.keys.serve(request, body, write)
@@ -570,7 +572,6 @@ async def once(
 
 
 async def write_octets(gateway: Gateway, request: web.Request, topic_name: str) -> web.StreamResponse:
-    topic = await topic_to_write(gateway, topic_name)
     value = await body_of(request)
     key = query_bytes(request, "key")
     number = query_int(request, "partition", -1, most=2**31 - 1)
@@ -581,11 +582,12 @@ async def write_octets(gateway: Gateway, request: web.Request, topic_name: str) 
         for name, content in headers_of_records(request).items()
         if name.lower().startswith(RECORD_HEADER)
     )
-    placed = PlacedRecords({}, [], topic_name)
-    partition = Partitioner(gateway.next_turn()).place(topic, None if number < 0 else number, key)
-    placed.add(partition, (key, value, headers, timestamp))
 
     async def write(seal: Seal | None) -> BatchOut:
+        topic = await topic_to_write(gateway, topic_name)
+        placed = PlacedRecords({}, [], topic_name)
+        partition = Partitioner(gateway.next_turn()).place(topic, None if number < 0 else number, key)
+        placed.add(partition, (key, value, headers, timestamp))
         return await write_together(gateway, placed, seal=seal)
 
     return await once(gateway, request, value, write)

@@ -310,3 +310,27 @@ def test_a_request_that_waited_for_a_memory_that_was_dropped_meanwhile_asks_the_
         assert await waiting is keys._memories[0]
 
     asyncio.run(scene())
+
+
+@pytest.mark.parametrize("what", ["raw", "file", "event"])
+def test_a_repeated_request_is_answered_as_before_whatever_its_topic_is_by_now(
+    served: Served, http: Http, topic: str, what: str
+) -> None:
+    """It was looked at first: where its partition is gone it was told that nothing had been written; and where the
+    topic is gone, that was made again.
+    """
+    headers = {"Idempotency-Key": fresh(), "Content-Type": "application/octet-stream"}
+    path, method = f"/v1/topics/{topic}/records?partition=2", "PUT" if what == "file" else "POST"
+    if what == "event":
+        path = f"/v1/topics/{topic}/events"
+        headers |= {"ce-id": "1", "ce-source": "s", "ce-type": "t", "ce-specversion": "1.0"}
+    assert http.post("/v1/topics", {"name": topic, "partitions": 3}).status == 201
+    first = http.ask(method, path, b"abc", headers=headers)
+    assert (first.status, first.json["outcome"]) == (200, "applied")
+    for partitions in 1, 0:
+        assert http.delete(f"/v1/topics/{topic}").status == 204
+        if partitions:
+            assert http.post("/v1/topics", {"name": topic, "partitions": partitions}).status == 201
+        again = http.ask(method, path, b"abc", headers=headers)
+        assert (again.status, again.headers["Idempotency-Replayed"], again.json) == (200, "true", first.json)
+    assert http.get(f"/v1/topics/{topic}").status == 404
