@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from urllib.parse import unquote_plus, unquote_to_bytes
 
@@ -203,6 +203,24 @@ def query_choice(request: web.Request, name: str, *choices: str) -> str:
     if given not in choices:
         raise Problem("malformed", f"{name} is one of {', '.join(choices)}, not {given[:40]!r}")
     return given
+
+
+def query_flag(request: web.Request, name: str) -> bool:
+    """Whether a query parameter says yes. Its name alone does."""
+    given = request.query.get(name, "false")
+    if given.lower() not in ("", "true", "1", "false", "0"):
+        raise Problem("malformed", f"{name} is true or false, not {given[:40]!r}")
+    return given.lower() not in ("false", "0")
+
+
+def refuse_query(request: web.Request, known: Collection[str]) -> None:
+    """Raise a problem if the query has a name that means nothing here, or one twice."""
+    for name in request.query:
+        if name not in known:
+            what = f"it knows {', '.join(sorted(known))}" if known else "it knows none"
+            raise Problem("malformed", f"the query has {name[:40]!r}, which means nothing here: {what}")
+        if len(request.query.getall(name)) > 1:
+            raise Problem("malformed", f"the query has {name!r} more than once")
 
 
 def path_int(request: web.Request, name: str, *, most: int = 2**31 - 1) -> int:

@@ -48,7 +48,7 @@ from service.web import (
     topics,
     transactions,
 )
-from service.web.answers import CODECS, PACKED_FROM_BYTES, codec_of, give
+from service.web.answers import CODECS, PACKED_FROM_BYTES, codec_of, give, refuse_query
 from service.web.following import SharedReading
 from service.web.forwarding import FORWARDED, OF_EVENTS, waited_s
 from service.web.gateway import ASKING, Gateway
@@ -265,7 +265,7 @@ class WebServer:
         waits_for_body = reads and not route.body_streams
         takes_lines = NDJSON in route.body_media
         ready, changes = gateway.ready, route.changes
-        refuses_key = route.refuses_key
+        refuses_key, query = route.refuses_key, route.query
         refuses_foreign = changes and not route.path.startswith("/ui")  # pages refuse their forms themselves
 
         async def answered(request: web.Request) -> web.StreamResponse:
@@ -283,6 +283,8 @@ class WebServer:
             if refuses_key and IDEMPOTENCY_KEY in request.headers:
                 raise Problem("bad-key", "this operation takes no Idempotency-Key: it would be applied each time")
             ASKING.set(session)
+            if query is not None and request.rel_url.raw_query_string:
+                refuse_query(request, query)
             if reads:
                 encoding_of(request)  # a stream of lines has begun its answer when it finds that it can't be read
             if waits_for_body and not (takes_lines and request.content_type == NDJSON):

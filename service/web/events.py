@@ -139,9 +139,9 @@ async def show(gateway: Gateway, request: web.Request) -> web.Response:
 ROUTES = (
     Route("POST", "/v1/topics/{topic}/events", receive, "Write CloudEvents: binary, structured or a batch of them.",
           "records", body_media=(STRUCTURED, BATCHED), body_bytes_max=None, answer=BatchOut,
-          problems=(400, 404, 409, 413, 415, 422, 503, 504), parameters=(KEY_HEADER,)),
+          problems=(400, 404, 409, 413, 415, 422, 503, 504), parameters=(KEY_HEADER,), any_query=True),
     Route("OPTIONS", "/v1/topics/{topic}/events", handshake, "Consent to a webhook, as its sender asks for it.",
-          "records", only_asks=True,
+          "records", only_asks=True, any_query=True,
           parameters=(header(ASKING, "The sender; repeated in `WebHook-Allowed-Origin`."),
                       header(ASKING_RATE, "How many a minute it would like to send; any number is fine."))),
     Route("GET", "/v1/topics/{topic}/partitions/{partition}/events/{offset}", show,

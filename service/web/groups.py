@@ -21,6 +21,7 @@ from service.web.answers import as_json, read_json
 from service.web.forwarding import url_of, while_there
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.problems import Problem, of_error
+from service.web.producing import OffsetIn
 from service.web.routing import LIST_BYTES, Route
 from service.web.unpacking import body_of
 from service.wire.error_codes import ErrorCode
@@ -89,10 +90,12 @@ class LateGroups(msgspec.Struct):
     """False for a moment after the start: the groups are being looked at for the first time."""
 
 
-class GroupOffset(msgspec.Struct):
+class GroupOffset(msgspec.Struct, omit_defaults=True):
     topic: str
     partition: int
     offset: int
+    metadata: str = ""
+    """What was committed with the offset."""
 
 
 class GroupOffsets(msgspec.Struct):
@@ -126,7 +129,7 @@ class Reset(msgspec.Struct, forbid_unknown_fields=True):
     """
 
     to: Literal["earliest", "latest", "timestamp", "shift", "offsets"] = "offsets"
-    offsets: list[GroupOffset] = []
+    offsets: list[OffsetIn] = []
     topics: list[str] = []
     timestamp: int | None = None
     shift: int | None = None
@@ -278,7 +281,8 @@ async def offsets_by_now(
 async def offsets(gateway: Gateway, request: web.Request) -> web.Response:
     """Who asks may go on there, so what a transaction is about to commit is waited for."""
     found = await committed_by(gateway, request, request.match_info["group"], None)
-    return as_json(GroupOffsets([GroupOffset(*each, offset) for each, (offset, _) in sorted(found.items())]))
+    told = [GroupOffset(*each, offset, metadata or "") for each, (offset, metadata) in sorted(found.items())]
+    return as_json(GroupOffsets(told))
 
 
 async def lag(gateway: Gateway, request: web.Request) -> web.Response:
@@ -300,16 +304,41 @@ async def reset(gateway: Gateway, request: web.Request) -> web.Response:
     """Move the group. It must have no members, because members would go on where they are."""
     group = request.match_info["group"]
     wanted = read_json(await body_of(request), _resets)
+    _refuse_idle(wanted)
+    given = {TopicPartition(each.topic, each.partition): each for each in wanted.offsets}
+    if len(given) < len(wanted.offsets):
+        raise Problem("invalid-request", "two offsets are given of a partition")
     new = await new_offsets(gateway, gateway.cluster, group, wanted)
     topics: dict[str, OffsetCommitRequestTopic] = {}
     async for each, offset in in_turns(new.items(), NAMED_A_TURN):
         gateway.state(each)
         if not 0 <= offset < 2**63:
             raise Problem("invalid-request", f"{offset} is no offset")
+        part = OffsetCommitRequestPartition(each.partition, offset)
+        if (as_given := given.get(each)) is not None:
+            if not -1 <= as_given.leader_epoch < 2**31:
+                raise Problem("invalid-request", f"{as_given.leader_epoch} is no leader epoch")
+            part.committed_leader_epoch, part.committed_metadata = as_given.leader_epoch, as_given.metadata or ""
         topic = topics.setdefault(each.topic, OffsetCommitRequestTopic(each.topic, gateway.topic(each.topic).id))
-        topic.partitions.append(OffsetCommitRequestPartition(each.partition, offset))
+        topic.partitions.append(part)
     await commit_offsets(gateway, OffsetCommitRequest(group, topics=list(topics.values())))
-    return as_json(GroupOffsets([GroupOffset(*each, offset) for each, offset in sorted(new.items())]))
+    told = [GroupOffset(*each, offset) for each, offset in sorted(new.items())]
+    for place in told:
+        if (as_given := given.get(TopicPartition(place.topic, place.partition))) is not None:
+            place.metadata = as_given.metadata or ""
+    return as_json(GroupOffsets(told))
+
+
+def _refuse_idle(wanted: Reset) -> None:
+    """Raise a problem if something is given that means nothing with `to`."""
+    for name, given, of in (
+        ("offsets", wanted.offsets, wanted.to == "offsets"),
+        ("topics", wanted.topics, wanted.to != "offsets"),
+        ("timestamp", wanted.timestamp is not None, wanted.to == "timestamp"),
+        ("shift", wanted.shift is not None, wanted.to == "shift"),
+    ):
+        if given and not of:
+            raise Problem("invalid-request", f"{name} means nothing if the group goes to {wanted.to!r}")
 
 
 async def commit_offsets(gateway: Gateway, request: OffsetCommitRequest) -> None:

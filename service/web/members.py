@@ -651,6 +651,8 @@ async def commit(gateway: Gateway, request: web.Request) -> web.StreamResponse:
             offsets[each] = offset, None
     async for named in in_turns(wanted.offsets, NAMED_A_TURN):
         gateway.state(each := TopicPartition(named.topic, named.partition))
+        if each in offsets:
+            raise Problem("invalid-request", f"two offsets are given of {each.topic} partition {each.partition}")
         offsets[each] = named.offset, named.metadata
     await commit_by(gateway, member.group, (member.member_id, generation), member.join.instance_id, offsets)
     return web.Response(status=204)

@@ -27,7 +27,7 @@ from service.broker.internal_topics import GROUPS
 from service.client.partitioner import partition_for_key
 from service.cluster.image import Topic
 from service.turns import NAMED_A_TURN, Turn, in_turns
-from service.web.answers import as_json, query_bytes, query_int, read_json, tell
+from service.web.answers import as_json, query_bytes, query_int, read_json, refuse_query, tell
 from service.web.forwarding import RECORD_HEADER, headers_of_records
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.holding import HOLDER, Holder
@@ -471,11 +471,15 @@ async def seal_all(gateway: Gateway, producer: Producer, answered: Sequence[tupl
 
 async def commit_offsets(producer: Producer, offsets: OffsetsIn) -> None:
     topics: dict[str, TxnOffsetCommitRequestTopic] = {}
+    named: set[tuple[str, int]] = set()
     if not -1 <= offsets.generation < 2**31:
         raise Problem("invalid-request", f"{offsets.generation} is no generation")
     async for each in in_turns(offsets.offsets, NAMED_A_TURN):
         if not (0 <= each.offset < 2**63 and 0 <= each.partition < 2**31 and -1 <= each.leader_epoch < 2**31):
             raise Problem("invalid-request", f"{each.topic} {each.partition}: {each.offset} is no offset")
+        if (each.topic, each.partition) in named:
+            raise Problem("invalid-request", f"two offsets are given of {each.topic} partition {each.partition}")
+        named.add((each.topic, each.partition))
         topic = topics.setdefault(each.topic, TxnOffsetCommitRequestTopic(each.topic))
         topic.partitions.append(
             TxnOffsetCommitRequestPartition(each.partition, each.offset, each.leader_epoch, each.metadata)
@@ -530,6 +534,8 @@ async def write_batch(gateway: Gateway, request: web.Request) -> web.StreamRespo
     """Write records of one topic, which the path names, or of any topics."""
     topic_name = request.match_info.get("topic")
     media = request.content_type
+    if media != OCTETS:
+        refuse_query(request, ())  # a record says itself what the query says of raw bytes
     if media == NDJSON:
         if IDEMPOTENCY_KEY in request.headers:
             raise Problem("bad-key", "a stream of lines has no Idempotency-Key: send a batch")

@@ -74,6 +74,8 @@ class Route:
     refusal: tuple[str, Any] | None = None
     """The media type and the type of the answers of `refuse`."""
     parameters: Sequence[Parameter] = ()
+    any_query: bool = False
+    """The query may have names that mean nothing here, because others choose the URL."""
     documented: bool = True
     answers_head: bool = True
     """A GET that may be asked as HEAD. Not one that moves a reader on, or that does not end."""
@@ -85,6 +87,13 @@ class Route:
     @property
     def changes(self) -> bool:
         return self.method != "GET" and not self.only_asks
+
+    @property
+    def query(self) -> frozenset[str] | None:
+        """The names that the query may have. None: all, because it is asked by other people's programs, or by eye."""
+        if self.any_query or not self.path.startswith("/v1/"):
+            return None
+        return frozenset(each.name for each in self.parameters if each.place == "query")
 
     @property
     def refuses_key(self) -> bool:

@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from service.cluster.config_commands import Operation, ResourceType, version_of
-from service.web.answers import as_json, path_int, read_json
+from service.web.answers import as_json, path_int, query_flag, read_json
 from service.web.forwarding import forward
 from service.web.gateway import Gateway
 from service.web.problems import Problem, of_error
@@ -74,7 +74,7 @@ def _shows(kind: ResourceType) -> Handler:
             return answer
         version = version_of(gateway.image, kind, name)  # before the settings: these may be newer, and never older
         resource = DescribeConfigsResource(kind, name, None)
-        asked = DescribeConfigsRequest([resource], include_documentation="documentation" in request.query)
+        asked = DescribeConfigsRequest([resource], include_documentation=query_flag(request, "documentation"))
         (result,) = (await gateway.ask(gateway.node_id, asked)).results
         if result.error_code:
             raise of_error(result.error_code, result.error_message)

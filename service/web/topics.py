@@ -12,7 +12,7 @@ from log.ids import TopicPartition, format_topic_id
 from service.broker.internal_topics import INTERNAL_TOPICS
 from service.client.transactions import producers_of, stable_offsets
 from service.cluster.image import Topic
-from service.web.answers import as_json, path_int, query_int, read_json
+from service.web.answers import as_json, path_int, query_flag, query_int, read_json
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway, not_yet
 from service.web.problems import Problem, of_error
 from service.web.routing import Route, flag, integer
@@ -121,11 +121,11 @@ def shown(topic: Topic) -> TopicOut:
 
 
 def is_dry(request: web.Request) -> bool:
-    return request.query.get("validate_only", "false") not in ("false", "0")
+    return query_flag(request, "validate_only")
 
 
 async def list_topics(gateway: Gateway, request: web.Request) -> web.Response:
-    with_internal = request.query.get("internal", "false") not in ("false", "0")
+    with_internal = query_flag(request, "internal")
     names = sorted(name for name in gateway.image.topics if with_internal or name not in INTERNAL_TOPICS)
     return as_json(Topics(names))
 
