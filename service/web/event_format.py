@@ -40,7 +40,13 @@ NOT_ATTRIBUTES = DATA_MEMBERS | {"datacontenttype"}
 """In binary mode these are no headers of their own."""
 IN_HEADERS = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
 LAST_TIME_MS = 253_402_300_799_999
-_TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
+_HOUR, _MINUTE = "([01][0-9]|2[0-3])", "[0-5][0-9]"
+_TIME = re.compile(
+    rf"[0-9]{{4}}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])[Tt]{_HOUR}:{_MINUTE}:({_MINUTE}|60)(\.[0-9]+)?"
+    rf"([Zz]|[+-]{_HOUR}:{_MINUTE})"
+)
+_NUMBER = re.compile(rb"-?[0-9]")
+_INTEGER = re.compile(rb"-?[0-9]{1,10}")
 _NAME = re.compile(r"[a-z0-9]+")
 _SPOKEN = re.compile(r"[\x20-\x7e]+")
 _ESCAPED = re.compile(r"\\(.)")
@@ -92,10 +98,14 @@ def from_structured(body: bytes, now_ms: int) -> NewRecord:
     except UnicodeDecodeError:
         raise Problem("malformed", "the event is not UTF-8") from None
     for name, content in members.items():
-        if name not in DATA_MEMBERS and (not _NAME.fullmatch(name) or bytes(content)[:1] in (b"{", b"[")):
+        if name in DATA_MEMBERS:
+            continue
+        given = bytes(content)
+        if not _NAME.fullmatch(name) or given[:1] in (b"{", b"["):
             raise Problem("invalid-record", f"{name[:40]!r} is no attribute of a CloudEvent")
-    if event.time is not None and not _TIME.fullmatch(event.time):
-        raise Problem("invalid-record", "time is no time as in RFC 3339")
+        if _NUMBER.match(given) and not (_INTEGER.fullmatch(given) and -(2**31) <= int(given) < 2**31):
+            raise Problem("invalid-record", f"{name[:40]!r} is a number, but not a whole one of 32 bits")
+    _check_time(event.time)
     if event.data_base64 is not None:
         if members.keys() >= DATA_MEMBERS:
             raise Problem("invalid-record", "a CloudEvent has data or data_base64, not both")
@@ -105,6 +115,11 @@ def from_structured(body: bytes, now_ms: int) -> NewRecord:
             raise Problem("invalid-record", "data_base64 is no base64") from None
     key = None if event.partitionkey is None else encoded(event.partitionkey)
     return key, body, ((CONTENT_TYPE, STRUCTURED.encode() + b"; charset=UTF-8"),), now_ms
+
+
+def _check_time(time: str | None) -> None:
+    if time is not None and not _TIME.fullmatch(time):
+        raise Problem("invalid-record", "time is no time as in RFC 3339")
 
 
 def from_binary(given: Mapping[str, str], body: bytes, now_ms: int) -> NewRecord:
@@ -120,6 +135,7 @@ def from_binary(given: Mapping[str, str], body: bytes, now_ms: int) -> NewRecord
         raise Problem("invalid-record", f"a CloudEvent has a {missing[0]}")
     if attributes["specversion"] != "1.0":
         raise Problem("invalid-record", "CloudEvents of version 1.0 are known here")
+    _check_time(attributes.get("time"))
     headers = [(f"ce_{name}", content.encode()) for name, content in attributes.items()]
     if "Content-Type" in given:
         headers.append((CONTENT_TYPE, given["Content-Type"].encode("utf-8", "surrogateescape")))

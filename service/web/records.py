@@ -145,7 +145,7 @@ def milliseconds(timestamp: int | str) -> int:
     """Milliseconds since 1970, from such a number or from a time as RFC 3339 writes it."""
     if isinstance(timestamp, str):
         try:
-            moment = datetime.fromisoformat(timestamp)
+            moment = datetime.fromisoformat(timestamp.upper())  # a small t or z is one, too
         except ValueError:
             moment = None
         if moment is None or moment.tzinfo is None:

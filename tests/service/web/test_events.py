@@ -191,6 +191,8 @@ def test_what_posts_no_event_is_refused_and_writes_nothing(http: Http, topic: st
         (422, b"", {**good, "ce-specversion": "2.0"}),
         (422, b"", {**good, "ce-two-words": "x"}),
         (422, b"", {**good, "ce-subject": "%ff"}),
+        (422, b"", {**good, "ce-time": "zz"}),
+        (422, b"", {**good, "ce-time": "2026-13-02T03:04:05Z"}),
     ]
     for status, body, headers in refused:
         answer = http.post(path, body, headers=headers)
@@ -241,6 +243,11 @@ def record(value: bytes | None, **headers: str) -> Record:
         ('"extension": [1]', 422, "extension"),
         ('"datacontenttype": 5', 422, "datacontenttype"),
         ('"time": "yesterday"', 422, "time"),
+        ('"time": "2026-01-02T24:04:05Z"', 422, "time"),
+        ('"time": "2026-01-02t03:04:05z", "a": 2147483647, "b": -2147483648', 200, ""),
+        ('"extension": 2147483648', 422, "32 bits"),
+        ('"extension": -2147483649', 422, "32 bits"),
+        ('"extension": 1.5', 422, "whole"),
         (", ".join(f'"a{number}": 1' for number in range(1_001)), 422, "attributes"),
         ('"data": {"x": 1, "x": 2}', 200, ""),
         ('"data_base64": "AA==", "time": "2026-01-02T03:04:05.6+07:00", "extension": null', 200, ""),

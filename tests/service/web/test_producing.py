@@ -33,7 +33,7 @@ def test_a_record_is_written_as_it_was_sent(served: Served, http: Http, topic: s
     records: list[dict[str, Any]] = [
         {"key": "a", "value": {"x": 1}, "headers": {"h": "1", "n": None}, "timestamp": 1_700_000_000_123},
         {"key_base64": "/w==", "value_string": "text", "headers": [{"name": "h", "value_base64": "/w=="}] * 2},
-        {"value_base64": "AAE=", "timestamp": "2026-01-01T00:00:00Z"},
+        {"value_base64": "AAE=", "timestamp": "2026-01-01t00:00:00z"},
         {"key": "tombstone", "value": None},
     ]
     answer = http.post(f"/v1/topics/{topic}/records", {"records": records})
