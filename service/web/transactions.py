@@ -547,10 +547,7 @@ async def describe(gateway: Gateway, request: web.Request) -> web.StreamResponse
     name = name_of(request.match_info["txn"])
     if (node := await _elsewhere(gateway, name.transactional_id)) is not None:
         return await forward(gateway, node, request, b"")
-    found = await find_transaction(gateway.cluster, name.transactional_id)
-    if found is None:
-        raise Problem("unknown-transaction", f"transactional id {name.transactional_id!r} is not known")
-    state = await _seen(gateway, name, found)
+    state = await _seen(gateway, name, await find_transaction(gateway.cluster, name.transactional_id))
     if state.state in ("Ongoing", "Empty") and (branch := branch_of(name.transactional_id)) is not None:
         sealed = await _ask_here(gateway, name, _seal_of)
         if sealed is not None and not isinstance(sealed, ErrorCode):
@@ -590,7 +587,14 @@ def _shown(name: Name, found: TransactionState | None) -> TransactionStatus:
 
 
 async def _seen(gateway: Gateway, name: Name, found: TransactionState | None) -> TransactionStatus:
-    """What became of this transaction, as far as its coordinator, which is this broker, knows it."""
+    """What became of this transaction, as far as its coordinator, which is this broker, knows it. Raises a problem if
+    the coordinator has forgotten the id, or never knew the transaction.
+    """
+    if found is None:
+        detail = f"{_who(name)} is not known: there never was a transaction of it, or it was forgotten since"
+        raise Problem("unknown-transaction", detail, outcome="unknown")
+    if found.producer_id == name.producer_id and name.epoch > found.producer_epoch:  # epochs never go back
+        raise Problem("unknown-transaction", f"{_who(name)} never had producer id {name.producer_id} in this epoch")
     shown = _shown(name, found)
     if shown.state == "Superseded":
         was_committed = await _ask_here(

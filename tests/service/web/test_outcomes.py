@@ -613,7 +613,7 @@ def test_a_broker_that_does_not_know_a_transaction_commits_nothing_while_its_bat
             monkeypatch.setattr(sending, "_send_here", slowly)
             writing = asyncio.ensure_future(client.put(f"{path}/batches/1", json=batch_of(1)))
             await reached.wait()
-            refused = await elsewhere.post(f"{path}:commit?records=1")
+            refused = await elsewhere.post(f"{path}:commit")
             problem = await refused.json()
             assert refused.status == 409, f"one batch of two was committed: {problem}"
             assert (problem["type"], problem["outcome"]) == ("/problems/invalid-txn-state", "none")

@@ -18,6 +18,7 @@ import requests
 from log.ids import TopicPartition
 from service.web import groups
 from service.web.problems import Problem
+from service.web.transactions import Name
 from tests.service.web.kit import PATIENCE_S, Answer, Http, Served, read_all
 
 
@@ -254,6 +255,24 @@ def test_an_operator_finds_transactions(http: Http, topic: str) -> None:
     assert http.post("/v1/partitions:abort-transaction", pinned).status == 409, "its coordinator will end it"
     assert http.post(f"{txn}:abort").status == 200
     assert http.get("/v1/transactions/nothing").status == 404
+
+
+def test_a_transaction_that_never_was_is_not_said_to_be_taken_over(http: Http, topic: str) -> None:
+    """A commit was refused with that, where who asked was told that there is none. One that is forgotten may have been
+    committed, and nobody knows.
+    """
+    begun = http.get(begin(http, topic)).json
+    never, forgotten = Name(topic, begun["producer_id"], begun["epoch"] + 1), Name(f"other-{topic}", 1, 0)
+    for name, outcome in (never, "none"), (forgotten, "unknown"):
+        path = f"/v1/transactions/{name}"
+        offsets = {"offsets": [{"topic": topic, "partition": 0, "offset": 7}]}
+        for answer in (
+            *(http.get(path), http.post(f"{path}:commit"), http.post(f"{path}:abort")),
+            *(put(http, path, 0, {"topic": topic, "value": 0}), http.put(f"{path}/offsets/g", offsets)),
+        ):
+            problem = answer.json
+            assert (answer.status, problem["type"]) == (404, "/problems/unknown-transaction"), problem
+            assert problem["outcome"] == outcome
 
 
 def test_several_processes_write_one_transaction(served: Served, http: Http, topic: str) -> None:
