@@ -166,7 +166,14 @@ class ConsumerDecisions:
         names_changed = self.record_member(group, found, member, draft, names=ask.subscribed_topics)
         epoch = self.maybe_raise_epoch(group, member, names_changed or regex_change.is_resolved, draft)
         goal = self.maybe_assign(group, epoch, member, draft)
-        walked = self.walk(group, member, goal, ask.owned, names_changed or regex_change.has_changed, draft)
+        newest = group.told_up_to(found)
+        walked: ConsumerMember | None
+        if found.member_epoch <= ask.member_epoch < newest:
+            # The heartbeat may be older than what the member was told last, and what it says it owns, too. So nothing
+            # is done with it. If it is not, the next one names the epoch that the member is told now.
+            walked = member._replace(member_epoch=newest)
+        else:
+            walked = self.walk(group, member, goal, ask.owned, names_changed or regex_change.has_changed, draft)
         if walked is None:
             return GroupRefusal(Fault.FENCED_MEMBER_EPOCH, "the member's state is not understood; it must rejoin")
         times = self._settings.consumer_times(group.group_id)
@@ -557,7 +564,7 @@ class ConsumerDecisions:
             and group.members.get(member.member_id) is member
             and member.has_just(goal.target)
         ):
-            return group.note_epoch(member, goal.epoch)
+            return group.note_epoch(member, goal.epoch, before=member.member_epoch)
         facts = *goal, owned, group.holders, is_subscribed, subscription_changed
         walked = reconcile(member, _new(Walk, facts))
         if walked is not None and walked != member:
@@ -742,13 +749,16 @@ def _refuse_instance(owner: ConsumerMember, member_id: str) -> GroupRefusal | No
 def _at_its_epoch(
     group: ConsumerGroup, member: ConsumerMember, ask: ConsumerHeartbeat
 ) -> ConsumerMember | GroupRefusal:
-    """The member, at the epoch that it claims if that was told it without a record. One that is not the member's is
-    refused. The one before is accepted if the member may have missed the answer that raised it.
+    """The member, at the epoch that it claims if that is the newest that it may have been told without a record. One
+    that can't be the member's is refused. The one before is accepted if the member may have missed the answer that
+    raised it.
     """
-    if ask.member_epoch in (JOIN_EPOCH, member.member_epoch):
+    claimed = ask.member_epoch
+    if claimed in (JOIN_EPOCH, member.member_epoch):
         return member
-    if group.may_be_at(member, ask.member_epoch):
-        return group.note_epoch(member, ask.member_epoch)
+    if group.may_be_at(member, claimed):
+        # It has got that answer, so it does not come with the epoch before any more.
+        return group.note_epoch(member, claimed, before=claimed) if claimed == group.told_up_to(member) else member
     missed_answer = ask.member_epoch == member.previous_epoch and _owns_only(ask.owned, member.assigned)
     if ask.member_epoch < member.member_epoch and missed_answer:
         return member

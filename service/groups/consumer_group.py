@@ -5,8 +5,11 @@ are marked. Decisions read a group and never change it. Members are values: a ch
 
 A new target changes nothing for most members but their epoch. That is not recorded: the epoch of a stable member of the
 consumer protocol, and its epoch before, are soft too. A replay knows the recorded epoch only. But what a member has is
-always recorded before it is told. So one that claims an epoch between the recorded one and the target's has what its
-record says, and is believed. (A version that does not know this fences it, and it joins again.)
+always recorded before it is told. So one that claims an epoch between the recorded one and the newest that it may have
+been told (`told_up_to`) has what its record says, and is believed. (A version that does not know this fences it, and it
+joins again.) But only the newest proves that the request is not older than what the member was told last. With any
+other one it frees no partition and commits nothing for one that it does not hold, until it names the newest. Its next
+heartbeat is told that.
 
 Invariants: `holders` has an entry for exactly those partitions that are assigned to a member or still to be revoked by
 one. `tallies` are always what counting all members would give. With both, a heartbeat costs no more in a larger group.
@@ -277,6 +280,9 @@ class ConsumerGroup:
     regex_time_ms: int | None = field(default=None, compare=False)
     regex_round: RegexRound | None = field(default=None, compare=False)
     regex_matches: dict[str, TopicMatches] = field(default_factory=dict, compare=False)
+    # Soft, too: the target's epoch when the log had been read, up to which former coordinators may have told members
+    # epochs that are in no record.
+    replayed_epoch: int = field(default=-1, compare=False)
     # Soft, too: when a member last raised the epoch; what it was last raised to, by whatever; a new target that is
     # being made in several turns.
     raised_ms: int = field(default=0, compare=False)
@@ -406,15 +412,22 @@ class ConsumerGroup:
             for partition in partitions
         )
 
-    def may_be_at(self, member: ConsumerMember, epoch: int) -> bool:
-        """Whether the member may have been told this epoch, by a former coordinator and without a record. It is told
-        that of the target only if it has what that gives it. (While a newer target is being written, that is not known
-        any more.)
+    def told_up_to(self, member: ConsumerMember) -> int:
+        """The newest epoch that the member may have been told. After a replay that may be any one up to the target's of
+        then. It is told that one only if it has what the target gives it. (While a newer target is written, or when it
+        has been, that is not known any more.)
         """
-        if epoch <= member.member_epoch or epoch > self.assignment_epoch or not member.has_soft_epoch:
-            return False
-        is_of_target = epoch == self.assignment_epoch == self.epoch
-        return not is_of_target or member.has_just(self.target.get(member.member_id, {}))
+        known, newest = member.member_epoch, self.replayed_epoch
+        if newest <= known or not member.has_soft_epoch:
+            return known
+        is_of_target = newest == self.assignment_epoch == self.epoch
+        if is_of_target and not member.has_just(self.target.get(member.member_id, {})):
+            newest -= 1
+        return newest
+
+    def may_be_at(self, member: ConsumerMember, epoch: int) -> bool:
+        """Whether the member may have been told this epoch."""
+        return member.member_epoch == epoch or member.member_epoch < epoch <= self.told_up_to(member)
 
     def listed(self) -> ListedGroupFacts:
         return ListedGroupFacts(self.group_id, PROTOCOL_TYPE, self.state.value, self.kind)
@@ -448,14 +461,14 @@ class ConsumerGroup:
         before that epoch (KIP-1251). With its newest epoch it may commit for any partition that no other member holds:
         it may have let go of a partition within this epoch, and a delayed commit may arrive after that.
         """
-        stale = member.stale_fault
-        if epoch > member.member_epoch and not self.may_be_at(member, epoch):
+        stale, newest = member.stale_fault, self.told_up_to(member)
+        if epoch > newest:
             return stale
 
         def held_since(offset: OffsetToCommit) -> Fault | None:
             given = member.epoch_given(offset.topic_id, offset.partition)
             if given is None:
-                is_free = epoch >= member.member_epoch and not self.is_held(offset.topic_id, offset.partition)
+                is_free = epoch == newest and not self.is_held(offset.topic_id, offset.partition)
                 return None if is_free else stale
             return None if epoch >= given else stale
 
@@ -467,8 +480,7 @@ class ConsumerGroup:
         member = self.members.get(ask.member_id or NO_MEMBER)
         if member is None:
             return Fault.UNKNOWN_MEMBER_ID
-        is_at = member.member_epoch == ask.member_epoch or self.may_be_at(member, ask.member_epoch)
-        return None if is_at else member.stale_fault
+        return None if self.may_be_at(member, ask.member_epoch) else member.stale_fault
 
     def deleting_fault(self) -> Fault | None:
         return None
@@ -478,9 +490,9 @@ class ConsumerGroup:
 
     # Noting what is soft ----------------------------------------------------------------------------------------------
 
-    def note_epoch(self, member: ConsumerMember, epoch: int) -> ConsumerMember:
+    def note_epoch(self, member: ConsumerMember, epoch: int, *, before: int) -> ConsumerMember:
         """The member, which keeps what it has, at another epoch. Each member takes this step after each new target."""
-        moved = _new(ConsumerMember, (member.member_id, epoch, member.member_epoch, *member[3:]))
+        moved = _new(ConsumerMember, (member.member_id, epoch, before, *member[3:]))
         self.tallies.count_state(member, -1)
         self.tallies.count_state(moved, 1)
         self.members[member.member_id] = moved

@@ -138,7 +138,9 @@ class ConsumerKind:
             group = ConsumerGroup(read.group_id)
         if value is not None:
             _apply_value(group, read, value)
-            if type(read) is ConsumerGroupMetadataKey and not is_replay:
+            if is_replay:
+                group.replayed_epoch = group.assignment_epoch
+            elif type(read) is ConsumerGroupMetadataKey:
                 group.raised = Raised(group.epoch, self._topics.version)
             groups[read.group_id] = group
         elif isinstance(read, ConsumerGroupMetadataKey):

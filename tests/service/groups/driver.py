@@ -398,7 +398,8 @@ def _with_soft_epochs(live: object, read: object) -> object:
         if (member := live.members.get(recorded.member_id)) is not None
         and recorded.state is MemberState.STABLE
         and recorded.classic is None
-        and 0 < recorded.member_epoch <= member.previous_epoch < member.member_epoch <= read.assignment_epoch
+        and 0 < recorded.member_epoch < member.member_epoch <= read.assignment_epoch
+        and recorded.member_epoch <= member.previous_epoch <= member.member_epoch
     }
     tallies = replace(read.tallies, stable_at=read.tallies.stable_at.copy())
     for member_id, member in ahead.items():
