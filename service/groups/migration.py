@@ -400,6 +400,9 @@ class Migration:
         if isinstance(found, Fault):
             draft.answer(token, JoinReply(NO_MEMBER, found))
             return
+        had_soft_epoch = found.has_soft_epoch
+        if had_soft_epoch:
+            found = found._replace(member_epoch=group.told_up_to(found))
         member = _as_it_says(found, ask, subscription)
         regex_change = self._consumer.change_regex(group, found, member, draft)
         assert not isinstance(regex_change, GroupRefusal), "a classic member has no expression"
@@ -410,7 +413,10 @@ class Migration:
         else:
             goal = self._consumer.maybe_assign(group, epoch, member, draft)
             owned = self._owned(subscription)
-            member = self._consumer.walk(group, member, goal, owned, changed, draft) or member
+            walked = self._consumer.walk(group, member, goal, owned, changed, draft) or member
+            if had_soft_epoch and walked == member:  # the walk recorded nothing, and a generation is always in a record
+                draft.records.append(current_record(group.group_id, member))
+            member = walked
             self._keep_session(group, member, draft)
             due_ms = draft.now_ms + ask.rebalance_timeout_ms
             self._deadlines.set(("resync", group.group_id, member.member_id), due_ms)

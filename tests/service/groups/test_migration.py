@@ -65,6 +65,24 @@ def test_a_classic_members_generation_is_always_in_a_record(driver: Driver) -> N
     assert driver.heartbeat(again) is None
 
 
+@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("instance_id", [None, "i"])
+def test_a_member_that_goes_on_by_the_old_protocol_has_its_generation_in_a_record(
+    driver: Driver, dies: bool, instance_id: str | None
+) -> None:
+    driver.beat("a", 0, instance_id=instance_id)
+    driver.beat("c", 0, subscribed_topics=("events",))
+    assert driver.beat("a", 2, instance_id=instance_id).member_epoch == 3
+    if dies:
+        driver.restart()
+    joined = driver.join(member="a", instance_id=instance_id, owned=(("orders", ALL),))
+    assert (joined.fault, joined.generation) == (None, 3)
+    driver.restart()
+    assert driver.heartbeat(joined, instance_id=instance_id) is None
+    assert driver.commit(5, member="a", generation=3, instance_id=instance_id) is None
+    assert partitions(driver.sync(joined, instance_id=instance_id).assignment) == {"orders": ALL}
+
+
 def test_a_classic_member_that_goes_on_by_the_new_protocol_keeps_what_it_has(driver: Driver) -> None:
     joined = mixed_group(driver)
     driver.beat("d", 0, subscribed_topics=("events",))
