@@ -216,8 +216,8 @@ class Member:
         gone, for its producer is another client.
         """
         known = [partition for partition, is_known in self.owned.items() if is_known and self.name_of(partition)]
-        if not known or self.epoch < 0 or not self.world.plan.commits_in_transactions:
-            return
+        if not known or self.epoch < 0 or self._commits or not self.world.plan.commits_in_transactions:
+            return  # a commit that is on its way would come later, and be lower
         partition = self.chance.choice([each for each in known if each not in self.board.acknowledged] or known)
         name, value = self.name_of(partition), self.board.fresh()
         assert name is not None
@@ -542,8 +542,76 @@ class ClassicMember(Member):
 
 
 class ConsumerMember(Member):
+    def __init__(self, *everything: Any, **more: Any) -> None:
+        super().__init__(*everything, **more)
+        self.taken: dict[Partition, int] = {}  # a value of when it took what it owns
+        self.lost: dict[Partition, int] = {}  # the same of what it has lost and not got again
+
     def ask_again(self) -> None:
         self.says_all = self.has_given_up = True
+
+    def lose(self, partition: Partition) -> None:
+        super().lose(partition)
+        self.lost[partition] = self.taken.pop(partition)
+
+    def own(self, partitions: set[Partition]) -> None:
+        if not self.is_superseded:
+            self.taken |= {each: self.board.fresh() for each in sorted(partitions) if each not in self.owned}
+        super().own(partitions)
+        self.lost = {partition: value for partition, value in self.lost.items() if partition not in self.owned}
+
+    def reborn(self, speaking: type[Member] | None = None) -> Member:
+        """The next process may speak the other protocol and go on with the same member id."""
+        goes_on = self.instance is None and speaking is None and self.chance.random() < self.world.plan.converts
+        born = super().reborn(ClassicMember if goes_on else speaking)
+        if goes_on:
+            born.member_id = self.member_id
+        return born
+
+    def leave_a_commit_behind(self) -> None:
+        """Of a partition that the member has lost, with the epoch that it has just been told. It comes when the member
+        is of a later epoch, when somebody has committed more there and nobody reads it, and comes again and again.
+        Its reader may leave just then, and another coordinator come that has not heard of the member yet.
+        """
+        lost = [partition for partition in self.lost if self.name_of(partition)]
+        if not lost or self.world.healed:
+            return
+        partition = self.chance.choice(lost)
+        name, value = self.name_of(partition), self.lost[partition]
+        assert name is not None
+        offset = OffsetToCommit(name, partition[0], partition[1], value, 0, "")
+        member = (GROUP, self.member_id, self.instance, self.epoch, (offset,))
+        epoch, takes, kills = self.epoch, self.chance.random() < 0.7, self.chance.random() < 0.7
+        producer = -1
+        if self.chance.random() < self.world.plan.commits_in_transactions:
+            producer = self.world.open_transaction({partition: value})
+        command = CommitOffsets(*member) if producer < 0 else CommitTransactionalOffsets(*member, producer, 0)
+
+        def done(reply: Any) -> None:
+            if producer >= 0 and reply is not None and reply.fault is None and reply.faults == (None,):
+                self.world.end_transaction(producer, committed=True)
+
+        def come() -> None:
+            nonlocal takes, kills
+            is_over = not self.is_alive or partition not in self.lost or self.world.now_ms >= latest_ms
+            if is_over and producer >= 0:
+                self.world.end_transaction(producer, committed=False)
+            if is_over:
+                return
+            if self.epoch > epoch and self.board.acknowledged.get(partition, -1) > value and not self.world.healed:
+                reader = self.board.owners.get(partition)
+                if reader is None:
+                    if kills and self.world.is_free(partition):
+                        self.world.kill_coordinator()
+                        kills = False
+                    self.world.ask(command, done)
+                elif takes and isinstance(reader, Member) and reader.is_alive and not reader.is_asleep:
+                    reader.leave()
+                    takes = False
+            self.world.after(50, come)
+
+        latest_ms = self.world.now_ms + LEFT_BEHIND_MS
+        self.world.after(300, come)
 
     def start(self) -> None:
         self.member_id = self.name
@@ -598,6 +666,7 @@ class ConsumerMember(Member):
             self.lose_all()
             self.says_all = True
         else:
+            is_new = reply.member_epoch > self.epoch
             self.epoch, self.says_all, self.was_told = reply.member_epoch, self.has_given_up, True
             if reply.assignment is not None and not self.hangs_on:
                 given = {(topic_id, each) for topic_id, partitions in reply.assignment.items() for each in partitions}
@@ -609,6 +678,8 @@ class ConsumerMember(Member):
                     self.hang()
                 else:
                     self.own(given)
+            if is_new:
+                self.leave_a_commit_behind()
 
     def hang(self) -> None:
         """The member never finishes giving up its partitions: it sends heartbeats, reads nothing, and says that it owns

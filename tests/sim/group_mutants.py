@@ -37,6 +37,7 @@ from tests.sim.groups import run
 from tests.sim.run import replaced
 
 MAX_SEEDS = 800
+NOTHING_RECORDED: RecordPair = (b"", None)
 
 Planting = contextlib.AbstractContextManager[None]
 
@@ -312,7 +313,31 @@ def offsets_of_open_transactions_outlive_their_group() -> Planting:
 
 
 def told_epochs_that_are_in_no_record_not_believed() -> Planting:
-    return replaced(ConsumerGroup, "may_be_at", lambda group, member, epoch: False)
+    return replaced(ConsumerGroup, "told_up_to", lambda group, member: member.member_epoch)
+
+
+def commits_of_an_epoch_that_may_be_old_taken_after_a_restart() -> Planting:
+    original = ConsumerGroup._may_commit_at
+
+    def may_commit_at(group: ConsumerGroup, member: ConsumerMember, epoch: int) -> Any:
+        if member.member_epoch <= epoch <= group.told_up_to(member):
+            with replaced(ConsumerGroup, "told_up_to", lambda group, member: epoch):
+                return original(group, member, epoch)
+        return original(group, member, epoch)
+
+    return replaced(ConsumerGroup, "_may_commit_at", may_commit_at)
+
+
+def generations_of_members_that_change_their_protocol_not_recorded() -> Planting:
+    original = Migration._join_members
+
+    def join_members(migration: Migration, group: ConsumerGroup, *rest: Any) -> None:
+        with replaced(service.groups.migration, "current_record", lambda group_id, member: NOTHING_RECORDED):
+            original(migration, group, *rest)
+        draft = rest[-1]
+        draft.records[:] = [record for record in draft.records if record is not NOTHING_RECORDED]
+
+    return replaced(Migration, "_join_members", join_members)
 
 
 def epochs_of_instances_that_are_away_believed() -> Planting:
@@ -380,6 +405,8 @@ MUTANTS: dict[str, Callable[[], Planting]] = {
         offsets_of_subscribed_topics_deleted,
         offsets_of_open_transactions_outlive_their_group,
         told_epochs_that_are_in_no_record_not_believed,
+        commits_of_an_epoch_that_may_be_old_taken_after_a_restart,
+        generations_of_members_that_change_their_protocol_not_recorded,
         epochs_of_instances_that_are_away_believed,
         what_a_member_newly_has_not_recorded,
     )

@@ -290,7 +290,6 @@ class GroupWorld:
         decision = self.machine.decide(command, self._tokens, self.steady_ms)
         if isinstance(command, CommitOffsets | CommitTransactionalOffsets) and decision.records:
             self.committed_ms[command.offsets[0].offset] = self.now_ms
-        if isinstance(command, CommitOffsets) and decision.records:
             self._check_commit(command.group_id, command.offsets[0])
         if isinstance(command, DeleteOffsets | DeleteGroup):
             self._note_deleted(command, self._tokens, dict(decision.answers)[self._tokens])
@@ -555,6 +554,11 @@ class GroupWorld:
         if group is None or member_id not in group.members:
             return False
         return not isinstance(group, ClassicGroup) or group.generation == epoch
+
+    def is_free(self, partition: Partition) -> bool:
+        """Whether a consumer group knows of nobody who may be reading the partition."""
+        group = None if self.machine is None else self.machine._groups.get("g")
+        return isinstance(group, ConsumerGroup) and not group.is_held(*partition)
 
     # Transactions and topics ------------------------------------------------------------------------------------------
 
