@@ -16,7 +16,7 @@ from contextlib import suppress
 from http import HTTPStatus
 from typing import cast
 
-from aiohttp import EMPTY_PAYLOAD, ClientConnectionError, web
+from aiohttp import EMPTY_PAYLOAD, ClientConnectionError, HttpVersion11, web
 from aiohttp.typedefs import Middleware
 
 from log.tally import Histogram
@@ -66,7 +66,7 @@ from service.web.sending import ProducerIds
 from service.web.sharing import Sharing
 from service.web.taking import CAME_S, UNREAD_S, Given, Taking, is_there
 from service.web.transactions import OpenTransactions
-from service.web.unpacking import BODY, PIECE_BYTES, body_of, encoding_of, has_come
+from service.web.unpacking import BODY, PIECE_BYTES, body_of, encoding_of, has_come, refuse_long
 
 logger = logging.getLogger("oncelog.http")
 
@@ -101,6 +101,8 @@ those that are not.
 """
 REQUEST_ID = "X-Request-Id"
 PROBLEM = web.RequestKey("problem", str)
+EXPECTS = web.RequestKey("expects", bool)
+"""A request has this while its client waits for a word before it sends the body."""
 NextHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 REQUEST_ID_MAX = 200
 ASKED_METHOD, ASKED_HEADERS = "Access-Control-Request-Method", "Access-Control-Request-Headers"
@@ -252,9 +254,9 @@ class WebServer:
         app = web.Application(middlewares=way, client_max_size=broker.config.http_max_body_bytes)
         for route in self.gateway.routes:
             answered = self._bound(route)
-            app.router.add_route(route.method, route.path, answered)
+            app.router.add_route(route.method, route.path, answered, expect_handler=_expecting)
             if route.method == "GET" and route.answers_head:
-                app.router.add_route("HEAD", route.path, answered)
+                app.router.add_route("HEAD", route.path, answered, expect_handler=_expecting)
         app.on_response_prepare.append(self._head)
         self._logger = _one_line_each()
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_S, logger=self._logger)
@@ -287,7 +289,12 @@ class WebServer:
                 refuse_query(request, query)
             if reads:
                 encoding_of(request)  # a stream of lines has begun its answer when it finds that it can't be read
-            if waits_for_body and not (takes_lines and request.content_type == NDJSON):
+            is_read = waits_for_body and not (takes_lines and request.content_type == NDJSON)
+            if is_read:
+                refuse_long(request, route.body_bytes_max)
+            if EXPECTS in request:
+                await _let_come(request)
+            if is_read:
                 await _read_body(request, route.body_bytes_max)
             try:
                 return await handle(gateway, request)
@@ -409,6 +416,9 @@ class WebServer:
 
     async def _head(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
         """Add to the head of an answer, also of a stream, what does not depend on its resource."""
+        if EXPECTS in request:  # the body may come or not: what comes next could be either
+            response.headers["Connection"] = "close"
+            response.force_close()
         origin = request.headers.get("Origin")
         if origin is not None and self._origins.are_named(origin):
             of_event = [name for name in response.headers if name.startswith(OF_EVENTS)]
@@ -473,6 +483,20 @@ def _one_line_each() -> logging.Logger:
     if not quiet.filters:
         quiet.addFilter(shorten)
     return quiet
+
+
+async def _expecting(request: web.Request) -> None:
+    """The client waits before it sends the body. It is told to when nothing is wrong with the head."""
+    if request.version >= HttpVersion11:
+        request[EXPECTS] = True
+
+
+async def _let_come(request: web.Request) -> None:
+    if (given := request.headers["Expect"]).lower() != "100-continue":
+        raise Problem("expectation-failed", f"Expect: {given[:100]}: 100-continue is known")
+    del request[EXPECTS]
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # it is no part of the answer
 
 
 async def _read_body(request: web.Request, most_bytes: int | None) -> None:

@@ -57,6 +57,7 @@ PROBLEMS: Mapping[str, ProblemKind] = {
     "record-too-large": ProblemKind(413, "Too large"),
     "unsupported-media-type": ProblemKind(415, "The body's media type or encoding is not known here"),
     "offset-out-of-range": ProblemKind(416, "The partition has no such offset"),
+    "expectation-failed": ProblemKind(417, "What the head expects is not known here"),
     "invalid-record": ProblemKind(422, "A record is not acceptable"),
     "invalid-request": ProblemKind(422, "What is asked for is not acceptable"),
     "invalid-config": ProblemKind(422, "A setting is not acceptable"),

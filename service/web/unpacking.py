@@ -175,6 +175,17 @@ def has_come(request: web.Request) -> bool:
     return request.content.is_eof()
 
 
+def refuse_long(request: web.Request, most_bytes: int | None) -> None:
+    """Raise a problem if the head says that the body is longer than it may be."""
+    most_bytes = min(request.client_max_size, most_bytes or request.client_max_size)
+    if (request.content_length or 0) > most_bytes:
+        raise _too_long(most_bytes)
+
+
+def _too_long(most_bytes: int) -> Problem:
+    return Problem("record-too-large", f"the body is longer than {most_bytes} bytes")
+
+
 async def body_of(request: web.Request, most_bytes: int | None = None) -> bytes:
     """The whole body, unpacked. It is at most so long, and never longer than `http.max.body.bytes` says."""
     if BODY not in request:
@@ -198,7 +209,7 @@ async def _whole(request: web.Request, most_bytes: int, *, counts_objects: bool)
         held_bytes += getsizeof(some)
         objects.look_at(some)
         if size_bytes > most_bytes:
-            raise Problem("record-too-large", f"the body is longer than {most_bytes} bytes")
+            raise _too_long(most_bytes)
         await holder.take(objects.bytes_with(held_bytes))
     return b"".join(pieces)
 

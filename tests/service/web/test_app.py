@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
+from urllib.parse import urlsplit
 
 import pytest
 from aiohttp import web
@@ -24,7 +26,7 @@ from service.web.problems import Problem
 from service.web.routing import STREAMING
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.cli.kit import process
-from tests.service.web.kit import PATIENCE_S, Http, Served
+from tests.service.web.kit import PATIENCE_S, Http, Served, whole_of
 
 
 def where(**given: str) -> list[tuple[str, int]]:
@@ -272,3 +274,43 @@ def test_a_call_of_another_api_that_fails_after_its_head_is_cut_off_too(
             await server.stop()
 
     on_stage(tmp_path, scene)
+
+
+@pytest.mark.parametrize(
+    ("head", "status", "slug"),
+    [
+        ("POST /v1/topics/expects/records HTTP/1.1\r\nContent-Length: 99999999", 413, "record-too-large"),
+        ("POST /v1/transactions HTTP/1.1\r\nContent-Length: 300000", 413, "record-too-large"),
+        ("POST /v1/topics/expects/records?x=1 HTTP/1.1\r\nContent-Length: 9", 400, "malformed"),
+        ("POST /v1/records HTTP/1.1\r\nContent-Length: 9\r\nContent-Encoding: x", 415, "unsupported-media-type"),
+        ("POST /v1/records HTTP/1.1\r\nContent-Length: 9\r\nExpect: 200-maybe", 417, "expectation-failed"),
+    ],
+)
+def test_a_client_that_waits_with_its_body_is_not_told_to_send_it_in_vain(
+    served: Served, head: str, status: int, slug: str
+) -> None:
+    """It was told to send 16 MiB, and refused afterwards; and what else it may expect was refused in plain text. What
+    comes behind the refusal may be the body or the next request, so there is none.
+    """
+    place = urlsplit(served.url)
+    assert place.hostname is not None and place.port is not None
+    expects = "" if "Expect" in head else "Expect: 100-continue\r\n"
+    with socket.create_connection((place.hostname, place.port), PATIENCE_S) as connection:
+        connection.sendall(f"{head}\r\nHost: a\r\n{expects}\r\n".encode())
+        answer = HTTPResponse(connection)
+        answer.begin()
+        problem = json.loads(answer.read())
+        assert (answer.status, answer.headers["Content-Type"]) == (status, "application/problem+json")
+        assert (problem["type"], answer.headers["Connection"]) == (f"/problems/{slug}", "close")
+
+
+def test_a_client_that_waits_with_its_body_is_told_to_send_it(served: Served, http: Http, topic: str) -> None:
+    place, body = urlsplit(served.url), b'{"records": [{"value": 1}]}'
+    assert place.hostname is not None and place.port is not None
+    with socket.create_connection((place.hostname, place.port), PATIENCE_S) as connection:
+        for _ in range(2):  # the connection is kept
+            head = f"POST /v1/topics/{topic}/records HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}"
+            connection.sendall(f"{head}\r\nContent-Type: application/json\r\nExpect: 100-Continue\r\n\r\n".encode())
+            assert connection.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            connection.sendall(body)
+            assert whole_of(connection)["outcome"] == "applied"
