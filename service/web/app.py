@@ -268,7 +268,8 @@ class WebServer:
         takes_lines = NDJSON in route.body_media
         ready, changes = gateway.ready, route.changes
         refuses_key, query = route.refuses_key, route.query
-        refuses_foreign = changes and not route.path.startswith("/ui")  # pages refuse their forms themselves
+        # pages refuse their forms themselves
+        refuses_foreign = (changes or route.tells_of_client) and not route.path.startswith("/ui")
 
         async def answered(request: web.Request) -> web.StreamResponse:
             if self._origins.are_borrowed(request):

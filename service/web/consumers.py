@@ -662,7 +662,14 @@ ROUTES = (
         body=SubscriptionIn,
         status=204,
     ),
-    _route("GET", _ONE + "/subscription", subscription, "What an instance is subscribed to.", answer=Subscribed),
+    _route(
+        "GET",
+        _ONE + "/subscription",
+        subscription,
+        "What an instance is subscribed to.",
+        answer=Subscribed,
+        tells_of_client=True,
+    ),
     _route(
         "DELETE", _ONE + "/subscription", unsubscribe, "Subscribe to nothing, and assign nothing by hand.", status=204
     ),
@@ -674,7 +681,14 @@ ROUTES = (
         body=PartitionsV2,
         status=204,
     ),
-    _route("GET", _ONE + "/assignments", assignment, "The partitions an instance reads.", answer=PartitionsV2),
+    _route(
+        "GET",
+        _ONE + "/assignments",
+        assignment,
+        "The partitions an instance reads.",
+        answer=PartitionsV2,
+        tells_of_client=True,
+    ),
     _route(
         "GET",
         _ONE + "/records",
@@ -686,6 +700,7 @@ ROUTES = (
         more_media=(MEDIA_OF[Form.JSON],),
         problems=(400, 404, 406, 409, 416, 503),
         answers_head=False,
+        tells_of_client=True,
         parameters=(
             integer(
                 "timeout",
@@ -704,7 +719,13 @@ ROUTES = (
         answer=list[OffsetV2],
     ),
     _with_body(
-        "GET", _ONE + "/offsets", committed, "The group's committed offsets.", body=PartitionsV2, answer=OffsetsV2
+        "GET",
+        _ONE + "/offsets",
+        committed,
+        "The group's committed offsets.",
+        body=PartitionsV2,
+        answer=OffsetsV2,
+        tells_of_client=True,
     ),
     _with_body("POST", _ONE + "/positions", seek, "Read on elsewhere.", body=OffsetsV2, status=204),
     _with_body(

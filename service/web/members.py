@@ -670,9 +670,11 @@ _ONE = _MEMBERS + "/{member}"
 ROUTES = (
     Route("POST", _MEMBERS, join, "Join a group; the broker beats for the member while its client asks now and then.",
           "groups", body=Join, answer=MemberJoined, status=201, problems=(400, 409, 422, 429, 503, 504)),
-    Route("GET", _ONE, describe, "What a member reads.", "groups", answer=MemberJoined, problems=(410, 503)),
+    Route("GET", _ONE, describe, "What a member reads.", "groups", answer=MemberJoined,
+          tells_of_client=True, problems=(410, 503)),
     Route("GET", _ONE + "/records", poll, "Records of the member's partitions.", "groups", answer=Polled,
-          more_media=(BATCHED,), problems=(400, 406, 409, 410, 503), answers_head=False, parameters=(
+          more_media=(BATCHED,), problems=(400, 406, 409, 410, 503), answers_head=False,
+          tells_of_client=True, parameters=(
               integer("max_records", "At most so many records.", least=1, most=RECORDS_MAX),
               integer("max_bytes", "About so many stored bytes.", least=1, most=PAGE_BYTES_MAX),
               integer("wait_ms", "Wait this long if there is nothing.", most=WAIT_MS_MAX),

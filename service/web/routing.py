@@ -79,6 +79,10 @@ class Route:
     documented: bool = True
     answers_head: bool = True
     """A GET that may be asked as HEAD. Not one that moves a reader on, or that does not end."""
+    tells_of_client: bool = False
+    """A GET by which a reader's client asks: it moves the reader on, or says that the client is there and has what it
+    was given. A page of another site must not say so for it.
+    """
     only_asks: bool = False
     """It changes nothing, although it is no GET."""
     authorize: Rule = anybody

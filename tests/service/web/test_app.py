@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -144,6 +145,32 @@ def test_a_page_of_another_site_changes_nothing(http: Http, topic: str, headers:
     assert http.post(f"/consumers/{topic}", b"", headers=headers).json["error_code"] == 40301
     assert http.get(f"/v1/topics/{topic}", headers=headers).status == 404, "nothing was made"
     assert http.get("/v1/topics", headers=headers).status == 200, "a link from there may be followed"
+
+
+@pytest.mark.parametrize("headers", [{"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}])
+def test_a_page_of_another_site_moves_no_reader_on(http: Http, topic: str, headers: dict[str, str]) -> None:
+    """It needed no answer either: a picture with such an address was enough. Nobody was given what the group was."""
+    http.post(f"/v1/topics/{topic}/records", {"records": [{"value": 1}]})
+    member = http.post(f"/v1/groups/{topic}/members", {"topics": [topic]}).headers["Location"]
+    wishes = {"name": "i", "format": "json", "auto.offset.reset": "earliest"}
+    assert http.post(f"/consumers/{topic}-v2", wishes).status == 200
+    instance = f"/consumers/{topic}-v2/instances/i"
+    assert http.post(f"{instance}/subscription", {"topics": [topic]}).status == 204
+    for path in (member, f"{member}/records"):
+        assert http.get(path, headers=headers).json["type"] == "/problems/denied"
+    for path in ("/records", "/subscription", "/assignments", "/offsets"):
+        answer = http.get(instance + path, headers=headers)
+        assert (answer.status, answer.json["error_code"]) == (403, 40301)
+    of_form = {"Accept": "application/vnd.kafka.json.v2+json"}
+    for path, more in ((f"{member}/records?wait_ms=500", {}), (f"{instance}/records", of_form)):
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            told = http.get(path, headers=more).json
+            if found := told["records"] if isinstance(told, dict) else told:
+                break
+            assert time.monotonic() < deadline
+        assert [each["value"] for each in found] == [1]
+    assert http.delete(member).status == http.delete(instance).status == 204
 
 
 def test_programs_and_own_pages_say_nothing_foreign(http: Http, topic: str) -> None:
