@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from isolation.read_view import Isolation
-from log.ids import TopicPartition
+from log.ids import TopicId, TopicPartition
 from service.client.cluster import MOVED
 from service.client.failures import ClientFailure
 from service.web.answers import PiecedAnswer, list_in_turns, path_int, query_bytes, query_choice, query_int
@@ -93,13 +93,14 @@ async def start_of(gateway: Gateway, partition: TopicPartition, where: str, isol
 async def page(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     """A page. A long one leaves in pieces: the next is read when the client has taken the one before."""
     partition = partition_of(gateway, request)
+    topic_id = gateway.topic(partition.topic).id
     lens = lens_of(request)
     lens.as_events = asks_for_batch(request, lens)
     most = query_int(request, "max_records", 500, least=1, most=RECORDS_MAX)
     max_bytes = query_int(request, "max_bytes", PAGE_BYTES, least=1, most=PAGE_BYTES_MAX)
     wait_ms = query_int(request, "wait_ms", 0, most=WAIT_MS_MAX)
     offset = await start_of(gateway, partition, request.query.get("offset", "earliest"), lens.isolation)
-    reading = PageReading(gateway, request, partition, lens, offset, most, max_bytes)
+    reading = PageReading(gateway, request, partition, topic_id, lens, offset, most, max_bytes)
     with gateway.waiting():
         records, is_over = await reading.next_piece(wait_ms)
     if lens.as_events:
@@ -147,9 +148,10 @@ def records_inside(records: Sequence[Shown], show: Callable[[Page], bytes]) -> b
 async def one_event(gateway: Gateway, request: web.Request) -> EventOut:
     """The record that the path names, as an event."""
     partition, offset = partition_of(gateway, request), path_int(request, "offset", most=2**63 - 1)
-    lens, limits = Lens(as_events=True), (1, PAGE_BYTES)
+    topic_id, lens = gateway.topic(partition.topic).id, Lens(as_events=True)
     with gateway.waiting():
-        records, _ = await PageReading(gateway, request, partition, lens, offset, *limits).next_piece(0)
+        reading = PageReading(gateway, request, partition, topic_id, lens, offset, 1, PAGE_BYTES)
+        records, _ = await reading.next_piece(0)
     if not records or records[0].offset != offset:
         raise Problem("not-found", f"there is no committed record at offset {offset}")
     (event,) = records
@@ -165,6 +167,7 @@ class PageReading:
         gateway: Gateway,
         request: web.Request,
         partition: TopicPartition,
+        topic_id: TopicId,
         lens: Lens,
         offset: int,
         most: int,
@@ -174,6 +177,7 @@ class PageReading:
         self._request = request
         self.held = Held(request[HOLDER])
         self._partition = partition
+        self._topic_id = topic_id
         self._lens = lens
         self.offset = offset
         """Where to go on."""
@@ -199,9 +203,11 @@ class PageReading:
         while True:
             if self._request.transport is None:
                 raise client_gone()
+            gateway.same_topic(partition.topic, self._topic_id)
             left_bytes = self._max_bytes - self._stored_bytes
             (piece,) = await fetch(
-                *(gateway, gateway.leader(partition), {partition: self.offset}, lens.isolation, self.held),
+                *(gateway, gateway.leader(partition), {partition: self.offset}, {partition.topic: self._topic_id}),
+                *(lens.isolation, self.held),
                 max_bytes=min(PAGE_BYTES, left_bytes if left_bytes > 0 else self._max_bytes),
                 wait_ms=left_ms(deadline),
             )
@@ -295,6 +301,7 @@ async def stream(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         until = {
             each: await start_of(gateway, TopicPartition(name, each), "latest", lens.isolation) for each in indexes
         }
+        gateway.same_topic(name, topic.id)  # or it might end at once, as if all were read
     with gateway.waiting(gateway.config.http_max_streams):
         media = SSE if is_sse else NDJSON
         response = web.StreamResponse(

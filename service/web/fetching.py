@@ -2,7 +2,8 @@
 
 What always holds: a reader gets the records of a partition in order. With `read_committed` it gets no aborted or
 undecided record, unless it asks for aborted ones. It gets markers only if it asks for them. The position moves past
-records that were handed out or that must not be shown, and no further.
+records that were handed out or that must not be shown, and no further. A position is one in the topic of which its
+reader knows the id: of a topic that was made again under the same name nothing is given there.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from log.batch import HEADER_BYTES, BatchHeader, CorruptBatch, Record, plain_pay
 from log.compress import MAX_PLAIN_BYTES, UnpacksTooLarge, told_plain_bytes
 from log.control import read_marker
 from log.disk import DiskFault
-from log.ids import TopicPartition
+from log.ids import TopicId, TopicPartition
 from service.broker.fetch_sessions import SessionKey, WantedPartition
 from service.broker.reading import Reading, ReadTerms
 from service.broker.session import Session
@@ -258,6 +259,7 @@ async def fetch(
     gateway: Gateway,
     node: int,
     positions: Mapping[TopicPartition, int],
+    ids: Mapping[str, TopicId],
     isolation: Isolation,
     held: Held,
     *,
@@ -267,6 +269,7 @@ async def fetch(
 ) -> list[Piece]:
     """What one leader has, as far as there is room. It is held, until the caller drops it. If there is nothing, this
     waits for so long, and holds nothing meanwhile. What comes and finds no room is dropped before that is waited for.
+    `ids` are those of the topics.
     """
     once = _fetch_here if node == gateway.node_id else _fetch_there
     together = together or Together()
@@ -275,7 +278,7 @@ async def fetch(
         while True:
             asked_bytes = min(max_bytes, max(held.holder.room_bytes // held.times, LEAST_BYTES))
             room = Room(held, room_bytes)
-            found = await once(gateway, node, positions, isolation, room, asked_bytes, wait_ms)
+            found = await once(gateway, node, positions, isolation, room, asked_bytes, wait_ms, ids)
             if found is not None:
                 room_bytes = 0
                 together.has(found)
@@ -293,6 +296,7 @@ async def fetch(
 async def fetch_all(
     gateway: Gateway,
     by_leader: Mapping[int, Mapping[TopicPartition, int]],
+    ids: Mapping[str, TopicId],
     isolation: Isolation,
     held: Held,
     *,
@@ -304,7 +308,7 @@ async def fetch_all(
     """
     together = Together()
     work = (
-        fetch(gateway, node, positions, isolation, held, max_bytes=max_bytes, wait_ms=wait_ms, together=together)
+        fetch(gateway, node, positions, ids, isolation, held, max_bytes=max_bytes, wait_ms=wait_ms, together=together)
         for node, positions in by_leader.items()
     )
     # All are waited for: what comes after the end of the request would be held for ever.
@@ -325,20 +329,19 @@ async def _fetch_there(
     room: Room,
     max_bytes: int,
     wait_ms: int,
+    ids: Mapping[str, TopicId],
 ) -> list[Piece] | None:
     """What another broker has. None: there is no room for it."""
-    image = gateway.image
     topics = [
         FetchTopic(
             name,
-            image.topics[name].id,
+            ids[name],
             [
                 FetchPartition(each.partition, fetch_offset=positions[each], partition_max_bytes=max_bytes)
                 for each in of_topic
             ],
         )
         for name, of_topic in by_topic(positions).items()
-        if name in image.topics
     ]
     request = FetchRequest(
         max_wait_ms=wait_ms, min_bytes=1, max_bytes=max_bytes, isolation_level=isolation.value, topics=topics
@@ -373,10 +376,11 @@ async def _fetch_here(
     room: Room,
     max_bytes: int,
     wait_ms: int,
+    ids: Mapping[str, TopicId],
 ) -> list[Piece] | None:
     """What this broker has. None: there is no room for it. It is not read then."""
     wanted: dict[SessionKey, WantedPartition] = {
-        (each.topic, each.partition): WantedPartition(each.partition, offset, max_bytes, -1, -1, -1)
+        (ids[each.topic], each.partition): WantedPartition(each.partition, offset, max_bytes, -1, -1, -1)
         for each, offset in positions.items()
     }
     terms = ReadTerms(isolation, 1, max_bytes, wait_ms)
@@ -387,19 +391,18 @@ async def _fetch_here(
         size_bytes = sum(len(each.records or b"") for each in reading.found.values())
         if not room.takes(size_bytes):
             return None
-        pieces = _pieces(gateway, reading)
+        pieces = _pieces(gateway, reading, {topic_id: name for name, topic_id in ids.items()})
         room.held.leave(stored=size_bytes - sum(len(piece.data) for piece in pieces))  # a disk may have failed
         return pieces
     finally:
         reading.caller.unpin()
 
 
-def _pieces(gateway: Gateway, reading: Reading) -> list[Piece]:
+def _pieces(gateway: Gateway, reading: Reading, names: Mapping[str | bytes, str]) -> list[Piece]:
     pieces = []
-    for (name, index), found in reading.found.items():
-        assert isinstance(name, str)
+    for (topic_id, index), found in reading.found.items():
         piece = Piece(
-            TopicPartition(name, index),
+            TopicPartition(names[topic_id], index),
             *(not_yet(found.error), found.log_start_offset, found.last_stable_offset, found.high_watermark),
             found.aborted,
         )

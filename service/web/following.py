@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 from aiohttp import web
 
-from log.ids import TopicPartition, format_topic_id
+from log.ids import TopicId, TopicPartition, format_topic_id
 from service.client.cluster import MOVED
 from service.client.failures import ClientFailure, FailureKind
 from service.cluster.image import Delta, Topic
@@ -57,7 +57,8 @@ _encode = msgspec.json.Encoder().encode
 class Cursor:
     """The position of a reader of several partitions, as text: the topic's id and `0:15,2:7`, with an `@` between."""
 
-    def __init__(self, topic_id: bytes, offsets: dict[int, int]) -> None:
+    def __init__(self, topic_id: TopicId, offsets: dict[int, int]) -> None:
+        self.topic_id = topic_id
         self.offsets = offsets
         self._of_topic = format_topic_id(topic_id) + "@"
         self._parts = {index: f"{index}:{offset}" for index, offset in sorted(offsets.items())}
@@ -79,7 +80,7 @@ class Cursor:
         return self._of_topic + ",".join(self._parts.values())
 
 
-def read_cursor(given: str, topic_id: bytes) -> dict[int, int]:
+def read_cursor(given: str, topic_id: TopicId) -> dict[int, int]:
     """The offsets in a cursor. One that a client has made itself need not name the topic."""
     of_topic, _, places = given.rpartition("@")
     if of_topic not in ("", format_topic_id(topic_id)):
@@ -327,7 +328,7 @@ class Stream:
 
     def _partitions(self) -> list[int]:
         """The partitions to read. A partition that was added to the topic later is read from its start."""
-        self._seen = self._gateway.topic(self._topic)
+        self._seen = self._gateway.same_topic(self._topic, self._cursor.topic_id)
         wanted = [index for index in self._seen.partitions if self._chosen is None or index in self._chosen]
         for index in wanted:
             if index not in self._cursor.offsets:
@@ -403,14 +404,14 @@ class Stream:
 
     def _place(self, node: int, positions: dict[TopicPartition, int]) -> Place:
         assert self._form is not None
-        return Place(self._gateway.topic(self._topic).id, node, tuple(positions.items()), self._form)
+        return Place(self._cursor.topic_id, node, tuple(positions.items()), self._form)
 
     async def _fetch(self, node: int, positions: dict[TopicPartition, int]) -> list[Piece]:
         if not has_same_partitions(self._seen, self._gateway.topic(self._topic)):
             return []  # while this waited for its turn to read; what is to be read is looked at again
         wait_ms = int(1000 * self._quiet_for_s)
-        isolation = self._lens.isolation
-        fetching = fetch(self._gateway, node, positions, isolation, self._held, max_bytes=STREAM_BYTES, wait_ms=wait_ms)
+        asked = node, positions, {self._topic: self._cursor.topic_id}, self._lens.isolation, self._held
+        fetching = fetch(self._gateway, *asked, max_bytes=STREAM_BYTES, wait_ms=wait_ms)
         return await self._gateway.reading.fetched(self._topic, fetching)
 
     async def _shared(self, pieces: Sequence[Piece], positions: dict[TopicPartition, int]) -> list[Portion]:

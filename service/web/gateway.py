@@ -32,7 +32,7 @@ from aiohttp import (
     TCPConnector,
 )
 
-from log.ids import TopicPartition
+from log.ids import TopicId, TopicPartition
 from monitoring.scraping import Scraper
 from service.api import incremental_alter_configs
 from service.api.routes import OFFERED, ROUTES
@@ -267,6 +267,14 @@ class Gateway:
         topic = self.image.topics.get(name)
         if topic is None:
             raise Problem("unknown-topic", f"topic {name!r} does not exist", error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return topic
+
+    def same_topic(self, name: str, topic_id: TopicId) -> Topic:
+        """The topic, if it still is the one with this id. One that was made again under its name has other records."""
+        topic = self.topic(name)
+        if topic.id != topic_id:
+            again = f"topic {name!r} was deleted, and made again"
+            raise Problem("unknown-topic", again, error=ErrorCode.UNKNOWN_TOPIC_ID)
         return topic
 
     def state(self, partition: TopicPartition) -> PartitionState:

@@ -15,7 +15,8 @@ broker while the answer was still stalled at the one in front. So that one is as
 committed of which it does not say that the client has taken it. An instance that is lost with its broker is made again
 under its name; it takes its place in the group at once, and goes on where the group is. Whatever its name was before,
 it is another instance: it waits for no answer of the one before, and a read that had waited for that one does not go on
-with it.
+with it. A position counts in the topic in which it was found: in one that was made again under the same name, the
+instance begins where the group is, or else where its client's setting says.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from aiohttp import ClientError, web
 from msgspec import UNSET, Raw
 
 from isolation.read_view import Isolation
-from log.ids import TopicPartition
-from service.client.cluster import MOVED
+from log.ids import TopicId, TopicPartition
+from service.client.cluster import MOVED, by_topic
 from service.client.failures import ClientFailure
 from service.cluster.image import NO_LEADER
 from service.web.consuming import PAGE_BYTES_MAX, RECORDS_MAX
@@ -622,6 +623,7 @@ class Instances(Members):
 
     async def seek(self, instance: Instance, offsets: Mapping[TopicPartition, int]) -> None:
         """Move to these offsets; EARLIEST and LATEST may be among them."""
+        self._look_up_topics(instance)
         for partition in offsets:
             if partition not in instance.positions:
                 raise conflict(f"No current assignment for partition {partition.topic}-{partition.partition}")
@@ -636,10 +638,26 @@ class Instances(Members):
             return offset
         return await at_time(self._gateway, partition, offset, Isolation.READ_COMMITTED.value)
 
+    def _look_up_topics(self, instance: Instance) -> None:
+        """Partitions that were assigned by hand are those of the topics that have the names now. A group tells an
+        instance that subscribes, which topics it is to read.
+        """
+        if instance.is_subscribed:
+            return
+        for name, partitions in by_topic(instance.positions).items():
+            topic, known = self._gateway.image.topics.get(name), instance.ids.get(name)
+            if topic is None or topic.id == known:
+                continue
+            instance.ids[name] = topic.id
+            if known is not None:
+                instance.lose(partitions)
+                instance.positions.update(dict.fromkeys(partitions, SOMEWHERE))
+
     async def _begin(self, instance: Instance) -> None:
         """Find the position of each partition that has none: where the group is, or else where the client's setting
         says.
         """
+        self._look_up_topics(instance)
         image = self._gateway.image
         fresh = [
             each
@@ -739,10 +757,11 @@ class Instances(Members):
         """Commit these offsets. They are refused if the group has removed the instance meanwhile, or has taken away a
         partition that it was reading: another member may have gone on there.
         """
+        self._look_up_topics(instance)
         held = {each for each in offsets if instance.holds(each)}
         for tries_left in reversed(range(COMMIT_TRIES)):
             try:
-                await commit_by(self._gateway, instance.group, instance.who, None, offsets)
+                await commit_by(self._gateway, instance.group, instance.who, None, instance.ids, offsets)
             except Problem as problem:
                 if problem.error != ErrorCode.STALE_MEMBER_EPOCH or not tries_left:
                     raise
@@ -757,6 +776,7 @@ class Instances(Members):
         """Commit all that was shown, without answers that are still on their way."""
         await settle(instance.reader.given, instance.asked_s)
         all_said = await self._ask_in_front(instance)
+        self._look_up_topics(instance)
         shown = {each: offset for each, offset in instance.positions.items() if offset != SOMEWHERE}
         given = instance.taken(shown)
         await self.commit(instance, {each: (offset, None) for each, offset in given.items()})
@@ -785,13 +805,15 @@ class Instances(Members):
         ready = {
             each: offset
             for each, offset in instance.taken(instance.uncommitted).items()
-            if each in instance.positions and each.topic in topics
+            if each in instance.positions
+            and (topic := topics.get(each.topic)) is not None
+            and topic.id == instance.ids.get(each.topic)
         }
         if not ready:
             return
         try:
             await commit_by(
-                *(self._gateway, instance.group, instance.who, None),
+                *(self._gateway, instance.group, instance.who, None, instance.ids),
                 {each: (offset, None) for each, offset in ready.items()},
             )
         except (Problem, ClientFailure) as failure:
@@ -813,6 +835,8 @@ class RecordsAnswer:
         self._is_full = False
         self._begins: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, int] = {}
+        self._ids: dict[TopicPartition, TopicId] = {}
+        """In which topic that is."""
         is_json = instance.wishes.form is Form.JSON
         self._lens = Lens(form="json" if is_json else "base64")  # however long it is
         self._show = _in_json if is_json else _in_binary
@@ -826,7 +850,11 @@ class RecordsAnswer:
         meanwhile.
         """
         held = self.instance.positions
-        kept = {each: end for each, end in self._ends.items() if held.get(each) == self._begins[each]}
+        kept = {
+            each: end
+            for each, end in self._ends.items()
+            if held.get(each) == self._begins[each] and self._ids[each] == self.instance.ids.get(each.topic)
+        }
         self.instance.before = {each: self._begins[each] for each in kept}
         self.instance.move(kept)
         return [each for each in self.records if (each.topic, each.partition) in kept]
@@ -834,7 +862,12 @@ class RecordsAnswer:
     async def take(self, wait_ms: int) -> dict[TopicPartition, int]:
         """Read on; if there is nothing, wait for this long. Returns the positions that are in their logs no more."""
         image, instance = self._gateway.image, self.instance
-        asked = {each: offset for each, offset in instance.positions.items() if offset != SOMEWHERE}
+        ids = dict(instance.ids)
+        asked = {
+            each: offset
+            for each, offset in instance.positions.items()
+            if offset != SOMEWHERE and (topic_id := ids.get(each.topic)) and self._ids.get(each, topic_id) == topic_id
+        }
         by_leader: dict[int, dict[TopicPartition, int]] = {}
         for partition, offset in asked.items():
             state = image.partition(partition)
@@ -844,17 +877,21 @@ class RecordsAnswer:
             await asyncio.sleep(min(wait_ms / 1000, PAUSE_S))
         elsewhere = dict[TopicPartition, int]()
         how = {"max_bytes": self._left, "wait_ms": wait_ms}
-        pieces = await fetch_all(self._gateway, by_leader, Isolation.READ_COMMITTED, self._held, **how)
+        pieces = await fetch_all(self._gateway, by_leader, ids, Isolation.READ_COMMITTED, self._held, **how)
         try:
             for piece in pieces:
                 begin = asked.get(piece.partition, SOMEWHERE)
+                topic_id = ids[piece.partition.topic]
                 if begin == SOMEWHERE or instance.positions.get(piece.partition) != begin:
                     continue  # the instance was sent elsewhere meanwhile, or has lost the partition
+                if instance.ids.get(piece.partition.topic) != topic_id:
+                    continue  # or is to read another topic of its name
                 if piece.error == ErrorCode.OFFSET_OUT_OF_RANGE and piece.partition not in self._ends:
                     elsewhere[piece.partition] = begin
                 elif not self._is_full and piece.error not in PASSING:
                     if piece.error:
                         raise of_error(piece.error, f"{piece.partition.topic}-{piece.partition.partition}")
+                    self._ids[piece.partition] = topic_id
                     await self._open(piece, begin)
         finally:
             self._held.drop(pieces)

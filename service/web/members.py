@@ -4,7 +4,8 @@ heartbeats, knows the positions, and serves requests that came to other brokers.
 What always holds: a member reads only partitions that its group has assigned to it, beginning at what the group has
 committed. Its positions move only by what an answer holds whose client is still there. An offset is committed only by a
 request that says so, and refused if the group has moved on meanwhile. A client that is silent for longer than its
-session leaves the group.
+session leaves the group. A position counts in the topic of the id that the group has named, and in none that was made
+again under the same name: there the member begins anew, once the group names that one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from sys import getsizeof
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import quote
 from uuid import UUID
 
@@ -27,7 +28,7 @@ import msgspec
 from aiohttp import web
 
 from isolation.read_view import Isolation
-from log.ids import TopicPartition
+from log.ids import TopicId, TopicPartition
 from service.broker.internal_topics import GROUPS
 from service.client.cluster import MOVED, by_topic
 from service.client.failures import ClientFailure
@@ -161,6 +162,10 @@ class HttpMember:
     positions: dict[TopicPartition, int] = field(default_factory=dict)
     begun: dict[TopicPartition, int] = field(default_factory=dict)
     """Where the member began in the partitions that it has had; lower if the log ended before that."""
+    ids: dict[str, TopicId] = field(default_factory=dict)
+    """Which topics the names are of. A topic that was made again under its name is another one."""
+    since: dict[str, int] = field(default_factory=dict)
+    """The epoch in which the group named that topic."""
     interval_s: float = 3.0
     beaten_s: float = 0.0
     is_gone: bool = False
@@ -192,12 +197,14 @@ class HttpMember:
         for each in partitions:
             self.positions.pop(each, None)
 
-    def go_back(self, seen: Places) -> None:
-        """The client has got answers up to these positions, and of other partitions nothing. What it got before another
-        member had the partition does not count: the group is further now.
+    def go_back(self, generation: int, seen: Places) -> None:
+        """The client has got answers up to these positions in this generation, and of other partitions nothing. What it
+        got before another member had the partition does not count: the group is further now. What it got of an earlier
+        topic of the same name does not either.
         """
         for partition, offset in self.positions.items():
-            known = seen.get(partition.topic, {}).get(partition.partition, 0)
+            is_same = generation >= self.since.get(partition.topic, 0)
+            known = seen.get(partition.topic, {}).get(partition.partition, 0) if is_same else 0
             self.positions[partition] = min(offset, max(known, self.begun[partition]))
 
     @property
@@ -359,13 +366,12 @@ class Members:
         return not member.is_gone
 
     async def _beat_once(self, member: HttpMember) -> bool:
-        image = self._gateway.image
         joins = member.epoch == 0
         says_all = joins or member.must_say_all
         owned = [
-            ConsumerGroupHeartbeatRequestTopicPartitions(image.topics[name].id, [each.partition for each in partitions])
+            ConsumerGroupHeartbeatRequestTopicPartitions(member.ids[name], [each.partition for each in partitions])
             for name, partitions in by_topic(member.positions).items()
-            if name in image.topics
+            if name in member.ids
         ]
         request = ConsumerGroupHeartbeatRequest(
             *(member.group, member.member_id, member.epoch, member.join.instance_id),
@@ -391,16 +397,21 @@ class Members:
             return in_doubt
         # The answer may name a topic that was not there when the heartbeat left. The group names it only once.
         image = self._gateway.image
-        given = dict.fromkeys(
-            TopicPartition(name, index)
-            for topic in answer.assignment.topic_partitions
-            if (name := image.topic_names.get(topic.topic_id)) is not None  # type: ignore[call-overload]
-            for index in topic.partitions
-        )
-        changed = given.keys() != member.positions.keys()
-        if lost := [each for each in member.positions if each not in given]:
+        ids: dict[str, Any] = {}
+        given: dict[TopicPartition, None] = {}
+        for topic in answer.assignment.topic_partitions:
+            name = image.topic_names.get(topic.topic_id)  # type: ignore[call-overload]
+            if name is not None:
+                ids[name] = topic.topic_id
+                given.update(dict.fromkeys(TopicPartition(name, index) for index in topic.partitions))
+        lost = [each for each in member.positions if each not in given or ids[each.topic] != member.ids.get(each.topic)]
+        changed = bool(lost) or given.keys() != member.positions.keys()
+        if lost:
             await self.give_up(member, lost)
             member.lose(lost)
+        for name, topic_id in ids.items():
+            if member.ids.get(name) != topic_id:
+                member.ids[name], member.since[name] = topic_id, member.epoch
         fresh = dict.fromkeys((each for each in given if each not in member.positions), SOMEWHERE)
         member.begun.update(fresh)
         member.positions.update(fresh)  # also if it can't be found out now where to begin there
@@ -445,14 +456,17 @@ async def commit_by(
     group: str,
     who: tuple[str, int],
     instance_id: str | None,
+    ids: Mapping[str, TopicId],
     offsets: Mapping[TopicPartition, tuple[int, str | None]],
 ) -> None:
+    """Commit offsets of these topics. A topic that is not among `ids` is the one that has the name now."""
     topics: dict[str, OffsetCommitRequestTopic] = {}
     async for each, (offset, metadata) in in_turns(list(offsets.items()), NAMED_A_TURN):
         if not 0 <= offset < 2**63:
             raise Problem("invalid-request", f"{offset} is no offset")
         if each.topic not in topics:
-            topics[each.topic] = OffsetCommitRequestTopic(each.topic, gateway.topic(each.topic).id)
+            topic_id = ids[each.topic] if each.topic in ids else gateway.topic(each.topic).id
+            topics[each.topic] = OffsetCommitRequestTopic(each.topic, topic_id)
         topics[each.topic].partitions.append(OffsetCommitRequestPartition(each.partition, offset, -1, metadata))
     if not topics:
         return
@@ -505,7 +519,7 @@ async def poll(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     most = query_int(request, "max_records", 500, least=1, most=RECORDS_MAX)
     max_bytes = query_int(request, "max_bytes", PAGE_BYTES, least=1, most=PAGE_BYTES_MAX)
     after = request.query.get("after")
-    seen = None if after is None else _read_token(after)[1]
+    seen = None if after is None else _read_token(after)
     deadline = asyncio.get_running_loop().time() + query_int(request, "wait_ms", 0, most=WAIT_MS_MAX) / 1000
     with gateway.waiting():
         records = await _poll(gateway, request, member, seen, lens, most, max_bytes, deadline)
@@ -523,13 +537,15 @@ async def _poll(
     gateway: Gateway,
     request: web.Request,
     member: HttpMember,
-    seen: Places | None,
+    seen: tuple[int, Places] | None,
     lens: Lens,
     most: int,
     max_bytes: int,
     deadline: float,
 ) -> list[Shown]:
-    """`seen` is how far the client has got, if it says so: answers that it did not get are given once more."""
+    """`seen` is in which generation and how far the client has got, if it says so: answers that it did not get are
+    given once more.
+    """
     loop = asyncio.get_running_loop()
     if seen is not None:
         member.said += 1
@@ -543,7 +559,7 @@ async def _poll(
         async with member.turn:
             _is_wanted(request, member, said)  # a leader that is silent holds up all that wait here, one by one
             if seen is not None:
-                member.go_back(seen)
+                member.go_back(*seen)
                 seen = None
             began_s, wait_ms = loop.time(), min(left_ms(deadline), STEP_MS)
             records, positions = await _read(gateway, request[HOLDER], member, lens, most, max_bytes, wait_ms)
@@ -586,7 +602,8 @@ async def _read(
     records: list[Shown] = []
     moved: dict[TopicPartition, int] = {}
     held = Held(holder)
-    pieces = await fetch_all(gateway, by_leader, lens.isolation, held, max_bytes=max_bytes, wait_ms=wait_ms)
+    asked_for = gateway, by_leader, member.ids, lens.isolation, held
+    pieces = await fetch_all(*asked_for, max_bytes=max_bytes, wait_ms=wait_ms)
     try:
         for piece in pieces:
             if piece.error in MOVED or piece.partition not in member.positions:
@@ -654,7 +671,8 @@ async def commit(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         if each in offsets:
             raise Problem("invalid-request", f"two offsets are given of {each.topic} partition {each.partition}")
         offsets[each] = named.offset, named.metadata
-    await commit_by(gateway, member.group, (member.member_id, generation), member.join.instance_id, offsets)
+    who = member.member_id, generation
+    await commit_by(gateway, member.group, who, member.join.instance_id, member.ids, offsets)
     return web.Response(status=204)
 
 

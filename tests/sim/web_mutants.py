@@ -177,7 +177,7 @@ def a_commit_that_takes_long_is_told_to_have_failed() -> Planting:
 
 def what_a_lost_answer_held_is_not_given_again() -> Planting:
     """The member's client says how far it has got, and the broker goes on from where it is itself."""
-    return replaced(HttpMember, "go_back", lambda member, seen: None)
+    return replaced(HttpMember, "go_back", lambda member, generation, seen: None)
 
 
 def a_line_that_was_cut_off_is_written() -> Planting:

@@ -20,7 +20,7 @@ import pytest
 from confluent_kafka import Consumer
 
 from log.batch import build_plain_batch
-from log.ids import TopicPartition
+from log.ids import TopicId, TopicPartition
 from service.web.fetching import Piece
 from service.web.gateway import Gateway
 from service.web.holding import Holder, Holding
@@ -640,6 +640,25 @@ def test_a_read_that_waited_for_an_instance_does_not_go_on_with_another_one_of_i
     reader.do("DELETE", "")
 
 
+@pytest.mark.parametrize("way", ["/subscription", "/assignments"])
+def test_an_instance_begins_a_topic_anew_that_was_made_again(http: Http, topic: str, way: str) -> None:
+    """It went on in the new one where it had been in the one before: nobody was given what was before that."""
+    make(http, topic)
+    write(http, topic, *range(10))
+    instance = Reader(http, topic, **{"format": "json", "auto.commit.enable": "false"})
+    what = {"topics": [topic]} if way == "/subscription" else {"partitions": [{"topic": topic, "partition": 0}]}
+    instance.do("POST", way, what)
+    instance.read(10)
+    assert instance.call("POST", "/offsets").status == 200
+    assert http.delete(f"/v1/topics/{topic}").status == 204
+    make(http, topic)
+    write(http, topic, *range(100, 130))
+    assert [each["value"] for each in instance.read(30)] == list(range(100, 130))
+    assert instance.call("POST", "/offsets").status == 200
+    assert instance.committed(topic) == 30
+    instance.do("DELETE", "")
+
+
 def test_where_nothing_is_committed_an_instance_begins_as_it_wishes(http: Http, topic: str) -> None:
     make(http, topic)
     write(http, topic, 1)
@@ -882,7 +901,7 @@ def test_what_was_asked_for_before_its_client_sent_an_instance_elsewhere_is_not_
     """A read that waited at the end was taken to have read all before it: those records were never given."""
     place = TopicPartition("t", 0)
     instance = Instance("g", "i", Join([]), 0.0, is_assigned=True)
-    instance.positions[place] = 100
+    instance.positions[place], instance.ids["t"] = 100, TopicId(bytes(range(16)))
 
     async def fetched(*_: Any, **__: Any) -> list[Piece]:
         instance.move({place: 0})

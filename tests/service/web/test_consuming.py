@@ -18,7 +18,7 @@ import requests
 import zstandard
 
 from log.batch import HEADER_BYTES
-from tests.service.web.kit import PATIENCE_S, Http, Served
+from tests.service.web.kit import PATIENCE_S, Answer, Http, Served
 
 
 def write(http: Http, topic: str, *records: Any, **more: Any) -> None:
@@ -220,6 +220,60 @@ def test_a_cursor_of_another_topic_is_refused(http: Http, served: Served, topic:
             assert "another topic" in refused.json["detail"]
         assert http.delete(f"/v1/topics/{topic}").status == 204
         write(http, topic, 0, 1)
+
+
+def made_again(http: Http, topic: str) -> None:
+    """Another topic of the same name, with more records than the one before."""
+    assert http.delete(f"/v1/topics/{topic}").status == 204
+    assert http.post("/v1/topics", {"name": topic, "partitions": 1}).status == 201
+    for _ in range(20):
+        write(http, topic, *["new"] * 10)
+
+
+@pytest.mark.parametrize("media", ["text/event-stream", "application/x-ndjson"])
+def test_a_stream_whose_client_does_not_read_is_not_given_the_next_topic_of_its_name(
+    http: Http, topic: str, media: str
+) -> None:
+    """It went on there at its old position, and nobody heard of the records before that."""
+    host, _, port = http.url.removeprefix("http://").partition(":")
+    assert http.post("/v1/topics", {"name": topic, "partitions": 1}).status == 201
+    for _ in range(15):
+        write(http, topic, *["x" * 100_000] * 9)
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.settimeout(PATIENCE_S)
+        client.connect((host, int(port)))
+        asked = f"GET /v1/topics/{topic}/stream?from=earliest HTTP/1.1\r\nHost: a\r\nAccept: {media}\r\n\r\n"
+        client.sendall(asked.encode())
+        time.sleep(1)
+        made_again(http, topic)
+        told = b""
+        while not told.endswith(b"0\r\n\r\n"):
+            some = client.recv(1 << 16)
+            assert some, told[-300:]
+            told += some
+    assert b"event: error" in told or b'{"error":' in told
+    assert b"was deleted, and made again" in told[-2000:]
+    assert b'"new"' not in told
+
+
+def test_who_waits_for_records_of_a_topic_is_not_given_those_of_the_next_one_of_its_name(
+    http: Http, topic: str
+) -> None:
+    write(http, topic, *range(5))
+    answers: list[Answer] = []
+
+    def wait() -> None:
+        path = f"/v1/topics/{topic}/partitions/0/records?offset=5&wait_ms=20000"
+        answers.append(Http(http.url).get(path))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(0.5)
+    made_again(http, topic)
+    waiting.join(PATIENCE_S)
+    (answer,) = answers
+    assert (answer.status, answer.json["type"]) == (404, "/problems/unknown-topic"), answer
 
 
 def values_from(http: Http, path: str) -> list[Any]:

@@ -22,6 +22,7 @@ from service.web.fetching import Lens, Piece
 from service.web.following import Cursor, Place, Portion, SharedReading, Stream
 from service.web.holding import Holder, Holding
 
+ID = TopicId(b"t" * 16)
 PLACE = Place(b"topic", 1, ((TopicPartition("orders", 0), 7),), ())
 NEXT = PLACE._replace(positions=((TopicPartition("orders", 0), 8),))
 FOUND = [Portion(0, [(7, b"{}")], 8)]
@@ -117,7 +118,7 @@ def test_what_was_found_is_kept_for_a_moment_and_in_part(monkeypatch: pytest.Mon
 
 def topic_with(partitions: int) -> Topic:
     state = PartitionState((1,), (1,), leader=1, leader_epoch=0)
-    return Topic("t", TopicId(b"t" * 16), 1, {}, dict.fromkeys(range(partitions), state))
+    return Topic("t", ID, 1, {}, dict.fromkeys(range(partitions), state))
 
 
 def test_a_change_of_partitions_is_heard_between_the_turn_to_read_and_the_question(
@@ -127,7 +128,12 @@ def test_a_change_of_partitions_is_heard_between_the_turn_to_read_and_the_questi
     topics = {"t": topic_with(1)}
 
     async def scene(reading: SharedReading) -> None:
-        gateway: Any = SimpleNamespace(reading=reading, topic=lambda name: topics[name], leader=lambda partition: 1)
+        gateway: Any = SimpleNamespace(
+            reading=reading,
+            topic=lambda name: topics[name],
+            same_topic=lambda name, _: topics[name],
+            leader=lambda partition: 1,
+        )
         lens, asked = Lens(), asyncio.Event()
 
         async def fetch(*_: object, **__: object) -> None:
@@ -137,7 +143,7 @@ def test_a_change_of_partitions_is_heard_between_the_turn_to_read_and_the_questi
         monkeypatch.setattr(following, "fetch", fetch)
         response: Any = None
         more: Any = {"is_sse": True, "most": following.ALL_THE_TIME, "until": None}
-        stream = Stream(gateway, Holder(Holding(1)), response, None, "t", None, Cursor(bytes(16), {0: 7}), lens, **more)
+        stream = Stream(gateway, Holder(Holding(1)), response, None, "t", None, Cursor(ID, {0: 7}), lens, **more)
         place = stream._place(1, {TopicPartition("t", 0): 7})
         assert await reading.join(place, 60) is None
         step = asyncio.ensure_future(stream._step())
@@ -168,7 +174,7 @@ def test_a_client_that_goes_while_it_has_not_taken_all_is_no_error(monkeypatch: 
 
         response, transport = Mock(write=write), Mock(get_write_buffer_size=lambda: 1)
         more: Any = {"is_sse": True, "most": following.ALL_THE_TIME, "until": None}
-        cursor = Cursor(bytes(16), {0: 7})
+        cursor = Cursor(ID, {0: 7})
         stream = Stream(Mock(), Holder(Holding(1 << 20)), response, transport, "t", None, cursor, Lens(), **more)
         await stream._write(bytes(100_000))
         assert stream._stalled is not None
@@ -209,11 +215,13 @@ def test_well_packed_records_are_not_held_together_for_others(monkeypatch: pytes
 
     async def scene(reading: SharedReading) -> None:
         env, topic = SimpleNamespace(blocking=asyncio.to_thread), topic_with(1)
-        gateway: Any = SimpleNamespace(reading=reading, env=env, topic=lambda _: topic, leader=lambda _: 1)
+        gateway: Any = SimpleNamespace(
+            reading=reading, env=env, topic=lambda _: topic, same_topic=lambda _, __: topic, leader=lambda _: 1
+        )
         response: Any = SimpleNamespace(write=write)
         transport: Any = SimpleNamespace(get_write_buffer_size=lambda: 0, abort=None)
         more: Any = {"is_sse": False, "most": following.ALL_THE_TIME, "until": None}
-        holding, cursor = Holding(1 << 30), Cursor(bytes(16), {0: 0})
+        holding, cursor = Holding(1 << 30), Cursor(ID, {0: 0})
         stream = Stream(gateway, Holder(holding), response, transport, "t", None, cursor, Lens(), **more)
         await stream._step()
         assert cursor.offsets == {0: 200}

@@ -25,7 +25,7 @@ from isolation.read_view import Isolation
 from log.batch import Record, build_batch, read_header
 from log.compress import Codec
 from log.disk import FileSlice
-from log.ids import TopicPartition
+from log.ids import ZERO_TOPIC_ID, TopicPartition
 from service.settings.broker import Endpoint
 from service.turns import ALONE
 from service.web import (
@@ -544,7 +544,7 @@ def test_a_consumer_that_finds_no_room_holds_nothing_meanwhile(monkeypatch: pyte
 
     monkeypatch.setattr(fetching, "_fetch_there", fetched)
     wishes = SimpleNamespace(form=instances.Form.BINARY, min_bytes=1)
-    instance = SimpleNamespace(positions={partition: 0}, wishes=wishes)
+    instance = SimpleNamespace(positions={partition: 0}, ids={"held": ZERO_TOPIC_ID}, wishes=wishes)
     image = SimpleNamespace(partition=lambda _: SimpleNamespace(leader=1))
     gateway = SimpleNamespace(image=image, env=SimpleNamespace(blocking=asyncio.to_thread), node_id=0)
 
@@ -676,20 +676,19 @@ class Packed:
 
         monkeypatch.setattr(fetching, "unpacked", counted)
 
-    async def _fetch(
-        self, _: object, __: int, positions: dict[TopicPartition, int], ___: Any, held: Held, **_____: Any
-    ) -> Any:
+    async def _fetch(self, _: object, __: int, positions: dict[TopicPartition, int], *more: Any, **_____: Any) -> Any:
         await asyncio.sleep(0)
         behind = [batch for end, batch in self._batches if end > positions[self.partition]]
         data = b"".join(behind[: self._at_once])
-        assert held.takes(stored=len(data))
+        assert more[-1].takes(stored=len(data))
         return [Piece(self.partition, 0, 0, self.end, self.end, None, data)]
 
     def reading(self, lens: Lens, offset: int) -> consuming.PageReading:
         gateway = SimpleNamespace(leader=lambda _: 1, env=SimpleNamespace(blocking=asyncio.to_thread))
+        gateway.same_topic = lambda name, topic_id: None
         most = 10_000, consuming.PAGE_BYTES_MAX
         return consuming.PageReading(
-            cast(Gateway, gateway), cast(Any, self.request), self.partition, lens, offset, *most
+            cast(Gateway, gateway), cast(Any, self.request), self.partition, ZERO_TOPIC_ID, lens, offset, *most
         )
 
 
@@ -765,7 +764,7 @@ def test_a_poll_gives_what_there_was_room_for(monkeypatch: pytest.MonkeyPatch) -
     image = SimpleNamespace(partition=lambda _: SimpleNamespace(leader=1))
     env = SimpleNamespace(blocking=asyncio.to_thread)
     gateway = cast(Gateway, SimpleNamespace(image=image, env=env, node_id=0))
-    member = SimpleNamespace(positions={first: 0, second: 0})
+    member = SimpleNamespace(positions={first: 0, second: 0}, ids={})
 
     async def scene() -> None:
         holding_all = Holding(20 << 20)
@@ -798,7 +797,8 @@ def test_what_is_fetched_is_read_as_there_is_room_and_readers_are_not_in_the_way
 
     async def scene(place: Place) -> None:
         await filled(place)
-        member, gateway = SimpleNamespace(positions={TopicPartition("held", 0): 0}), place.gateway
+        gateway, ids = place.gateway, {"held": place.gateway.topic("held").id}
+        member = SimpleNamespace(positions={TopicPartition("held", 0): 0}, ids=ids)
         most_bytes = 0
 
         async def poll() -> int:
@@ -845,7 +845,9 @@ def test_a_record_for_which_there_is_no_room_is_dropped_before_it_is_waited_for(
         others, holder = Holder(holding_all), Holder(holding_all)
         await others.take(15 << 20)
         mine = Held(holder)
-        read = partial(fetch, gateway, 1, {partition: 0}, Isolation.READ_COMMITTED, mine, max_bytes=16 << 20, wait_ms=0)
+        read = partial(
+            fetch, gateway, 1, {partition: 0}, {}, Isolation.READ_COMMITTED, mine, max_bytes=16 << 20, wait_ms=0
+        )
         with pytest.raises(Problem, match="all the memory"):
             await read()
         assert (mine.bytes, holder.bytes) == (0, 0)
@@ -892,7 +894,7 @@ def test_nobody_waits_for_room_for_one_leaders_records_and_holds_those_of_anothe
         by_leader = {node: {partition: 0} for node, partition in partitions.items()}
         gateway = cast(Gateway, SimpleNamespace(node_id=0))
         async with asyncio.timeout(PATIENCE_S):
-            pieces = await fetching.fetch_all(gateway, by_leader, Isolation.READ_COMMITTED, mine, **how)
+            pieces = await fetching.fetch_all(gateway, by_leader, {}, Isolation.READ_COMMITTED, mine, **how)
         assert [(each.partition, len(each.data)) for each in pieces] == [(partitions[1], sizes[1])]
         assert mine.stored_bytes == sizes[1]
         mine.drop(pieces)
@@ -922,7 +924,7 @@ def test_a_reader_that_has_waited_for_room_has_it_although_others_go_over_the_li
         others, holder = Holder(holding_all), Holder(holding_all)
         others.hold(4 << 20)
         mine = Held(holder)
-        read = fetch(gateway, 1, {partition: 0}, Isolation.READ_COMMITTED, mine, max_bytes=16 << 20, wait_ms=0)
+        read = fetch(gateway, 1, {partition: 0}, {}, Isolation.READ_COMMITTED, mine, max_bytes=16 << 20, wait_ms=0)
         waits = asyncio.ensure_future(read)
         await asyncio.sleep(0.05)
         others.hold(0)
@@ -958,7 +960,7 @@ def test_after_an_error_of_one_leader_nothing_of_the_others_is_held(monkeypatch:
             by_leader = {1: {first: 0}, 2: {second: 0}}
             gateway, how = cast(Gateway, SimpleNamespace(node_id=0)), {"max_bytes": 1 << 20, "wait_ms": 0}
             with pytest.raises(Problem, match="nobody is there"):
-                await fetching.fetch_all(gateway, by_leader, Isolation.READ_COMMITTED, Held(holder), **how)
+                await fetching.fetch_all(gateway, by_leader, {}, Isolation.READ_COMMITTED, Held(holder), **how)
             assert holder.bytes == 0
         await asyncio.sleep(0.05)
         assert holding_all.bytes == 0

@@ -264,19 +264,19 @@ def test_partitions_that_no_answer_has_named_begin_again_where_they_began() -> N
     known, new = TopicPartition("orders", 0), TopicPartition("orders", 1)
     positions, begun = {known: 9, new: 8}, {known: 1, new: 5}
     member = HttpMember("group", "member", Join(["orders"]), 0.0, positions=positions, begun=begun)
-    member.go_back({"orders": {0: 7, 2: 3}})
+    member.go_back(1, {"orders": {0: 7, 2: 3}})
     assert member.positions == {known: 7, new: 5}
-    member.go_back({"orders": {0: 8, 1: 8}})
+    member.go_back(1, {"orders": {0: 8, 1: 8}})
     assert member.positions == {known: 7, new: 5}, "never forward: then records could be skipped"
 
 
 def test_a_client_goes_back_no_further_than_to_where_the_group_was_when_the_partition_came_back() -> None:
     """Its last answer was from before another member had the partition, and what that one had committed came again."""
     member = HttpMember("group", "member", Join(["t"]), 0.0, positions={WHERE: 6}, begun={WHERE: 6})
-    member.go_back({WHERE.topic: {WHERE.partition: 3}})
+    member.go_back(1, {WHERE.topic: {WHERE.partition: 3}})
     assert member.positions == {WHERE: 6}
     member.positions[WHERE] = 9
-    member.go_back({WHERE.topic: {WHERE.partition: 3}})
+    member.go_back(1, {WHERE.topic: {WHERE.partition: 3}})
     assert member.positions == {WHERE: 6}, "the answer after that one did not come"
 
 
@@ -296,7 +296,7 @@ def test_an_answer_that_did_not_come_is_given_again_though_the_log_ended_before_
     asyncio.run(members._poll(gateway, asking(), member, None, Lens(), 500, 1000, 0.0))
     assert member.positions == {WHERE: 2}
     member.positions[WHERE] = 5
-    member.go_back({WHERE.topic: {WHERE.partition: 2}})
+    member.go_back(1, {WHERE.topic: {WHERE.partition: 2}})
     assert member.positions == {WHERE: 2}
 
 
@@ -578,7 +578,7 @@ def test_a_partition_whose_leader_does_not_tell_where_it_begins_is_read_later(
         async with asyncio.timeout(0.5):
             await here.beat(member)
         assert member.positions == {first: 5} | dict.fromkeys(others, SOMEWHERE)
-        member.go_back({first.topic: {first.partition: 5}})
+        member.go_back(1, {first.topic: {first.partition: 5}})
         is_over = True
         await here.beat(member)
         assert member.positions == member.begun == dict.fromkeys([first, *others], 5)
@@ -770,7 +770,7 @@ def test_a_poll_holds_nothing_of_what_its_filter_leaves_out(monkeypatch: pytest.
     async def found(*given: Any, **_: Any) -> list[Piece]:
         held.append(request[HOLDER].bytes)
         content = batch if len(held) == 1 else b""
-        assert given[4].takes(stored=len(content))
+        assert given[5].takes(stored=len(content))
         return [Piece(WHERE, 0, data=content)]
 
     monkeypatch.setattr(fetching, "fetch", found)
@@ -784,6 +784,30 @@ def test_a_poll_holds_nothing_of_what_its_filter_leaves_out(monkeypatch: pytest.
     asyncio.run(poll())
     assert len(batch) > 32 << 10 and len(held) > 1
     assert (set(held), request[HOLDER].bytes, member.positions) == ({0}, 0, {WHERE: 10_000})
+
+
+@pytest.mark.parametrize("says_how_far", [False, True], ids=["plain", "after"])
+def test_a_member_begins_a_topic_anew_that_was_made_again(http: Http, topic: str, says_how_far: bool) -> None:
+    """It went on in the new one where it had been in the one before: nobody was given what was before that."""
+    path, records = f"/v1/topics/{topic}/records", {"records": [{"value": each} for each in range(10)]}
+    assert http.post("/v1/topics", {"name": topic, "partitions": 1}).status == 201
+    assert http.post(path, records).status == 200
+    member = joined(http, topic, topic)
+    _, token = read(http, member, 10)
+    assert http.post(f"{member}/offsets", {"commit_token": token}).status == 204
+    assert http.delete(f"/v1/topics/{topic}").status == 204
+    assert http.post("/v1/topics", {"name": topic, "partitions": 1}).status == 201
+    assert http.post(path, {"records": [{"value": each} for each in range(100, 130)]}).status == 200
+    refused = http.post(f"{member}/offsets", {"commit_token": token})
+    assert refused.status in (404, 409), refused
+    after = f"&after={token}" if says_how_far else ""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := http.get(f"{member}/records?wait_ms=500{after}").json["records"]):
+        assert time.monotonic() < deadline
+    assert found[0]["value"] == 100
+    again = http.get(f"{member}/records?wait_ms=500&after={token}").json["records"]
+    assert again[0]["value"] == 100, "who says that it got nothing of it is given it again"
+    assert http.delete(member).status == 204
 
 
 def test_a_token_of_many_partitions_fits_a_request_line(http: Http, topic: str) -> None:

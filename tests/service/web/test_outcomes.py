@@ -20,7 +20,7 @@ from aiohttp import ClientSession, web
 import service.web.instances
 from isolation.read_view import Isolation
 from log.batch import build_batch
-from log.ids import TopicPartition
+from log.ids import ZERO_TOPIC_ID, TopicPartition
 from service.api.listener import Listener
 from service.broker.internal_topics import InternalTopic
 from service.client.cluster import MOVED
@@ -425,7 +425,7 @@ def test_a_client_that_goes_on_to_something_else_is_waited_for_until_its_system_
 ) -> None:
     """Nothing was committed of an answer that it had read, and to which its system answered a moment later."""
     place, committed = TopicPartition("t", 0), list[object]()
-    image = SimpleNamespace(topics={"t": None}, brokers={})
+    image = SimpleNamespace(topics={"t": SimpleNamespace(id=ZERO_TOPIC_ID)}, brokers={})
     transport = MagicMock()
     transport.get_write_buffer_size.return_value = 1
     transport.get_extra_info.return_value = None
@@ -438,6 +438,7 @@ def test_a_client_that_goes_on_to_something_else_is_waited_for_until_its_system_
         instances = Instances(MagicMock(image=image))
         instance = Instance("g", "i", Join([]), 0.0, is_assigned=True)
         instance.positions[place] = instance.shown[place] = 20
+        instance.ids["t"] = ZERO_TOPIC_ID
         instance.before, instance.is_being_given, instance.asked_s = {place: 10}, True, 3.0
         given = Given(transport, {}, 2.0)
         instance.reader.given[given] = None
@@ -492,7 +493,16 @@ def test_a_reader_for_whom_there_is_no_room_at_another_broker_asks_now_and_then(
         gateway: Any = SimpleNamespace(node_id=1, epoch=1, image=image, ask=ask, may_wait_at=outgoing.has_room)
         loop, began_s = asyncio.get_running_loop(), asyncio.get_running_loop().time()
         held = Held(Holder(Holding(1 << 30)))
-        read = partial(fetch, gateway, 2, {TopicPartition("t", 0): 0}, Isolation.READ_COMMITTED, held, max_bytes=1)
+        read = partial(
+            fetch,
+            gateway,
+            2,
+            {TopicPartition("t", 0): 0},
+            {"t": ZERO_TOPIC_ID},
+            Isolation.READ_COMMITTED,
+            held,
+            max_bytes=1,
+        )
         await read(wait_ms=9000)
         with outgoing.to(2):
             await read(wait_ms=9000)
@@ -517,7 +527,9 @@ def test_a_leader_that_has_not_heard_of_its_partition_is_asked_again(code: Error
         gateway: Any = SimpleNamespace(node_id=1, epoch=1, image=image, ask=AsyncMock(side_effect=[fetched, listed]))
         gateway.leader = lambda partition: 2
         held = Held(Holder(Holding(1 << 30)))
-        (piece,) = await fetch(gateway, 2, {where: 0}, Isolation.READ_COMMITTED, held, max_bytes=1, wait_ms=0)
+        (piece,) = await fetch(
+            gateway, 2, {where: 0}, {"t": ZERO_TOPIC_ID}, Isolation.READ_COMMITTED, held, max_bytes=1, wait_ms=0
+        )
         assert piece.error in MOVED
         with pytest.raises(Problem) as told:
             await at_time(gateway, where, EARLIEST, 0)
