@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from urllib.parse import unquote_plus, unquote_to_bytes
@@ -44,8 +45,7 @@ PACKERS: dict[str, Callable[[], Packer]] = {
 }
 GIVEN_AT_ONCE = 256 << 10
 
-_NONE = "q=0"
-_UNWANTED = frozenset({_NONE, "q=0.", "q=0.0", "q=0.00", "q=0.000"})
+_QUALITY = re.compile(r"q=(0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)")
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -106,11 +106,20 @@ def codec_of(accepted: str) -> str | None:
     """The codec for an answer to a client that accepts these; None: the answer is not compressed."""
     if not accepted:
         return None
-    offered = {}
+    offered: dict[str, float] = {}
     for part in accepted.lower().split(","):
         name, _, quality = part.partition(";")
-        offered[name.strip()] = quality.strip().replace(" ", "")
-    return next((each for each in CODECS if offered.get(each, _NONE) not in _UNWANTED), None)
+        offered[name.strip()] = _quality(quality.replace(" ", ""))
+    best = max(CODECS, key=lambda each: offered.get(each, 0.0))  # of two that are liked alike the first
+    return best if offered.get(best, 0.0) > 0 else None
+
+
+def _quality(given: str) -> float:
+    """How much something is liked, from 0 to 1."""
+    if not given:
+        return 1.0
+    found = _QUALITY.fullmatch(given)
+    return 0.0 if found is None else float(found[1])
 
 
 async def give(request: web.Request, response: web.StreamResponse, content: bytes) -> None:

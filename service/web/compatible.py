@@ -480,6 +480,8 @@ def _decoded(text: bytes | str) -> Any:
 
 # -- version 2
 
+_PARTITION = re.compile("[0-9]{1,10}")
+
 
 def refuse_v2(problem: Problem) -> web.Response:
     status = PROBLEMS[problem.slug].status
@@ -488,7 +490,7 @@ def refuse_v2(problem: Problem) -> web.Response:
     elif status >= 500:
         code = 50003 if problem.kind.retriable else 50002
     else:
-        code = {404: 40401, 400: 400, 413: 413}.get(status, 422)
+        code = {404: 40401, 400: 400, 403: 403, 413: 413}.get(status, 422)
     message = problem.detail or PROBLEMS[problem.slug].title
     body = msgspec.json.encode({"error_code": code, "message": message})
     return web.Response(body=body, status=status, content_type=V2_MEDIA)
@@ -503,6 +505,8 @@ async def v2_records(gateway: Gateway, request: web.Request) -> web.StreamRespon
         raise InstanceProblem("unsupported-media-type", 415, "HTTP 415 Unsupported Media Type")
     name = request.match_info["topic"]
     given_partition = request.match_info.get("partition")
+    if given_partition is not None and not _PARTITION.fullmatch(given_partition):
+        raise _no_partition()
     now_ms = gateway.env.clock.wall_ms()
     records = await _list_of(await body_of(request), "records")
     if not records:
@@ -519,7 +523,7 @@ async def v2_records(gateway: Gateway, request: web.Request) -> web.StreamRespon
         if partition is not None and (not isinstance(partition, int) or isinstance(partition, bool)):
             raise Problem("malformed", "partition is a number")
         if partition is not None and partition not in topic.partitions:
-            raise InstanceProblem("unknown-topic", 40402, "Partition not found.")
+            raise _no_partition()
         try:
             key, value = _bytes_of(kind, each.get("key")), _bytes_of(kind, each.get("value"))
         except Problem as problem:
@@ -543,6 +547,10 @@ async def v2_records(gateway: Gateway, request: web.Request) -> web.StreamRespon
         found.setdefault(batch.partition, []).extend(reports)
     offsets = [found[where][number] for where, number in placed.order]
     return web.Response(body=_v2_answer(offsets), content_type=V2_MEDIA)
+
+
+def _no_partition() -> Problem:
+    return InstanceProblem("unknown-topic", 40402, "Partition not found.")
 
 
 def _v2_written(index: int, first: int, count: int) -> list[bytes]:
@@ -610,5 +618,5 @@ ROUTES = (
     _v3(_V3 + ":batch", v3_batch, "Write a batch of records, each by itself.", body=EntriesV3, answer=ReportsV3,
         status=207),
     _v2(V2, v2_records, "Write records, each by itself. The media type says what they are: JSON, binary, text."),
-    _v2(V2 + "/partitions/{partition:[0-9]{1,9}}", v2_records, "Write records to a partition, each by itself."),
+    _v2(V2 + "/partitions/{partition}", v2_records, "Write records to a partition, each by itself."),
 )  # fmt: skip

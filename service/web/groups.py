@@ -15,6 +15,7 @@ from log.ids import TopicPartition
 from service.broker.internal_topics import GROUPS
 from service.client.cluster import READ_COMMITTED, Cluster, by_topic
 from service.client.ends import ends_of
+from service.client.failures import ClientFailure, FailureKind
 from service.client.groups import committed_offsets, describe_group, list_groups
 from service.turns import NAMED_A_TURN, in_turns
 from service.web.answers import as_json, read_json
@@ -172,7 +173,13 @@ def standing_first(group: LateGroup) -> tuple[bool, str]:
 
 
 async def describe(gateway: Gateway, request: web.Request) -> web.Response:
-    group = await describe_group(gateway.cluster, request.match_info["group"])
+    name = request.match_info["group"]
+    try:
+        group = await describe_group(gateway.cluster, name)
+    except ClientFailure as failure:
+        if failure.kind is not FailureKind.NOT_FOUND:
+            raise
+        raise of_error(ErrorCode.GROUP_ID_NOT_FOUND, f"group {name!r}") from None
     members = [
         MemberOut(
             *(member.member_id, member.instance_id, member.client_id, member.host),

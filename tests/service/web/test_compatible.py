@@ -66,9 +66,18 @@ def test_records_of_version_2_are_json_binary_or_text(served: Served, http: Http
 def test_a_partition_that_is_not_there_is_told_in_version_2_as_theirs(http: Http, topic: str) -> None:
     assert http.post("/v1/topics", {"name": topic}).status == 201
     headers = {"Content-Type": "application/vnd.kafka.json.v2+json"}
-    for path, more in ((f"/topics/{topic}/partitions/9", {}), (f"/topics/{topic}", {"partition": 9})):
+    places: list[tuple[str, dict[str, int]]] = [
+        (f"/topics/{topic}/partitions/{each}", {}) for each in ("9", "99999999999", "9" * 5000, "-1", "x")
+    ]
+    for path, more in (*places, (f"/topics/{topic}", {"partition": 9})):
         answer = http.post(path, json.dumps({"records": [{"value": {}, **more}]}), headers=headers)
         assert (answer.status, answer.json) == (404, {"error_code": 40402, "message": "Partition not found."})
+
+
+def test_a_page_of_another_place_is_refused_in_version_2_with_the_code_of_its_status(http: Http, topic: str) -> None:
+    headers = {"Content-Type": "application/vnd.kafka.json.v2+json", "Origin": "https://evil.example"}
+    answer = http.post(f"/topics/{topic}", b'{"records": [{"value": 1}]}', headers=headers)
+    assert (answer.status, answer.json["error_code"]) == (403, 403)
 
 
 @pytest.mark.parametrize("value", ["1e999", "-1e999", "[" * 2000 + "]" * 2000, "[" * 972 + "]" * 972, "NaN"])

@@ -357,6 +357,10 @@ def test_an_answer_is_packed_for_who_likes_that(http: Http, topic: str) -> None:
         ("GZIP;q=0.5", "gzip"),
         ("zstd;q=0, gzip; q=0.0", None),
         ("x-gzip", None),
+        ("gzip;q=0.5, zstd;q=0.4", "gzip"),
+        ("gzip;q=0.5, zstd;q=0.50", "zstd"),
+        ("zstd;q=0.9, gzip", "gzip"),
+        ("gzip;q=x", None),
     ],
 )
 def test_what_a_client_does_not_want_is_not_packed(accepted: str, codec: str | None) -> None:

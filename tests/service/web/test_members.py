@@ -165,6 +165,13 @@ def test_a_commit_that_names_a_partition_that_is_not_there_commits_nothing(http:
     assert http.delete(member).status == 204
 
 
+def test_a_group_that_is_not_there_is_told_alike(http: Http, topic: str) -> None:
+    """Shown it was not found, without the wire's error, by a name of its own; deleted it was an unknown group."""
+    for answer in http.get(f"/v1/groups/{topic}"), http.delete(f"/v1/groups/{topic}"):
+        told = answer.status, answer.json["type"], answer.json["kafka_error"], answer.json["detail"]
+        assert told == (404, "/problems/unknown-group", "GROUP_ID_NOT_FOUND", f"group {topic!r}")
+
+
 def test_a_group_with_members_is_not_moved(http: Http, topic: str) -> None:
     """A member was said to have expired, though the group's offsets were to be moved by somebody who is none."""
     assert http.post("/v1/topics", {"name": topic, "partitions": 1}).status == 201
