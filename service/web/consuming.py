@@ -17,10 +17,11 @@ from isolation.read_view import Isolation
 from log.ids import TopicId, TopicPartition
 from service.client.cluster import MOVED
 from service.client.failures import ClientFailure
+from service.turns import in_turns
 from service.web.answers import PiecedAnswer, list_in_turns, path_int, query_bytes, query_choice, query_int
 from service.web.event_format import BATCHED, STRUCTURED, EventOut
 from service.web.fetching import EARLIEST, LATEST, READ_BYTES_MAX, Held, Lens, Shown, fetch, left_ms, opened, refused
-from service.web.following import ALL_THE_TIME, Cursor, Stream, read_cursor
+from service.web.following import ALL_THE_TIME, PARTITIONS_MAX, Cursor, Stream, read_cursor, refuse_wide
 from service.web.forwarding import client_gone
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.holding import HOLDER
@@ -35,6 +36,8 @@ RECORDS_MAX = 10_000
 PAGE_BYTES, PAGE_BYTES_MAX = 1 << 20, 16 << 20
 """As stored. A longer page than usual leaves in pieces of the usual length."""
 PAGE_HEAD = b'{"records":['
+STARTS_A_TURN = 50
+"""For so many partitions is found in one turn of the loop where a stream begins."""
 
 
 class Page(msgspec.Struct):
@@ -293,13 +296,15 @@ async def stream(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     offsets = {index: offset for index, offset in known.items() if chosen is None or index in chosen}
     # A partition that the cursor does not have was added since: with `latest` its first records would be left out.
     where = "earliest" if known else request.query.get("from", "latest")
-    for index in indexes:
+    refuse_wide(name, len({*offsets, *indexes}))
+    async for index in in_turns(indexes, STARTS_A_TURN):
         if index not in offsets:
             offsets[index] = await start_of(gateway, TopicPartition(name, index), where, lens.isolation)
     until = None
     if until_end:
         until = {
-            each: await start_of(gateway, TopicPartition(name, each), "latest", lens.isolation) for each in indexes
+            each: await start_of(gateway, TopicPartition(name, each), "latest", lens.isolation)
+            async for each in in_turns(indexes, STARTS_A_TURN)
         }
         gateway.same_topic(name, topic.id)  # or it might end at once, as if all were read
     with gateway.waiting(gateway.config.http_max_streams):
@@ -388,10 +393,10 @@ ROUTES = (
         answer_media=SSE,
         answers_head=False,
         more_media=(NDJSON,),
-        problems=(400, 404, 416, 429, 503),
+        problems=(400, 404, 416, 422, 429, 503),
         parameters=(
             text("from", "Where to begin without a cursor: as `offset` of a page; `latest` by default."),
-            text("partitions", "Only these, with commas between."),
+            text("partitions", f"Only these, with commas between; {PARTITIONS_MAX} at most."),
             text("cursor", "Go on where another stream was: an event's id, or an NDJSON record's cursor."),
             text("until", "End once everything is read that was there at the beginning.", "forever", "end"),
             integer("max_records", "End after so many records.", least=1),

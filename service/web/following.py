@@ -47,6 +47,8 @@ STALLED_S = 0.5
 """When a client has not taken what was sent by then, what was read behind it is dropped, and read again later."""
 TOLD_BYTES = 128 << 10
 """About so much is sent at once."""
+PARTITIONS_MAX = 256
+"""So many fit into a cursor that a client can give back in a request, and each event has the whole of it."""
 UNREAD_S = 120.0
 """A client that reads nothing for this long is cut off."""
 ALL_THE_TIME = 1 << 62
@@ -78,6 +80,18 @@ class Cursor:
     @property
     def text(self) -> str:
         return self._of_topic + ",".join(self._parts.values())
+
+    @property
+    def bytes(self) -> int:
+        """How long it is, about: its numbers may get longer."""
+        return len(self._of_topic) + 16 * len(self._parts)
+
+
+def refuse_wide(topic: str, partitions: int) -> None:
+    """Raise a problem if a stream of so many partitions has no cursor that could be given back."""
+    if partitions > PARTITIONS_MAX:
+        wide = f"a stream reads {PARTITIONS_MAX} partitions at most, {partitions} of topic {topic!r} are wanted"
+        raise Problem("invalid-request", f"{wide}: name some in each stream (?partitions=0,1,2)")
 
 
 def read_cursor(given: str, topic_id: TopicId) -> dict[int, int]:
@@ -330,9 +344,10 @@ class Stream:
         """The partitions to read. A partition that was added to the topic later is read from its start."""
         self._seen = self._gateway.same_topic(self._topic, self._cursor.topic_id)
         wanted = [index for index in self._seen.partitions if self._chosen is None or index in self._chosen]
-        for index in wanted:
-            if index not in self._cursor.offsets:
-                self._cursor.moved(index, 0)
+        new = [index for index in wanted if index not in self._cursor.offsets]
+        refuse_wide(self._topic, len(self._cursor.offsets) + len(new))
+        for index in new:
+            self._cursor.moved(index, 0)
         if self._until is not None:
             until = self._until
             return [index for index in wanted if self._cursor.offsets[index] < until.get(index, 0)]
@@ -422,7 +437,7 @@ class Stream:
             async with aclosing(self._portions(piece, positions)) as portions:
                 async for portion in portions:
                     found.append(portion)
-                    size_bytes += sum(len(line) for _, line in portion.lines)
+                    size_bytes += self._told_bytes(portion)
                     if size_bytes > SHARED_TEXT_BYTES:
                         return []
         return found
@@ -430,38 +445,63 @@ class Stream:
     async def _portions(self, piece: Piece, positions: dict[TopicPartition, int]) -> AsyncGenerator[Portion, None]:
         lens, index = self._lens, piece.partition.partition
         line = self._line if lens.as_events or lens.text_numbers else _encode
-        held, where = self._held, positions[piece.partition]
+        held, behind, beside_bytes = self._held, positions[piece.partition], self._cursor.bytes
         held.hand_over()
-        held.looked_at_bytes = 0
-        async with aclosing(opened(self._gateway, piece, where, lens, self._left, held)) as found:
-            async for records, next_offset in found:
-                lines = [(record.offset, line(record)) for record in records]
-                del records
-                held.hand_over()
-                size_bytes = begin = 0
-                for end, (offset, text) in enumerate(lines, 1):
-                    size_bytes += len(text)
-                    if size_bytes >= TOLD_BYTES and end < len(lines):
-                        yield Portion(index, lines[begin:end], offset + 1)
-                        size_bytes, begin = 0, end
-                yield Portion(index, lines[begin:], next_offset)
+        held.looked_at_bytes = size_bytes = 0
+        ready: list[tuple[int, bytes]] = []
+        async with aclosing(opened(self._gateway, piece, behind, lens, self._left, held)) as found:
+            try:
+                async for records, next_offset in found:
+                    lines = [(record.offset, line(record)) for record in records]
+                    del records
+                    held.hand_over()
+                    for each in lines:
+                        ready.append(each)
+                        size_bytes += len(each[1]) + beside_bytes
+                        if size_bytes >= TOLD_BYTES:
+                            yield Portion(index, ready, each[0] + 1)
+                            ready, size_bytes = [], 0
+                    behind = next_offset
+            except Problem:
+                yield Portion(index, ready, behind)  # what is before the damage
+                raise
+        yield Portion(index, ready, behind)
 
     async def _take_all(self, pieces: Sequence[Piece], positions: dict[TopicPartition, int]) -> None:
-        """Send the records of all pieces, portion by portion."""
-        for piece in pieces:
-            if piece.error in MOVED:
-                await asyncio.sleep(PAUSE_S)
-                continue
-            if piece.error:
-                raise await refused(self._gateway, piece.partition, piece, positions[piece.partition])
-            async with aclosing(self._portions(piece, positions)) as portions:
-                async for portion in portions:
-                    async with self._turn:
-                        if self._stalled is not None:
-                            return
-                        await self._write_all([self._told_of(portion)])
-                    if self._left <= 0:
-                        return
+        """Send the records of all pieces. What comes of many small batches is sent together."""
+        found: list[Portion] = []
+        size_bytes = 0
+        try:
+            for piece in pieces:
+                if piece.error in MOVED:
+                    await asyncio.sleep(PAUSE_S)
+                    continue
+                if piece.error:
+                    raise await refused(self._gateway, piece.partition, piece, positions[piece.partition])
+                async with aclosing(self._portions(piece, positions)) as portions:
+                    async for portion in portions:
+                        found.append(portion)
+                        size_bytes += self._told_bytes(portion)
+                        if size_bytes >= TOLD_BYTES:
+                            if not await self._send(found):
+                                return
+                            found, size_bytes = [], 0
+        except Problem:
+            await self._send(found)
+            raise
+        await self._send(found)
+
+    def _told_bytes(self, portion: Portion) -> int:
+        """How long the portion is as it is sent, about."""
+        return sum([len(line) for _, line in portion.lines]) + self._cursor.bytes * len(portion.lines)
+
+    async def _send(self, found: Sequence[Portion]) -> bool:
+        """Send what was read. Returns whether the client takes more: what it does not take is read again later."""
+        async with self._turn:
+            if self._stalled is not None:
+                return False
+            await self._write_all([self._told_of(portion) for portion in found])
+        return self._left > 0
 
     async def _take(self, found: Sequence[Portion] | None, node: int, positions: dict[TopicPartition, int]) -> None:
         """Send what was read together, and what was read after it meanwhile."""

@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
 import requests
 import zstandard
 
 from log.batch import HEADER_BYTES
+from service.web.following import PARTITIONS_MAX
 from tests.service.web.kit import PATIENCE_S, Answer, Http, Served
 
 
@@ -298,6 +299,29 @@ def test_a_stream_that_comes_back_has_all_of_a_partition_that_was_added_meanwhil
         assert next(stream)[2]["value"] == 1
         write(http, topic, {"partition": 0, "value": 2})
         assert next(stream)[2]["value"] == 2
+
+
+def test_a_stream_has_no_more_partitions_than_its_cursor_can_name(http: Http, served: Served, topic: str) -> None:
+    """Its cursors were longer than a request may be, and every event had one: nobody could go on there."""
+    most = PARTITIONS_MAX
+    assert http.post("/v1/topics", {"name": topic, "partitions": most}).status == 201
+    write(http, topic, *({"partition": index, "value": index} for index in range(most)))
+    with follow(served, topic, "from=earliest") as answer:
+        stream = events(answer)
+        told = [next(stream) for _ in range(most)]
+        cursor = told[-1][0]
+        for more, headers in ((f"&cursor={quote(cursor, safe='')}", {}), ("", {"Last-Event-ID": cursor})):
+            again = http.get(f"/v1/topics/{topic}/stream?until=end{more}", headers=headers)
+            assert (again.status, again.json.count("event: record")) == (200, 0)
+        assert http.post(f"/v1/topics/{topic}/partitions", {"count": most + 1}).status == 200
+        assert next(stream)[1] == "error"
+    refused = http.get(f"/v1/topics/{topic}/stream")
+    assert (refused.status, refused.json["type"]) == (422, "/problems/invalid-request")
+    assert "?partitions=" in refused.json["detail"]
+    cursor = ",".join(f"{index}:0" for index in range(most + 1))
+    assert http.get(f"/v1/topics/{topic}/stream", headers={"Last-Event-ID": cursor}).status == 422
+    with follow(served, topic, f"from=earliest&partitions={most - 1},{most}") as answer:
+        assert next(events(answer))[2]["value"] == most - 1
 
 
 def test_quiet_streams_read_a_new_partition_at_once(http: Http, served: Served, topic: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
+from urllib.parse import quote
 
 import pytest
 
@@ -19,8 +20,10 @@ from log.ids import TopicId, TopicPartition
 from service.cluster.image import Delta, Image, PartitionState, Topic
 from service.web import following
 from service.web.fetching import Lens, Piece
-from service.web.following import Cursor, Place, Portion, SharedReading, Stream
+from service.web.following import Cursor, Place, Portion, SharedReading, Stream, refuse_wide
 from service.web.holding import Holder, Holding
+from service.web.problems import Problem
+from tests.service.web.kit import turns_of
 
 ID = TopicId(b"t" * 16)
 PLACE = Place(b"topic", 1, ((TopicPartition("orders", 0), 7),), ())
@@ -235,3 +238,76 @@ def test_well_packed_records_are_not_held_together_for_others(monkeypatch: pytes
         assert shared[1] > 0, "what is short is shared"
 
     played(scene)
+
+
+def test_small_batches_are_sent_together_and_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them was written by itself, 25,000 records a second, and many of them in one turn of the loop: 40 ms."""
+    partitions, each_has = 3, 1000
+    one = [(None, b"{}", (), 1000)]
+    data = b"".join(bytes(build_batch(one, base_offset=offset)) for offset in range(each_has))
+    written = list[bytes]()
+
+    async def fetch(*_: object, **__: object) -> list[Piece]:
+        return [Piece(TopicPartition("t", index), 0, data=data) for index in range(partitions)]
+
+    async def write(content: bytes) -> None:
+        written.append(content)
+
+    monkeypatch.setattr(following, "fetch", fetch)
+
+    async def work() -> None:
+        topic = topic_with(partitions)
+        gateway: Any = SimpleNamespace(reading=SharedReading(), same_topic=lambda *_: topic, leader=lambda _: 1)
+        gateway.topic = lambda _: topic
+        response: Any = SimpleNamespace(write=write)
+        transport: Any = SimpleNamespace(get_write_buffer_size=lambda: 0, abort=None)
+        more: Any = {"is_sse": True, "most": following.ALL_THE_TIME, "until": None}
+        cursor = Cursor(ID, dict.fromkeys(range(partitions), 0))
+        stream = Stream(gateway, Holder(Holding(1 << 30)), response, transport, "t", None, cursor, Lens(), **more)
+        await stream._step()
+        assert cursor.offsets == dict.fromkeys(range(partitions), each_has)
+
+    assert turns_of(work()) > 12
+    told = b"".join(written)
+    assert told.count(b"event: record") == partitions * each_has
+    assert len(written) <= 1 + len(told) // following.TOLD_BYTES
+    assert max(map(len, written)) < 2 * following.TOLD_BYTES
+
+
+def test_what_is_before_damage_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    partitions = [TopicPartition("t", index) for index in range(2)]
+    data = bytes(build_batch([(None, b"{}", (), 1000)])) + bytes(1000)
+    written = list[bytes]()
+
+    async def fetch(*_: object, **__: object) -> list[Piece]:
+        return [Piece(partitions[0], 0, data=data[:-1000]), Piece(partitions[1], 0, data=data[:80] + data[-1000:])]
+
+    async def write(content: bytes) -> None:
+        written.append(content)
+
+    monkeypatch.setattr(following, "fetch", fetch)
+
+    async def scene(reading: SharedReading) -> None:
+        topic = topic_with(2)
+        gateway: Any = SimpleNamespace(reading=reading, same_topic=lambda *_: topic, leader=lambda _: 1)
+        gateway.topic = lambda _: topic
+        transport: Any = SimpleNamespace(get_write_buffer_size=lambda: 0, abort=None)
+        more: Any = {"is_sse": True, "most": 10, "until": None}
+        cursor = Cursor(ID, {0: 0, 1: 0})
+        response: Any = SimpleNamespace(write=write)
+        stream = Stream(gateway, Holder(Holding(1 << 30)), response, transport, "t", None, cursor, Lens(), **more)
+        with pytest.raises(Problem):
+            await stream._step()
+        assert cursor.offsets == {0: 1, 1: 1}
+        assert b"".join(written).count(b"event: record") == 2
+
+    played(scene)
+
+
+def test_a_cursor_of_as_many_partitions_as_a_stream_may_have_fits_a_request() -> None:
+    """A client got cursors that it could not give back."""
+    cursor = Cursor(ID, dict.fromkeys(range(10_000, 10_000 + following.PARTITIONS_MAX), 10**11))
+    assert len(quote(cursor.text)) + len("GET /v1/topics/HTTP/1.1") + 3 * 249 < 8190
+    refuse_wide("t", following.PARTITIONS_MAX)
+    with pytest.raises(Problem, match="partitions=0,1,2"):
+        refuse_wide("t", following.PARTITIONS_MAX + 1)
