@@ -46,7 +46,9 @@ SMALL_BYTES = 16 << 10
 STALLED_S = 0.5
 """When a client has not taken what was sent by then, what was read behind it is dropped, and read again later."""
 TOLD_BYTES = 128 << 10
-"""About so much is sent at once."""
+"""No more than about so much is sent at once."""
+GATHERED_BYTES = 32 << 10
+"""So much of small batches is sent together."""
 PARTITIONS_MAX = 256
 """So many fit into a cursor that a client can give back in a request, and each event has the whole of it."""
 UNREAD_S = 120.0
@@ -455,13 +457,21 @@ class Stream:
                     lines = [(record.offset, line(record)) for record in records]
                     del records
                     held.hand_over()
-                    for each in lines:
-                        ready.append(each)
-                        size_bytes += len(each[1]) + beside_bytes
-                        if size_bytes >= TOLD_BYTES:
-                            yield Portion(index, ready, each[0] + 1)
-                            ready, size_bytes = [], 0
+                    some_bytes = sum([len(text) for _, text in lines]) + beside_bytes * len(lines)
+                    if size_bytes + some_bytes < TOLD_BYTES:
+                        ready += lines
+                        size_bytes += some_bytes
+                    else:
+                        for each in lines:
+                            ready.append(each)
+                            size_bytes += len(each[1]) + beside_bytes
+                            if size_bytes >= TOLD_BYTES:
+                                yield Portion(index, ready, each[0] + 1)
+                                ready, size_bytes = [], 0
                     behind = next_offset
+                    if size_bytes >= GATHERED_BYTES:
+                        yield Portion(index, ready, behind)
+                        ready, size_bytes = [], 0
             except Problem:
                 yield Portion(index, ready, behind)  # what is before the damage
                 raise
@@ -482,7 +492,7 @@ class Stream:
                     async for portion in portions:
                         found.append(portion)
                         size_bytes += self._told_bytes(portion)
-                        if size_bytes >= TOLD_BYTES:
+                        if size_bytes >= GATHERED_BYTES:
                             if not await self._send(found):
                                 return
                             found, size_bytes = [], 0

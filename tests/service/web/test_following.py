@@ -270,7 +270,7 @@ def test_small_batches_are_sent_together_and_in_turns(monkeypatch: pytest.Monkey
     assert turns_of(work()) > 12
     told = b"".join(written)
     assert told.count(b"event: record") == partitions * each_has
-    assert len(written) <= 1 + len(told) // following.TOLD_BYTES
+    assert len(written) <= 1 + len(told) // following.GATHERED_BYTES
     assert max(map(len, written)) < 2 * following.TOLD_BYTES
 
 
