@@ -291,7 +291,8 @@ async def stream(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         raise Problem(
             "unknown-topic", f"topic {name!r} has no such partitions", error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         )
-    given = request.headers.get("Last-Event-ID") or request.query.get("cursor")
+    asked = request.query
+    given = request.headers.get("Last-Event-ID") or asked.get("lastEventId") or asked.get("cursor")
     known = read_cursor(given, topic.id) if given else {}
     offsets = {index: offset for index, offset in known.items() if chosen is None or index in chosen}
     # A partition that the cursor does not have was added since: with `latest` its first records would be left out.
@@ -401,6 +402,7 @@ ROUTES = (
             text("until", "End once everything is read that was there at the beginning.", "forever", "end"),
             integer("max_records", "End after so many records.", least=1),
             header("Last-Event-ID", "As cursor: event sources send it when they come back."),
+            text("lastEventId", "As that header: event sources that are not the browser's own send it so."),
             *LENS,
         ),
     ),

@@ -186,7 +186,11 @@ def follow(served: Served, topic: str, query: str = "", **headers: str) -> reque
     return answer
 
 
-def test_a_stream_follows_a_topic_and_goes_on_where_its_reader_was(http: Http, served: Served, topic: str) -> None:
+@pytest.mark.parametrize("by", ["Last-Event-ID", "lastEventId", "cursor"])
+def test_a_stream_follows_a_topic_and_goes_on_where_its_reader_was(
+    http: Http, served: Served, topic: str, by: str
+) -> None:
+    """Event sources in JavaScript that are not the browser's own come back with `lastEventId` in the query."""
     assert http.post("/v1/topics", {"name": topic, "partitions": 3}).status == 201
     for number in range(9):
         write(http, topic, {"partition": number % 3, "value": number})
@@ -194,7 +198,9 @@ def test_a_stream_follows_a_topic_and_goes_on_where_its_reader_was(http: Http, s
         stream = events(answer)
         first = [next(stream) for _ in range(4)]
     assert {event for _, event, _ in first} == {"record"}
-    with follow(served, topic, **{"Last-Event-ID": first[-1][0]}) as answer:
+    cursor = first[-1][0]
+    query, headers = ("", {by: cursor}) if by == "Last-Event-ID" else (f"from=earliest&{by}={cursor}", {})
+    with follow(served, topic, query, **headers) as answer:
         stream = events(answer)
         second = [next(stream) for _ in range(5)]
         write(http, topic, {"partition": 1, "value": 9})
