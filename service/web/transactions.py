@@ -504,6 +504,7 @@ async def _end(gateway: Gateway, request: web.Request, *, is_commit: bool) -> we
     meant: Outcome = "applied" if is_commit else "none"
     async with gateway.open_transactions.turn(name):
         known = gateway.open_transactions.find(name)
+        was_ending = known is not None and known.is_ending
         if is_commit:
             await _refuse_parts(gateway, name, known)
             if known is not None:
@@ -515,6 +516,8 @@ async def _end(gateway: Gateway, request: web.Request, *, is_commit: bool) -> we
                 state = await _seen(gateway, name, await find_transaction(gateway.cluster, name.transactional_id))
             except ClientFailure:
                 raise problem from None
+            if known is not None and (problem.outcome == "none" or state.state == "Empty"):
+                known.is_ending = was_ending and state.state != "Empty"
             if problem.error == ErrorCode.INVALID_TXN_STATE and state.state == "Empty":
                 return as_json(state)  # nothing was written
             if state.state != "Ongoing" and state.outcome == meant and state.state != "Empty":

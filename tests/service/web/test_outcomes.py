@@ -1250,7 +1250,13 @@ def test_of_each_transactional_id_the_last_transaction_is_remembered(tmp_path: P
     on_stage(tmp_path, scene)
 
 
-@pytest.mark.parametrize("then", ["batch", "commit", "commit again", "batch after the commit", "race"])
+@pytest.mark.parametrize(
+    "then",
+    [
+        *("batch", "commit", "commit again", "batch after the commit", "race"),
+        *("a commit of nothing before", "a commit that was refused before"),
+    ],
+)
 def test_a_transaction_of_which_a_topic_was_deleted_can_only_be_aborted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
@@ -1264,7 +1270,13 @@ def test_a_transaction_of_which_a_topic_was_deleted_can_only_be_aborted(
         async with serving(stage) as (_, client):
             begun = await (await client.post("transactions", json={"transactional_id": "x"})).json()
             path = f"transactions/{begun['txn']}"
+            if then == "a commit of nothing before":
+                assert (await (await client.post(f"{path}:commit")).json())["state"] == "Empty"
             assert (await client.put(f"{path}/batches/0", json=batch_of(0))).status == 200
+            if then == "a commit that was refused before":
+                with monkeypatch.context() as refusing:
+                    refusing.setattr(Producer, "end", AsyncMock(side_effect=Problem("not-now")))
+                    assert (await client.post(f"{path}:commit")).status == 503
             if is_committed:  # nobody was told of it
                 pair = begun["producer_id"], begun["epoch"]
                 with monkeypatch.context() as lost:
