@@ -622,12 +622,21 @@ class Instances(Members):
         return dict.fromkeys(partitions, SOMEWHERE)
 
     async def seek(self, instance: Instance, offsets: Mapping[TopicPartition, int]) -> None:
-        """Move to these offsets; EARLIEST and LATEST may be among them."""
+        """Move to these offsets; EARLIEST and LATEST may be among them. They are places in the topics that have the
+        names now: refused if the group has not named those yet, or if another has the name by the end. The next
+        heartbeat would drop the positions.
+        """
         self._look_up_topics(instance)
+        topics = self._gateway.image.topics
+        if any(each.topic in topics and topics[each.topic].id != instance.ids.get(each.topic) for each in offsets):
+            await self.beat(instance)
         for partition in offsets:
             if partition not in instance.positions:
                 raise conflict(f"No current assignment for partition {partition.topic}-{partition.partition}")
+        ids = {each.topic: instance.ids[each.topic] for each in offsets if each.topic in instance.ids}
         found = {each: await self._place(each, offset) for each, offset in offsets.items()}
+        for name, topic_id in ids.items():
+            self._gateway.same_topic(name, topic_id)
         for each in found:
             for begins in instance.begins():
                 begins.pop(each, None)  # an answer that is lost takes the instance back elsewhere only

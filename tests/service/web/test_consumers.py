@@ -659,6 +659,37 @@ def test_an_instance_begins_a_topic_anew_that_was_made_again(http: Http, topic: 
     instance.do("DELETE", "")
 
 
+@pytest.mark.parametrize("where", ["", "/beginning", "/end"])
+@pytest.mark.parametrize("way", ["/subscription", "/assignments"])
+def test_an_instance_that_is_sent_elsewhere_in_a_topic_that_was_made_again_stays_there(
+    http: Http, topic: str, way: str, where: str
+) -> None:
+    """The position was one in the topic before until the next heartbeat, which dropped it: nothing was read."""
+    make(http, topic)
+    write(http, topic, *range(5))
+    reset = {"/end": "earliest"}.get(where, "latest")
+    instance = Reader(http, topic, **{"format": "json", "auto.commit.enable": "false", "auto.offset.reset": reset})
+    place = {"topic": topic, "partition": 0}
+    instance.do("POST", way, {"topics": [topic]} if way == "/subscription" else {"partitions": [place]})
+    instance.read(5 if where == "/end" else 0)
+    instance.records("?timeout=100")
+    to = {"offsets": [{**place, "offset": 4}]} if not where else {"partitions": [place]}
+    assert http.delete(f"/v1/topics/{topic}").status == 204
+    refused = instance.call("POST", f"/positions{where}", to)
+    assert code(refused) in ((404, 40401), (409, 40903)), "it is not there, and no place in it is kept"
+    make(http, topic)
+    write(http, topic, *range(100, 110))
+    deadline = time.monotonic() + PATIENCE_S
+    while (answer := instance.call("POST", f"/positions{where}", to)).status != 204:
+        assert code(answer) in ((404, 40401), (409, 40903))
+        assert time.monotonic() < deadline
+    expected = list(range({"": 104, "/beginning": 100, "/end": 110}[where], 110))
+    assert [each["value"] for each in instance.read(len(expected))] == expected
+    time.sleep(0.3)
+    assert instance.records("?timeout=1500") == []
+    instance.do("DELETE", "")
+
+
 def test_where_nothing_is_committed_an_instance_begins_as_it_wishes(http: Http, topic: str) -> None:
     make(http, topic)
     write(http, topic, 1)
