@@ -708,17 +708,21 @@ class Instances(Members):
             if is_due:
                 instance.committed_s = loop.time()
                 await self._commit_known(instance)
-            answer = RecordsAnswer(self._gateway, request[HOLDER], instance, max_bytes)
-            try:
-                await self._fill(answer, request, deadline)
-            except (Problem, ClientFailure):
-                if not answer.records:
-                    raise
-            if not is_there(request):
-                raise client_gone()
-            instance.touched_s = loop.time()
+            records: list[RecordV2] = []
+            while not records:
+                answer = RecordsAnswer(self._gateway, request[HOLDER], instance, max_bytes)
+                try:
+                    await self._fill(answer, request, deadline)
+                except (Problem, ClientFailure):
+                    if not answer.records:
+                        raise
+                if not is_there(request):
+                    raise client_gone()
+                instance.touched_s = loop.time()
+                records = answer.given()
+                if not answer.records or loop.time() >= deadline:
+                    break  # otherwise it was sent elsewhere as it read, or had lost an answer
             instance.is_being_given = True
-            records = answer.given()
             if front.read and instance.before:
                 read = ForwardedRead(front.node, front.epoch, dict(instance.before))
                 instance.remember(front.read, read, self.begins_max)

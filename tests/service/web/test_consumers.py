@@ -37,6 +37,7 @@ from service.web.instances import (
     Instance,
     Instances,
     RecordsAnswer,
+    RecordV2,
     Wishes,
 )
 from service.web.members import Join
@@ -945,6 +946,33 @@ def test_what_was_asked_for_before_its_client_sent_an_instance_elsewhere_is_not_
         assert await answer.take(0) == {}
         assert answer.given() == []
         assert instance.positions == {place: 0}
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("wait_ms", [0, 60_000])
+def test_a_read_of_which_nothing_may_be_given_goes_on_within_its_time(
+    monkeypatch: pytest.MonkeyPatch, wait_ms: int
+) -> None:
+    """Its instance was sent elsewhere meanwhile, or had lost an answer: it was answered with nothing, at once."""
+    place = TopicPartition("t", 0)
+    instance = Instance("g", "i", Join([]), 0.0, is_assigned=True)
+    instance.positions[place], instance.ids["t"] = 100, TopicId(bytes(range(16)))
+
+    async def fill(_: Instances, answer: RecordsAnswer, *__: Any) -> None:
+        begin = instance.positions[place]
+        answer.records.append(RecordV2("t", None, "v", 0, begin))
+        answer._begins[place], answer._ends[place], answer._ids[place] = begin, begin + 1, instance.ids["t"]
+        if begin == 100:
+            instance.move({place: 7})
+
+    async def play() -> None:
+        monkeypatch.setattr(Instances, "_fill", fill)
+        monkeypatch.setattr("service.web.instances.is_there", lambda _: True)
+        instance.committed_s = asyncio.get_running_loop().time()
+        records = await Instances(MagicMock()).read(instance, asking(), Front(), 1000, wait_ms)
+        assert [each.offset for each in records] == ([7] if wait_ms else [])
+        assert instance.positions == {place: 8 if wait_ms else 7}
 
     asyncio.run(play())
 
