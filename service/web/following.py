@@ -497,9 +497,10 @@ class Stream:
                                 return
                             found, size_bytes = [], 0
         except Problem:
+            if await self._send(found):
+                raise
+        else:
             await self._send(found)
-            raise
-        await self._send(found)
 
     def _told_bytes(self, portion: Portion) -> int:
         """How long the portion is as it is sent, about."""

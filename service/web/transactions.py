@@ -386,7 +386,7 @@ async def _refuse_lost(gateway: Gateway, name: Name, open_one: Open) -> None:
     if await open_one.producer.refusal() in FENCED:
         await _complain(gateway, name)  # it is over
     detail = f"topic {topic!r} was deleted, and what the transaction had written there: abort the transaction"
-    raise Problem("invalid-txn-state", detail)
+    raise Problem("invalid-txn-state", detail, outcome="unknown" if open_one.is_ending else "none")
 
 
 def _who(name: Name) -> str:
@@ -492,8 +492,8 @@ async def _refuse_parts(gateway: Gateway, name: Name, known: Open | None) -> Non
     elif known.unsure:
         groups = ", ".join(sorted(known.unsure))[:300]
         raise Problem("invalid-txn-state", f"offsets of {groups} may be missing: put them again, or abort it")
-    elif not known.is_ending:
-        await _refuse_lost(gateway, name, known)
+    elif not known.is_ending or await known.producer.refusal() not in FENCED:
+        await _refuse_lost(gateway, name, known)  # otherwise it is decided, and its end tells how
 
 
 async def _end(gateway: Gateway, request: web.Request, *, is_commit: bool) -> web.StreamResponse:
