@@ -384,7 +384,7 @@ class ClusterFate:
         """The folders of some partitions. One that is only emptied may count as damaged, which takes an operator."""
         folders = dict.fromkeys(path.rpartition("/")[0] for path, _, _ in disk.files())
         held = [folder for folder in folders if partition_of(folder.rpartition("/")[2]) is not None]
-        for folder in self._chance.sample(held, self._chance.randint(1, len(held))):
+        for folder in self._chance.sample(held, self._chance.randint(min(1, len(held)), len(held))):
             disk.remove(folder)
 
     async def _part_clocks(self, host: Host) -> None:
