@@ -74,8 +74,26 @@ def web_actors(clients: Clients, brokers: Sequence[str]) -> list[Actor]:
     return [kind(clients, name, brokers, told) for name, kind in KINDS.items()]
 
 
+class InOrder(dict[ResponseHandler, None]):
+    """A set that is walked in the order in which things were added."""
+
+    def add(self, each: ResponseHandler) -> None:
+        self[each] = None
+
+    def remove(self, each: ResponseHandler) -> None:
+        del self[each]
+
+    def discard(self, each: ResponseHandler) -> None:
+        self.pop(each, None)
+
+
 class SimConnector(BaseConnector):
     """Connections of aiohttp's client over the simulated network."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        # At its end it closes those in use: by their addresses, which differ from run to run, if they are in a set.
+        self._acquired = InOrder()  # type: ignore[assignment]
 
     async def _create_connection(
         self, req: ClientRequest, traces: list[Any], timeout: ClientTimeout
