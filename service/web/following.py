@@ -117,6 +117,8 @@ class Portion(NamedTuple):
     partition: int
     lines: Sequence[tuple[int, bytes]]
     next_offset: int
+    told_bytes: int
+    """How long they are as they are sent, about."""
 
 
 class Place(NamedTuple):
@@ -439,7 +441,7 @@ class Stream:
             async with aclosing(self._portions(piece, positions)) as portions:
                 async for portion in portions:
                     found.append(portion)
-                    size_bytes += self._told_bytes(portion)
+                    size_bytes += portion.told_bytes
                     if size_bytes > SHARED_TEXT_BYTES:
                         return []
         return found
@@ -466,16 +468,16 @@ class Stream:
                             ready.append(each)
                             size_bytes += len(each[1]) + beside_bytes
                             if size_bytes >= TOLD_BYTES:
-                                yield Portion(index, ready, each[0] + 1)
+                                yield Portion(index, ready, each[0] + 1, size_bytes)
                                 ready, size_bytes = [], 0
                     behind = next_offset
                     if size_bytes >= GATHERED_BYTES:
-                        yield Portion(index, ready, behind)
+                        yield Portion(index, ready, behind, size_bytes)
                         ready, size_bytes = [], 0
             except Problem:
-                yield Portion(index, ready, behind)  # what is before the damage
+                yield Portion(index, ready, behind, size_bytes)  # what is before the damage
                 raise
-        yield Portion(index, ready, behind)
+        yield Portion(index, ready, behind, size_bytes)
 
     async def _take_all(self, pieces: Sequence[Piece], positions: dict[TopicPartition, int]) -> None:
         """Send the records of all pieces. What comes of many small batches is sent together."""
@@ -491,7 +493,7 @@ class Stream:
                 async with aclosing(self._portions(piece, positions)) as portions:
                     async for portion in portions:
                         found.append(portion)
-                        size_bytes += self._told_bytes(portion)
+                        size_bytes += portion.told_bytes
                         if size_bytes >= GATHERED_BYTES:
                             if not await self._send(found):
                                 return
@@ -501,10 +503,6 @@ class Stream:
                 raise
         else:
             await self._send(found)
-
-    def _told_bytes(self, portion: Portion) -> int:
-        """How long the portion is as it is sent, about."""
-        return sum([len(line) for _, line in portion.lines]) + self._cursor.bytes * len(portion.lines)
 
     async def _send(self, found: Sequence[Portion]) -> bool:
         """Send what was read. Returns whether the client takes more: what it does not take is read again later."""

@@ -29,7 +29,7 @@ from tests.service.web.kit import turns_of
 ID = TopicId(b"t" * 16)
 PLACE = Place(b"topic", 1, ((TopicPartition("orders", 0), 7),), ())
 NEXT = PLACE._replace(positions=((TopicPartition("orders", 0), 8),))
-FOUND = [Portion(0, [(7, b"{}")], 8)]
+FOUND = [Portion(0, [(7, b"{}")], 8, 2)]
 
 
 def played(scene: Callable[[SharedReading], Awaitable[None]]) -> None:
@@ -108,7 +108,7 @@ def test_what_was_found_is_kept_for_a_moment_and_in_part(monkeypatch: pytest.Mon
         for number in range(10):
             place = PLACE._replace(node=number)
             assert await reading.join(place, 60) is None
-            reading.leave(place, [Portion(0, [(7, b"x" * 100)], 8)])
+            reading.leave(place, [Portion(0, [(7, b"x" * 100)], 8, 100)])
         assert [reading.known(PLACE._replace(node=number)) is not None for number in range(10)] == [False] * 7 + [
             True
         ] * 3
