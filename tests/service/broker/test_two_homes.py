@@ -217,8 +217,7 @@ def test_one_of_a_topic_that_was_made_again_is_none_of_the_two(tmp_path: Path) -
     assert [stray.parent for stray in machine.strays()] == [machine.two]
 
 
-def test_one_that_cannot_be_read_is_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Homes(tmp_path, b"x")
+def cannot_be_read(machine: Homes, monkeypatch: pytest.MonkeyPatch) -> str:
     opened = RealDisk.open
 
     def fails(disk: RealDisk, path: str, **how: Any) -> Any:
@@ -227,8 +226,12 @@ def test_one_that_cannot_be_read_is_not_judged(tmp_path: Path, monkeypatch: pyte
         return opened(disk, path, **how)
 
     monkeypatch.setattr(RealDisk, "open", fails)
-    unreadable = "nothing, and ends at offset 0; it can't be read: Input/output error"
-    refused(machine, unreadable, f"offsets 0 to {BATCHES}")
+    return "nothing, and ends at offset 0; it can't be read: Input/output error"
+
+
+def test_one_that_cannot_be_read_is_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Homes(tmp_path, b"x")
+    refused(machine, cannot_be_read(machine, monkeypatch), f"offsets 0 to {BATCHES}")
 
 
 def test_what_was_deleted_in_the_folder_that_goes_aside_stays_deleted(tmp_path: Path) -> None:
@@ -406,18 +409,6 @@ def both_written(machine: MovedOn, _: pytest.MonkeyPatch) -> str:
 def is_damaged(machine: MovedOn, _: pytest.MonkeyPatch) -> str:
     (machine.home / DAMAGED_OFFSET).write_text("0\n1\n")
     return f"offsets 0 to {BATCHES - 1}; a read has found damage in it"
-
-
-def cannot_be_read(machine: MovedOn, monkeypatch: pytest.MonkeyPatch) -> str:
-    opened = RealDisk.open
-
-    def fails(disk: RealDisk, path: str, **how: Any) -> Any:
-        if Path(disk._real(path)) == machine.home / FIRST_LOG:
-            raise DiskFault(5, "Input/output error", path)
-        return opened(disk, path, **how)
-
-    monkeypatch.setattr(RealDisk, "open", fails)
-    return "nothing, and ends at offset 0; it can't be read: Input/output error"
 
 
 @pytest.mark.parametrize("harm", [both_written, is_damaged, cannot_be_read])
