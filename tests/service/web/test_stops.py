@@ -53,7 +53,9 @@ def others(stage: Stage) -> set[asyncio.Task[Any]]:
 @pytest.mark.parametrize("lane", [True, False], ids=["short way", "general way"])
 @pytest.mark.parametrize("body", [SMALL, LARGE], ids=["shares", "alone"])
 @pytest.mark.parametrize(
-    "hangs", [{"t"}, {HTTP_KEYS.name}, {"commit"}, {"committed"}, {"t", "abort"}], ids=lambda each: " ".join(sorted(each))
+    "hangs",
+    [{"t"}, {HTTP_KEYS.name}, {"commit"}, {"committed"}, {"t", "abort"}],
+    ids=lambda each: " ".join(sorted(each)),
 )
 def test_a_keyed_request_does_not_outlive_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: set[str], body: bytes, *, lane: bool
