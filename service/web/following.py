@@ -41,6 +41,8 @@ QUIET_S = 15.0
 """A stream that has nothing to send says so this often, so that proxies keep it open."""
 LEADERLESS_S = 0.5
 """How often a leader is looked for while other partitions are read."""
+LAST_S = 0.5
+"""So long a stream that ends with a failure of one leader still waits for what others have."""
 SMALL_BYTES = 16 << 10
 """So much is taken at once by a connection on which nothing waits to be sent."""
 STALLED_S = 0.5
@@ -389,6 +391,8 @@ class Stream:
             del self._reading[task]
         failures = [failure for task in done if (failure := task.exception()) is not None]
         if failures:
+            if self._reading and isinstance(failures[0], Problem | ClientFailure) and not passes(failures[0]):
+                await asyncio.wait(self._reading, timeout=LAST_S)  # a client that comes back meets the failure again
             raise failures[0]
 
     async def _read(self, node: int, positions: dict[TopicPartition, int]) -> None:
@@ -434,16 +438,21 @@ class Stream:
         return await self._gateway.reading.fetched(self._topic, fetching)
 
     async def _shared(self, pieces: Sequence[Piece], positions: dict[TopicPartition, int]) -> list[Portion]:
-        """What others that read here get as well; nothing if it is long."""
+        """What others that read here get as well; nothing if it is long, or not all of it can be read."""
         found = []
         size_bytes = 0
         for piece in pieces:
-            async with aclosing(self._portions(piece, positions)) as portions:
-                async for portion in portions:
-                    found.append(portion)
-                    size_bytes += portion.told_bytes
-                    if size_bytes > SHARED_TEXT_BYTES:
-                        return []
+            try:
+                async with aclosing(self._portions(piece, positions)) as portions:
+                    async for portion in portions:
+                        found.append(portion)
+                        size_bytes += portion.told_bytes
+                        if size_bytes > SHARED_TEXT_BYTES:
+                            return []
+            except Problem as problem:
+                if passes(problem):
+                    raise
+                return []
         return found
 
     async def _portions(self, piece: Piece, positions: dict[TopicPartition, int]) -> AsyncGenerator[Portion, None]:
@@ -480,16 +489,16 @@ class Stream:
         yield Portion(index, ready, behind, size_bytes)
 
     async def _take_all(self, pieces: Sequence[Piece], positions: dict[TopicPartition, int]) -> None:
-        """Send the records of all pieces. What comes of many small batches is sent together."""
+        """Send the records of all pieces. What comes of many small batches is sent together. What is wrong with a piece
+        is told once all else is sent: a client that comes back meets it again.
+        """
         found: list[Portion] = []
         size_bytes = 0
-        try:
-            for piece in pieces:
-                if piece.error in MOVED:
-                    await asyncio.sleep(PAUSE_S)
-                    continue
-                if piece.error:
-                    raise await refused(self._gateway, piece.partition, piece, positions[piece.partition])
+        damage: Problem | None = None
+        for piece in pieces:
+            if piece.error:
+                continue
+            try:
                 async with aclosing(self._portions(piece, positions)) as portions:
                     async for portion in portions:
                         found.append(portion)
@@ -498,11 +507,22 @@ class Stream:
                             if not await self._send(found):
                                 return
                             found, size_bytes = [], 0
-        except Problem:
-            if await self._send(found):
-                raise
-        else:
-            await self._send(found)
+            except Problem as problem:
+                damage = damage or problem
+                if passes(problem):
+                    break  # the others will find no room either
+        if not await self._send(found):
+            return
+        if damage is not None:
+            try:
+                raise damage
+            finally:
+                del damage  # its trace has this frame, and with it all pieces
+        for piece in pieces:
+            if piece.error and piece.error not in MOVED:
+                raise await refused(self._gateway, piece.partition, piece, positions[piece.partition])
+        if any(piece.error for piece in pieces):
+            await asyncio.sleep(PAUSE_S)
 
     async def _send(self, found: Sequence[Portion]) -> bool:
         """Send what was read. Returns whether the client takes more: what it does not take is read again later."""
@@ -612,6 +632,7 @@ class Stream:
         await self._until_taken()
 
     async def failed(self, problem: Problem) -> None:
+        problem.more["cursor"] = self._cursor.text
         await self._end("error", msgspec.Raw(problem.body()))
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import gc
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -21,9 +21,10 @@ from log.ids import TopicId, TopicPartition
 from service.cluster.image import Delta, Image, PartitionState, Topic
 from service.web import following
 from service.web.fetching import Lens, Piece
-from service.web.following import Cursor, Place, Portion, SharedReading, Stream, refuse_wide
+from service.web.following import Cursor, Place, Portion, SharedReading, Stream, read_cursor, refuse_wide
 from service.web.holding import Holder, Holding
 from service.web.problems import Problem
+from service.wire.error_codes import ErrorCode
 from tests.service.web.kit import turns_of
 
 ID = TopicId(b"t" * 16)
@@ -305,6 +306,105 @@ def test_what_is_before_damage_is_sent(monkeypatch: pytest.MonkeyPatch, most: in
         assert b"".join(written).count(b"event: record") == min(most, 2)
 
     played(scene)
+
+
+WHOLE = bytes(build_batch([(None, b"{}", (), 1000)]))
+DAMAGED = bytes(1000)
+
+
+def streamed(
+    monkeypatch: pytest.MonkeyPatch,
+    partitions: int,
+    leaders: Sequence[Callable[[], Awaitable[list[Piece]]]],
+    scene: Callable[[Stream, list[bytes]], Awaitable[None]],
+    most: int = following.ALL_THE_TIME,
+) -> None:
+    """Play a scene with a stream and what it has written. Each leader leads one partition, the last all others."""
+    written = list[bytes]()
+
+    async def fetch(_: object, node: int, *__: object, **___: object) -> list[Piece]:
+        return await leaders[node]()
+
+    async def write(content: bytes) -> None:
+        written.append(content)
+
+    monkeypatch.setattr(following, "fetch", fetch)
+
+    async def with_stream(reading: SharedReading) -> None:
+        topic = topic_with(partitions)
+        gateway: Any = SimpleNamespace(reading=reading, topic=lambda _: topic, same_topic=lambda *_: topic)
+        gateway.leader = lambda partition: min(partition.partition, len(leaders) - 1)
+        transport: Any = SimpleNamespace(get_write_buffer_size=lambda: 0, abort=None)
+        response: Any = SimpleNamespace(write=write)
+        more: Any = {"is_sse": False, "most": most, "until": None}
+        cursor = Cursor(ID, dict.fromkeys(range(partitions), 0))
+        stream = Stream(gateway, Holder(Holding(1 << 30)), response, transport, "t", None, cursor, Lens(), **more)
+        await scene(stream, written)
+
+    played(with_stream)
+
+
+@pytest.mark.parametrize("error", [0, ErrorCode.UNKNOWN_SERVER_ERROR])
+@pytest.mark.parametrize("damaged", [0, 1, 2])
+@pytest.mark.parametrize("most", [following.ALL_THE_TIME, 100], ids=["together", "alone"])
+def test_what_is_wrong_in_one_partition_is_told_behind_what_others_have(
+    monkeypatch: pytest.MonkeyPatch, most: int, damaged: int, error: int
+) -> None:
+    """Nothing of the others was sent, or only of those before it. Its client came back, and so it was again."""
+
+    async def found() -> list[Piece]:
+        pieces = [Piece(TopicPartition("t", index), 0, data=WHOLE) for index in range(3)]
+        pieces[damaged] = Piece(TopicPartition("t", damaged), error, data=b"" if error else DAMAGED)
+        return pieces
+
+    async def scene(stream: Stream, written: list[bytes]) -> None:
+        with pytest.raises(Problem) as failure:
+            await stream.run()
+        await stream.failed(failure.value)
+        *records, end = [json.loads(line) for line in b"".join(written).splitlines()]
+        assert sorted(each["partition"] for each in records) == sorted({0, 1, 2} - {damaged})
+        assert end["error"]["type"] == "/problems/server-error"
+        assert read_cursor(end["error"]["cursor"], ID) == {index: int(index != damaged) for index in range(3)}
+        assert stream._held.holder.bytes == 0
+
+    streamed(monkeypatch, 3, [found], scene, most)
+
+
+def test_what_is_wrong_at_one_leader_is_told_behind_what_others_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader of the damaged partition was the first to answer, each time."""
+
+    async def at_once() -> list[Piece]:
+        return [Piece(TopicPartition("t", 0), 0, data=DAMAGED)]
+
+    async def soon() -> list[Piece]:
+        await asyncio.sleep(0.05)
+        return [Piece(TopicPartition("t", 1), 0, data=WHOLE)]
+
+    async def scene(stream: Stream, written: list[bytes]) -> None:
+        with pytest.raises(Problem):
+            await stream.run()
+        assert b"".join(written).count(b'"offset":0') == 1
+        assert stream._cursor.offsets == {0: 0, 1: 1}
+
+    streamed(monkeypatch, 2, [at_once, soon], scene)
+
+
+def test_what_was_read_does_not_wait_for_leaders_that_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There was a pause for each of their partitions: 5 s, for 250 of them."""
+
+    async def found() -> list[Piece]:
+        moved = [Piece(TopicPartition("t", index), ErrorCode.NOT_LEADER_OR_FOLLOWER) for index in range(100)]
+        return [*moved, Piece(TopicPartition("t", 100), 0, data=WHOLE)]
+
+    async def scene(stream: Stream, written: list[bytes]) -> None:
+        step = asyncio.ensure_future(stream._step())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert b"".join(written).count(b'"offset":0') == 1
+        assert not step.done(), "it is not asked again at once"
+        await asyncio.wait_for(step, 1)
+
+    streamed(monkeypatch, 101, [found], scene)
 
 
 def test_a_cursor_of_as_many_partitions_as_a_stream_may_have_fits_a_request() -> None:
