@@ -18,6 +18,7 @@ from typing import cast
 
 from aiohttp import EMPTY_PAYLOAD, ClientConnectionError, HttpVersion11, web
 from aiohttp.typedefs import Middleware
+from aiohttp.web_urldispatcher import UrlMappingMatchInfo
 
 from log.tally import Histogram
 from service.api.listener import Listener
@@ -220,6 +221,16 @@ class Connection(web.RequestHandler):
         return response
 
 
+class Router(web.UrlDispatcher):
+    """aiohttp's router. What the head of a request expects that has no route is not answered by aiohttp either."""
+
+    async def resolve(self, request: web.Request) -> UrlMappingMatchInfo:
+        found = await super().resolve(request)
+        if found.http_exception is not None:
+            found.route._expect_handler = _expecting
+        return found
+
+
 class WebServer:
     """The HTTP listeners of one broker."""
 
@@ -252,6 +263,7 @@ class WebServer:
         """Where the server listens, with the port numbers that the system has chosen."""
         way = [self._held, _counted(broker.requests.http), self._around]
         app = web.Application(middlewares=way, client_max_size=broker.config.http_max_body_bytes)
+        app._router = Router()
         for route in self.gateway.routes:
             answered = self._bound(route)
             app.router.add_route(route.method, route.path, answered, expect_handler=_expecting)

@@ -311,6 +311,9 @@ def test_a_call_of_another_api_that_fails_after_its_head_is_cut_off_too(
         ("POST /v1/topics/expects/records?x=1 HTTP/1.1\r\nContent-Length: 9", 400, "malformed"),
         ("POST /v1/records HTTP/1.1\r\nContent-Length: 9\r\nContent-Encoding: x", 415, "unsupported-media-type"),
         ("POST /v1/records HTTP/1.1\r\nContent-Length: 9\r\nExpect: 200-maybe", 417, "expectation-failed"),
+        ("POST /v1/nowhere HTTP/1.1\r\nContent-Length: 9", 404, "not-found"),
+        ("POST /v1/nowhere HTTP/1.1\r\nContent-Length: 9\r\nExpect: 200-maybe", 404, "not-found"),
+        ("POST /v1/brokers HTTP/1.1\r\nContent-Length: 9\r\nExpect: 200-maybe", 405, "method-not-allowed"),
     ],
 )
 def test_a_client_that_waits_with_its_body_is_not_told_to_send_it_in_vain(
