@@ -212,6 +212,7 @@ class _Cleaning:
         self.now_ms = now_ms
         self.report = CompactionReport(work.first_dirty_offset, work.end_offset)
         self.old = [segment.facts() for segment in work.segments]
+        self.times_cut = [segment.times_cut for segment in work.segments]
         self.dropped_abort_markers: list[int] = []
         self.forgotten_below = 0
         self.new: list[Segment] = []
@@ -352,9 +353,12 @@ class _Cleaning:
         return SwapPlan(add, remove, self.work.end_offset)
 
     def _still_there(self) -> bool:
-        """Whether the log still has the segments of this pass, and in the folder where the pass found them."""
+        """Whether the log still has the segments of this pass, as they were, and in the folder where the pass found
+        them. That a segment is sealed does not tell it: one that was cut is filled again, and sealed again.
+        """
         return self.log.folder == self.folder and not any(
-            segment.gone or not segment.sealed for segment in self.work.segments
+            segment.gone or segment.times_cut != before
+            for segment, before in zip(self.work.segments, self.times_cut, strict=True)
         )
 
     def throw_away(self) -> None:

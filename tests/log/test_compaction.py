@@ -488,6 +488,45 @@ def test_a_log_that_changes_under_the_cleaner_stays_as_it_is(what: str, late: bo
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("what", ["truncate", "restart"])
+def test_a_log_that_is_filled_anew_under_the_cleaner_keeps_what_is_new(what: str, late: bool) -> None:
+    """A follower that starts over writes to its first segment again: when that was sealed, the pass took it for the one
+    that it had read, and put the old records back.
+    """
+
+    async def run() -> None:
+        bench = Bench(MemoryDisk())
+        for count in range(1000):
+            bench.put((b"%d" % (count % 7), b"old"))
+        bench.log.roll(NOW_MS)
+        await bench.log.flush()
+        work = find_work(bench.log, bench.disk, now_ms=NOW_MS, limit_offset=1000)
+        assert work is not None
+
+        async def overtaken(function: str, disk: Disk, job: CleaningJob) -> Cleaned:
+            cleaned = await once(function, disk, job) if late else None
+            if what == "truncate":
+                cut_log(bench.log, 1)
+            else:
+                restart_at(bench.log, 0)
+            while bench.log.end_offset < 1100:
+                bench.put((b"%d" % (bench.log.end_offset % 5), b"new"))
+            bench.log.roll(NOW_MS)
+            await bench.log.flush()
+            return cleaned or await once(function, disk, job)
+
+        report = await bench.compact(work, apart=overtaken)
+        assert not report.swapped
+        found = [record for _, record in sorted(table(records(bench)).items())]
+        assert found == [b"new"] * 5
+        assert bench.log.end_offset == 1100
+        assert len(list(bench.log.scan(0))) == 1100
+        assert not [name for name in bench.disk.listdir("table-0") if name.endswith(CLEANED) or name == PLAN]
+
+    asyncio.run(run())
+
+
 def test_retention_that_waits_for_the_cleaner_takes_only_what_has_expired() -> None:
     """The cleaner merges small neighbours, so that as many segments as had expired hold young records afterwards."""
 
