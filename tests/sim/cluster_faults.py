@@ -461,9 +461,11 @@ class ClusterFate:
         way = self._simulation.ways[host.name]
         way.is_late = True
         await asyncio.sleep(self._chance.random())
+        begun = self._world.now
         await self._end_session(host)
         await asyncio.sleep(3 * self._chance.random())
         way.is_late = False
+        self._simulation.history.unheard.append((begun, self._world.now + HEARD_WITHIN_S))
 
     async def _move_unheard(self, host: Host) -> None:
         """What one broker has is given to the others, and back, and it hears of neither for a while. It goes on to lead
