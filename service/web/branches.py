@@ -63,12 +63,13 @@ class Decide(msgspec.Struct, forbid_unknown_fields=True):
 
 class DecisionOnBranches(msgspec.Struct, omit_defaults=True):
     """`decided_now` is false if the token was decided before, or if all is thrown away. `outcome` is what became of the
-    branches that are named; those of them that still waited are aborted then.
+    branches that are named; those of them that still waited are aborted then. `last_token` is the token of the last
+    decision, this one or a later; it is left out if all was thrown away and the token is not decided.
     """
 
     outcome: Outcome
     decided_now: bool
-    last_token: int
+    last_token: int | UnsetType = UNSET
     decided_by: str | UnsetType = UNSET
 
 
@@ -113,7 +114,8 @@ async def decide(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     if answer.decided_now:
         await _until_visible(gateway, named)
     outcome = await _outcome(gateway, answer, token, wanted, named)
-    return as_json(DecisionOnBranches(outcome, answer.decided_now, answer.last_token, answer.decided_by or UNSET))
+    last_token = answer.last_token if answer.last_token >= 0 else UNSET
+    return as_json(DecisionOnBranches(outcome, answer.decided_now, last_token, answer.decided_by or UNSET))
 
 
 async def _outcome(

