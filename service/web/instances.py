@@ -25,7 +25,7 @@ import asyncio
 import base64
 import logging
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from http import HTTPStatus
@@ -316,13 +316,18 @@ class Instance(HttpMember):
             for known in (self.positions, self.shown, self.uncommitted, *self.begins()):
                 known.pop(each, None)
 
+    def stands(self, partition: TopicPartition, position: int, ids: Mapping[str, TopicId]) -> bool:
+        """Whether its position there is this one. `ids`: those of the topics in which that was."""
+        return self.positions.get(partition) == position and self.ids.get(partition.topic) == ids.get(partition.topic)
+
     def holds(self, partition: TopicPartition) -> bool:
         """Whether the instance reads from there, and knows where it stands."""
         return self.positions.get(partition, SOMEWHERE) != SOMEWHERE
 
-    def is_committed(self, offsets: Mapping[TopicPartition, int]) -> None:
+    def is_committed(self, offsets: Mapping[TopicPartition, int], ids: Mapping[str, TopicId]) -> None:
+        """`ids`: those of the topics in which that was."""
         for each, offset in offsets.items():
-            if self.uncommitted.get(each) == offset:
+            if self.uncommitted.get(each) == offset and self.ids.get(each.topic) == ids.get(each.topic):
                 del self.uncommitted[each]
 
     @property
@@ -407,10 +412,11 @@ class Instance(HttpMember):
                 found[partition] = min(found[partition], begins[partition])
         return found
 
-    def is_done(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """The client has said that it is done with what is before these offsets."""
+    def is_done(self, offsets: Mapping[TopicPartition, int], ids: Mapping[str, TopicId]) -> None:
+        """The client has said that it is done with what is before these offsets, in topics with these ids."""
+        done = {each: offset for each, offset in offsets.items() if self.ids.get(each.topic) == ids.get(each.topic)}
         for begins in self.begins():
-            begins.update({each: max(begin, offsets.get(each, begin)) for each, begin in begins.items()})
+            begins.update({each: max(begin, done.get(each, begin)) for each, begin in begins.items()})
 
     def move(self, positions: Mapping[TopicPartition, int]) -> None:
         for partition, offset in positions.items():
@@ -662,9 +668,9 @@ class Instances(Members):
                 instance.lose(partitions)
                 instance.positions.update(dict.fromkeys(partitions, SOMEWHERE))
 
-    async def _begin(self, instance: Instance) -> None:
+    async def _begin(self, instance: Instance, deadline: float) -> None:
         """Find the position of each partition that has none: where the group is, or else where the client's setting
-        says.
+        says. A leader that is silent does not keep the client from reading the others' partitions.
         """
         self._look_up_topics(instance)
         image = self._gateway.image
@@ -675,13 +681,19 @@ class Instances(Members):
         ]
         if not fresh:
             return
+        ids = dict(instance.ids)
         committed, unsettled = await offsets_by_now(self._gateway, instance.group, fresh)
         for each in fresh:
-            if each in unsettled:
-                continue  # the instance goes on beating meanwhile
-            offset = committed[each][0] if each in committed else await self._reset(instance, each)
-            if instance.positions.get(each) == SOMEWHERE:
-                instance.positions[each] = offset
+            if each in committed and instance.stands(each, SOMEWHERE, ids):
+                instance.positions[each] = committed[each][0]
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(max(deadline, asyncio.get_running_loop().time() + STEP_MS / 1000)):
+                for each in fresh:
+                    if each in committed or each in unsettled:
+                        continue  # while a transaction is about to commit there, the instance goes on beating
+                    offset = await self._reset(instance, each)
+                    if instance.stands(each, SOMEWHERE, ids):
+                        instance.positions[each] = offset
 
     async def _reset(self, instance: Instance, partition: TopicPartition) -> int:
         if instance.wishes.auto_offset_reset == "none":
@@ -734,7 +746,7 @@ class Instances(Members):
         while True:
             began_s = answer.instance.touched_s = loop.time()  # a client that waits is not silent
             try:
-                await self._fill_once(answer, request, wait_ms)
+                await self._fill_once(answer, request, deadline, wait_ms)
             except (Problem, ClientFailure) as failure:
                 if not passes(failure) or loop.time() >= deadline:
                     raise
@@ -746,7 +758,7 @@ class Instances(Members):
             else:
                 await self.idle(answer.instance, wait_ms)
 
-    async def _fill_once(self, answer: RecordsAnswer, request: web.Request, wait_ms: int) -> None:
+    async def _fill_once(self, answer: RecordsAnswer, request: web.Request, deadline: float, wait_ms: int) -> None:
         instance = answer.instance
         if instance.is_gone:
             raise not_found()
@@ -755,12 +767,13 @@ class Instances(Members):
         async with instance.turn:
             if request.transport is None:  # a leader that is silent holds up all that wait here, one by one
                 raise client_gone()
-            await self._begin(instance)
+            await self._begin(instance, deadline)
+            ids = dict(instance.ids)
             for partition, left in (await answer.take(wait_ms)).items():
-                if instance.positions.get(partition) != left:
+                if not instance.stands(partition, left, ids):
                     continue  # the client has sent the instance elsewhere while others were looked up
                 offset = await self._reset(instance, partition)
-                if instance.positions.get(partition) == left:
+                if instance.stands(partition, left, ids):
                     instance.lose([partition])
                     instance.positions[partition] = offset
 
@@ -771,10 +784,11 @@ class Instances(Members):
         partition that it was reading: another member may have gone on there.
         """
         self._look_up_topics(instance)
+        ids = dict(instance.ids)
         held = {each for each in offsets if instance.holds(each)}
         for tries_left in reversed(range(COMMIT_TRIES)):
             try:
-                await commit_by(self._gateway, instance.group, instance.who, None, instance.ids, offsets)
+                await commit_by(self._gateway, instance.group, instance.who, None, ids, offsets)
             except Problem as problem:
                 if problem.error != ErrorCode.STALE_MEMBER_EPOCH or not tries_left:
                     raise
@@ -782,7 +796,9 @@ class Instances(Members):
                 if not all(map(instance.holds, held)):
                     raise
             else:
-                instance.is_done({each: offset for each, (offset, _) in offsets.items()})
+                done = {each: offset for each, (offset, _) in offsets.items()}
+                instance.is_done(done, ids)
+                instance.is_committed(done, ids)
                 return
 
     async def commit_all(self, instance: Instance) -> None:
@@ -793,7 +809,6 @@ class Instances(Members):
         shown = {each: offset for each, offset in instance.positions.items() if offset != SOMEWHERE}
         given = instance.taken(shown)
         await self.commit(instance, {each: (offset, None) for each, offset in given.items()})
-        instance.is_committed(given)
         if given != shown and not all_said:
             raise Problem("not-now", "a broker does not say whether the client has all that it was given by it")
 
@@ -814,25 +829,25 @@ class Instances(Members):
         """As far as it is known that the client has it."""
         if not instance.wishes.commits_itself:
             return
-        topics = self._gateway.image.topics
+        topics, ids = self._gateway.image.topics, dict(instance.ids)
         ready = {
             each: offset
             for each, offset in instance.taken(instance.uncommitted).items()
             if each in instance.positions
             and (topic := topics.get(each.topic)) is not None
-            and topic.id == instance.ids.get(each.topic)
+            and topic.id == ids.get(each.topic)
         }
         if not ready:
             return
         try:
             await commit_by(
-                *(self._gateway, instance.group, instance.who, None, instance.ids),
+                *(self._gateway, instance.group, instance.who, None, ids),
                 {each: (offset, None) for each, offset in ready.items()},
             )
         except (Problem, ClientFailure) as failure:
             logger.info("consumer instance %s of group %s: %s", instance.member_id, instance.group, failure)
             return
-        instance.is_committed(ready)
+        instance.is_committed(ready, ids)
 
 
 class RecordsAnswer:

@@ -460,6 +460,7 @@ async def commit_by(
     offsets: Mapping[TopicPartition, tuple[int, str | None]],
 ) -> None:
     """Commit offsets of these topics. A topic that is not among `ids` is the one that has the name now."""
+    ids = dict(ids)  # the offsets are of these topics: others get a turn, and the caller's may become those of new ones
     topics: dict[str, OffsetCommitRequestTopic] = {}
     async for each, (offset, metadata) in in_turns(list(offsets.items()), NAMED_A_TURN):
         if not 0 <= offset < 2**63:

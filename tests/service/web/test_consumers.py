@@ -10,6 +10,7 @@ import os
 import select
 import socket
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -40,10 +41,11 @@ from service.web.instances import (
     RecordV2,
     Wishes,
 )
-from service.web.members import Join
+from service.web.members import SOMEWHERE, Join
 from service.web.problems import Problem
 from service.web.taking import RESET_S
 from service.wire.error_codes import ErrorCode
+from service.wire.messages import OffsetCommitRequest
 from tests.service.web.kit import PATIENCE_S, Answer, Http, Served, ask_and_go, asking, whole_of
 
 MEDIA = "application/vnd.kafka.v2+json"
@@ -1000,10 +1002,114 @@ def test_a_position_that_is_in_no_log_any_more_does_not_undo_what_its_client_say
         instances = Instances(MagicMock())
         monkeypatch.setattr(instances, "_reset", reset)
         answer = RecordsAnswer(MagicMock(), Holder(Holding(1 << 20)), instance, 1000)
-        await instances._fill_once(answer, asking(transport=object()), 0)
+        await instances._fill_once(answer, asking(transport=object()), 0, 0)
         assert instance.positions == {each: 0 if each == sought else 3 for each in places}
 
     asyncio.run(play())
+
+
+def made_again(name: str) -> tuple[Instances, Instance, Callable[[], Awaitable[None]]]:
+    """An instance to which two topics are assigned; and what makes the one of this name again, and has its client send
+    the instance elsewhere in the other.
+    """
+    topics = {each: SimpleNamespace(id=TopicId(each.encode() * 16)) for each in ("o", "t")}
+    image = SimpleNamespace(topics=topics, brokers={}, partition=lambda _: SimpleNamespace(leader=1))
+    instances, instance = Instances(MagicMock(image=image)), Instance("g", "i", Join([]), 0.0, is_assigned=True)
+    instance.ids = {each: topic.id for each, topic in topics.items()}
+
+    async def make_again() -> None:
+        topics[name] = SimpleNamespace(id=TopicId(b"2" * 16))
+        await instances.seek(instance, {TopicPartition("o", 0): 0})
+        assert instance.ids[name] == b"2" * 16
+
+    return instances, instance, make_again
+
+
+@pytest.mark.parametrize("itself", [False, True])
+def test_a_position_in_a_topic_before_is_not_committed_in_the_one_that_was_made_again(
+    monkeypatch: pytest.MonkeyPatch, itself: bool
+) -> None:
+    """Others have a turn while a commit of many partitions is put together: what was in the next topic was skipped."""
+    sent: list[tuple[str, object, int]] = []
+    instances, instance, make_again = made_again("t")
+    at = {TopicPartition("o", 0): 1, TopicPartition("t", 0): 10}
+    instance.positions.update(at)
+    instance.uncommitted.update(at)
+
+    async def commit_offsets(_: Gateway, asked: OffsetCommitRequest) -> None:
+        sent.extend((each.name, each.topic_id, each.partitions[0].committed_offset) for each in asked.topics)
+
+    async def play() -> None:
+        commits = instances._commit_known(instance) if itself else instances.commit_all(instance)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(commits)
+            await asyncio.sleep(0)
+            await make_again()
+
+    monkeypatch.setattr("service.web.members.NAMED_A_TURN", 1)
+    monkeypatch.setattr("service.web.members.commit_offsets", commit_offsets)
+    asyncio.run(play())
+    assert sent == [("o", b"o" * 16, 1), ("t", b"t" * 16, 10)], "the group refuses the second, or forgets it"
+
+
+def test_a_commit_in_a_topic_before_says_nothing_of_what_was_given_of_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An answer that was lost was given again from there only."""
+    instances, instance, make_again = made_again("t")
+    at = TopicPartition("t", 0)
+    instance.positions.update({TopicPartition("o", 0): 1, at: 10})
+
+    async def commit_by(*_: object) -> None:
+        await make_again()
+        instance.before, instance.positions[at], instance.uncommitted[at] = {at: 0}, 20, 10
+
+    monkeypatch.setattr("service.web.instances.commit_by", commit_by)
+    asyncio.run(instances.commit_all(instance))
+    assert instance.uncommitted == {at: 10}
+    instance.ended(is_taken=False)
+    assert instance.positions[at] == 0
+
+
+@pytest.mark.parametrize("while_", ["the group is asked", "another place is looked up", "its place is looked up"])
+def test_a_place_in_a_topic_before_is_none_in_the_one_that_was_made_again(
+    monkeypatch: pytest.MonkeyPatch, while_: str
+) -> None:
+    """The instance began there, and what was before that in the new topic was never read."""
+    instances, instance, make_again = made_again("t")
+    first, second, third = (TopicPartition(name, index) for name, index in (("o", 0), ("o", 1), ("t", 0)))
+    instance.positions = {first: 1, second: SOMEWHERE, third: SOMEWHERE}
+
+    async def offsets_by_now(*_: object) -> tuple[dict[TopicPartition, tuple[int, str]], set[TopicPartition]]:
+        if while_ == "the group is asked":
+            await make_again()
+        return {} if while_ == "its place is looked up" else {third: (10, "")}, set()
+
+    async def reset(_: Instance, partition: TopicPartition) -> int:
+        if while_ != "the group is asked" and (partition == third) == (while_ == "its place is looked up"):
+            await make_again()
+        return 7
+
+    monkeypatch.setattr("service.web.instances.offsets_by_now", offsets_by_now)
+    monkeypatch.setattr(instances, "_reset", reset)
+    asyncio.run(instances._begin(instance, 0.0))
+    assert instance.positions == {first: 0, second: 7, third: SOMEWHERE}
+
+
+def test_a_leader_that_is_silent_holds_up_no_read_for_longer_than_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read was answered half a minute later, and what the group tells of others was not used meanwhile."""
+    instances, instance, _ = made_again("t")
+    first, second = (TopicPartition("o", index) for index in (0, 1))
+    instance.positions = {first: SOMEWHERE, second: SOMEWHERE}
+
+    async def silent(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("service.web.instances.offsets_by_now", AsyncMock(return_value=({second: (10, "")}, set())))
+    monkeypatch.setattr("service.web.instances.STEP_MS", 10)
+    monkeypatch.setattr(instances, "_reset", silent)
+    asyncio.run(asyncio.wait_for(instances._begin(instance, 0.0), PATIENCE_S))
+    assert instance.positions == {first: SOMEWHERE, second: 10}
 
 
 def test_an_instance_knows_by_the_brokers_in_front_what_its_client_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -648,10 +648,10 @@ def test_a_member_goes_on_beating_while_a_transaction_is_open_with_offsets_of_it
                 there = Instances(cast(Any, coordinator))
                 member = instance = Instance("group", "i1", Join(["t"]), 0.0, pattern="")
                 await there.beat(instance)
-                await there._begin(instance)
+                await there._begin(instance, 0.0)
                 assert instance.positions == {first: 5, second: SOMEWHERE}
                 answers[0] = ErrorCode.NONE, 7
-                await there._begin(instance)
+                await there._begin(instance, 0.0)
             assert member.positions == {first: 5, second: 7}
 
     asyncio.run(play())
