@@ -512,12 +512,15 @@ async def _end(gateway: Gateway, request: web.Request, *, is_commit: bool) -> we
         try:
             await gateway.see_through(producer.end(commit=is_commit))
         except Problem as problem:
+            if known is not None and problem.outcome == "none":
+                known.is_ending = was_ending
             try:
                 state = await _seen(gateway, name, await find_transaction(gateway.cluster, name.transactional_id))
             except ClientFailure:
                 raise problem from None
-            if known is not None and (problem.outcome == "none" or state.state == "Empty"):
-                known.is_ending = was_ending and state.state != "Empty"
+            if known is not None:
+                state.next_batch = len(known.batches)
+                known.is_ending = known.is_ending and state.state != "Empty"
             if problem.error == ErrorCode.INVALID_TXN_STATE and state.state == "Empty":
                 return as_json(state)  # nothing was written
             if state.state != "Ongoing" and state.outcome == meant and state.state != "Empty":
@@ -537,9 +540,10 @@ async def _end(gateway: Gateway, request: web.Request, *, is_commit: bool) -> we
         gateway.open_transactions.close(name)
     await producer.until_visible()
     try:
-        state = _shown(name, await find_transaction(gateway.cluster, name.transactional_id))
+        found = await find_transaction(gateway.cluster, name.transactional_id)
     except ClientFailure as failure:
         raise Problem("not-now", f"it is ended; its state can't be told: {failure.message}", outcome=meant) from None
+    state = _shown(name, found, was_committed=is_commit)
     state.outcome = meant  # also if the id has another owner by now
     if known is not None:
         state.next_batch = len(known.batches)
@@ -566,21 +570,23 @@ def _seal_of(txn: Txn, name: Name) -> tuple[int, int] | None:
     return txn.holder if is_same and txn.handed_on and txn.sealed_ms != NO_TIMESTAMP else None
 
 
-def _shown(name: Name, found: TransactionState | None) -> TransactionStatus:
-    """What became of this transaction, judged by the present epoch of its id. Each decision and each seal of a branch
-    raises the epoch, or takes the next producer id when all epochs are used up.
+def _shown(name: Name, found: TransactionState | None, *, was_committed: bool | None) -> TransactionStatus:
+    """What became of this transaction. `was_committed` is what is known of that once another pair has its id; None:
+    nothing. The present state may be another's, which has taken the id over: its commit need not raise the epoch.
     """
-    state, outcome = "Superseded", "unknown"
-    steps = 1 if branch_of(name.transactional_id) is None else 2
+    state = "Superseded"
+    outcome: Outcome = "unknown" if was_committed is None else "applied" if was_committed else "none"
+    steps = 1 if branch_of(name.transactional_id) is None else 2  # what may raise the epoch: the seal, and the end
     if found is not None:
         is_next = found.producer_id == name.producer_id and name.epoch < found.producer_epoch <= name.epoch + steps
-        is_same = (found.producer_id, found.producer_epoch) == (name.producer_id, name.epoch)
         is_renamed = name.epoch >= LAST_EPOCH and found.producer_id != name.producer_id and found.producer_epoch == 0
-        if (is_same or is_next or is_renamed) and found.state in COMMITTED:
-            state, outcome = found.state, "applied"
-        elif ((is_same or is_next or is_renamed) and found.state in ABORTED) or is_same:
-            state, outcome = found.state, "none"
-    shown = TransactionStatus(state, outcome, name.transactional_id, name.producer_id, name.epoch)  # type: ignore[arg-type]
+        if (found.producer_id, found.producer_epoch) == (name.producer_id, name.epoch):
+            state, outcome = found.state, "applied" if found.state in COMMITTED else "none"
+        elif was_committed and found.state in COMMITTED:
+            state = found.state
+        elif not was_committed and found.state in ABORTED and (is_next or (is_renamed and was_committed is False)):
+            state, outcome = found.state, "none"  # had it been committed, the next one would have a higher epoch
+    shown = TransactionStatus(state, outcome, name.transactional_id, name.producer_id, name.epoch)
     if found is not None and state != "Superseded":
         shown.coordinator, shown.timeout_ms = found.coordinator, found.timeout_ms
         shown.partitions = [PartitionName(*each) for each in found.partitions]
@@ -598,14 +604,12 @@ async def _seen(gateway: Gateway, name: Name, found: TransactionState | None) ->
         raise Problem("unknown-transaction", detail, outcome="unknown")
     if found.producer_id == name.producer_id and name.epoch > found.producer_epoch:  # epochs never go back
         raise Problem("unknown-transaction", f"{_who(name)} never had producer id {name.producer_id} in this epoch")
-    shown = _shown(name, found)
-    if shown.state == "Superseded":
-        was_committed = await _ask_here(
-            gateway, name, lambda txn, name: txn.was_committed(name.producer_id, name.epoch)
-        )
-        if isinstance(was_committed, bool):
-            shown.outcome = "applied" if was_committed else "none"
-    return shown
+    known = await _ask_here(gateway, name, lambda txn, name: txn.was_committed(name.producer_id, name.epoch))
+    was_committed = known if isinstance(known, bool) else None
+    open_one = gateway.open_transactions.find(name)
+    if was_committed is None and open_one is not None and not open_one.is_ending:
+        was_committed = False  # nobody else commits it
+    return _shown(name, found, was_committed=was_committed)
 
 
 async def _ask_here(gateway: Gateway, name: Name, look: Callable[[Txn, Name], T]) -> T | ErrorCode | None:

@@ -663,6 +663,23 @@ def test_the_end_of_a_sealed_branch_may_be_repeated_and_is_not_changed(tmp_path:
     on_stage(tmp_path, scene)
 
 
+def test_a_commit_that_is_found_to_be_decided_says_how_many_batches_are_in_it(tmp_path: Path) -> None:
+    """A client whose batch had not been answered could not tell whether it is there."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("t", 1)
+        async with serving(stage) as (_, client), serving(stage) as (_, elsewhere):
+            begun = await (await client.post("transactions", json={"transactional_id": "x"})).json()
+            path, pair = f"transactions/{begun['txn']}", (begun["producer_id"], begun["epoch"])
+            assert (await client.put(f"{path}/batches/0", json=batch_of(0))).status == 200
+            assert (await stage.ask(EndTxnRequest("x", *pair, committed=True))).error_code == 0
+            assert (await elsewhere.post("transactions", json={"transactional_id": "x"})).status == 201
+            told = await (await client.post(f"{path}:commit")).json()
+            assert (told["outcome"], told["next_batch"]) == ("applied", 1)
+
+    on_stage(tmp_path, scene)
+
+
 @pytest.mark.parametrize("end", ["commit", "abort"])
 @pytest.mark.parametrize("what", ["batches/0", "offsets/g"])
 def test_what_waited_behind_the_end_of_its_transaction_is_not_written(tmp_path: Path, what: str, end: str) -> None:

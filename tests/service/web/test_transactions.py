@@ -14,12 +14,15 @@ from unittest.mock import Mock
 
 import pytest
 import requests
+from confluent_kafka import Producer
 
 from log.ids import TopicPartition
+from service.client.transactions import TransactionState
 from service.web import groups
 from service.web.problems import Problem
-from service.web.transactions import Name
+from service.web.transactions import Name, OpenTransactions, _seen
 from tests.service.web.kit import PATIENCE_S, Answer, Http, Served, read_all
+from txn.states import State, Txn
 
 
 def begin(http: Http, transactional_id: str, **more: Any) -> str:
@@ -185,6 +188,73 @@ def test_what_became_of_a_transaction_that_others_followed_is_told_where_it_is_k
         assert values(served, "t") == [b"1", b"1"]
     finally:
         served.stop()
+
+
+def test_what_another_client_commits_under_the_id_is_not_told_of_a_transaction_that_wrote_nothing(
+    served: Served, http: Http, topic: str
+) -> None:
+    """It was told to be applied: such a commit does not raise the epoch, as one of this transaction would have."""
+    txn = begin(http, topic)
+    thief = Producer({"bootstrap.servers": served.bootstrap, "transactional.id": topic})
+    thief.init_transactions(PATIENCE_S)
+    thief.begin_transaction()
+    thief.produce(topic, b"other")
+    thief.commit_transaction(PATIENCE_S)
+    told = http.get(txn).json
+    assert (told["state"], told["outcome"]) == ("Superseded", "none")
+    for answer in (put(http, txn, 0, {"topic": topic, "value": 1}), http.post(f"{txn}:commit"), http.get(txn)):
+        assert answer.json["outcome"] == "none", answer
+    assert http.post(f"{txn}:abort").status == 200
+    assert http.get(txn).json["outcome"] == "unknown", "it was committed before the other one, or never: nobody knows"
+    assert values(served, topic) == [b"other"]
+
+
+FRESH = (7, -1)
+NOBODY = (-1, -1)
+
+
+@pytest.mark.parametrize(
+    ("named", "state", "present", "last", "told"),
+    [
+        ("x", State.ONGOING, (7, 3), FRESH, ("Ongoing", "none")),
+        ("x", State.PREPARE_COMMIT, (7, 4), (7, 3), ("PrepareCommit", "applied")),
+        ("x", State.COMPLETE_COMMIT, (7, 4), (7, 3), ("CompleteCommit", "applied")),
+        ("x", State.COMPLETE_COMMIT, (8, 0), (7, 3), ("CompleteCommit", "applied")),
+        ("x", State.COMPLETE_COMMIT, (7, 4), (7, 4), ("Superseded", "unknown")),
+        ("x", State.PREPARE_COMMIT, (7, 4), (7, 4), ("Superseded", "unknown")),
+        ("x", State.COMPLETE_COMMIT, (7, 4), NOBODY, ("Superseded", "unknown")),
+        ("x", State.COMPLETE_ABORT, (7, 4), NOBODY, ("CompleteAbort", "none")),
+        ("x", State.COMPLETE_ABORT, (7, 4), FRESH, ("CompleteAbort", "none")),
+        ("x", State.COMPLETE_ABORT, (7, 5), FRESH, ("Superseded", "none")),
+        ("x", State.COMPLETE_ABORT, (7, 5), (7, 3), ("Superseded", "applied")),
+        ("x", State.EMPTY, (7, 4), NOBODY, ("Superseded", "unknown")),
+        ("r::1/a", State.PREPARE_COMMIT, (7, 4), (7, 3), ("PrepareCommit", "applied")),
+        ("r::1/a", State.COMPLETE_COMMIT, (7, 5), (7, 3), ("CompleteCommit", "applied")),
+        ("r::1/a", State.PREPARE_COMMIT, (7, 5), (7, 4), ("Superseded", "unknown")),
+        ("r::1/a", State.COMPLETE_COMMIT, (7, 6), (7, 4), ("Superseded", "unknown")),
+        ("r::1/a", State.COMPLETE_ABORT, (7, 5), FRESH, ("CompleteAbort", "none")),
+    ],
+)
+def test_what_became_of_a_transaction_is_told_if_the_coordinator_knows_it(
+    monkeypatch: pytest.MonkeyPatch,
+    named: str,
+    state: State,
+    present: tuple[int, int],
+    last: tuple[int, int],
+    told: tuple[str, str],
+) -> None:
+    """The commit of another owner of the id was taken for its own: of an epoch that is higher by one; of a branch, by
+    two, while markers were written. `last` is the pair of the last commit.
+    """
+    txn = Txn(named, *present, state, 1000, 0, committed_id=last[0], committed_epoch=last[1])
+    found = TransactionState(named, state.label, *present, 1, 1000, -1, [])
+
+    async def looked_up(_: object, ids: list[str], look: Any) -> dict[str, Any]:
+        return {ids[0]: look(Mock(describe=lambda _: Mock(txn=txn)), ids[0])}
+
+    monkeypatch.setattr("service.web.transactions.looked_up", looked_up)
+    seen = asyncio.run(_seen(Mock(open_transactions=OpenTransactions()), Name(named, 7, 3), found))
+    assert (seen.state, seen.outcome) == told
 
 
 def begin_one(http: Http, is_committed: bool | None) -> str:
