@@ -426,6 +426,7 @@ async def opened(
     aborted = AbortedBatches(piece.aborted or ())
     view = memoryview(piece.data)
     at = unpacked_bytes = 0
+    place, at_offset = offset, -1  # behind the last whole batch; of the last record
     shows_all = lens.shows_all
     try:
         while at + HEADER_BYTES <= len(view) and most > 0 and not held.is_enough:
@@ -438,7 +439,8 @@ async def opened(
             at += header.size_bytes
             is_aborted = aborted.covers(header, batch)
             if (header.is_control and not lens.control) or (is_aborted and not lens.aborted):
-                yield [], header.next_offset
+                place = header.next_offset
+                yield [], place
                 continue
             held.unpacked_bytes -= unpacked_bytes
             unpacked_bytes, payload = 0, None
@@ -477,10 +479,11 @@ async def opened(
                     await held.breathe()
             if held.uncounted_bytes >= SMALL_BYTES:
                 await held.count()
-            yield found, header.next_offset
+            place = header.next_offset
+            yield found, place
     except CorruptBatch as failure:
         raise Problem(
-            "server-error", f"{piece.partition} is damaged at offset {offset}: {failure}",
+            "server-error", f"{piece.partition} is damaged at offset {max(place, at_offset + 1)}: {failure}",
             error=ErrorCode.CORRUPT_MESSAGE,
         ) from None  # fmt: skip
     finally:

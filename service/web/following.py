@@ -336,10 +336,11 @@ class Stream:
 
     @property
     def _is_over(self) -> bool:
-        if self._left <= 0:
-            return True
-        until = self._until
-        return until is not None and all(self._cursor.offsets.get(each, 0) >= end for each, end in until.items())
+        return self._left <= 0 or (self._until is not None and all(map(self._is_read, self._until)))
+
+    def _is_read(self, index: int) -> bool:
+        """Whether all was sent that was to be sent of this partition."""
+        return self._until is not None and self._cursor.offsets.get(index, 0) >= self._until.get(index, 0)
 
     @property
     def _quiet_for_s(self) -> float:
@@ -354,10 +355,7 @@ class Stream:
         refuse_wide(self._topic, len(self._cursor.offsets) + len(new))
         for index in new:
             self._cursor.moved(index, 0)
-        if self._until is not None:
-            until = self._until
-            return [index for index in wanted if self._cursor.offsets[index] < until.get(index, 0)]
-        return wanted
+        return [index for index in wanted if not self._is_read(index)]
 
     async def _step(self) -> None:
         """Read what is not being read, and wait until something has come of any leader."""
@@ -391,9 +389,13 @@ class Stream:
             del self._reading[task]
         failures = [failure for task in done if (failure := task.exception()) is not None]
         if failures:
-            if self._reading and isinstance(failures[0], Problem | ClientFailure) and not passes(failures[0]):
-                await asyncio.wait(self._reading, timeout=LAST_S)  # a client that comes back meets the failure again
-            raise failures[0]
+            failure = failures[0]
+            if isinstance(failure, Problem | ClientFailure):
+                if self._reading and not passes(failure):
+                    await asyncio.wait(self._reading, timeout=LAST_S)  # a client that comes back meets it again
+                if self._is_over:
+                    return
+            raise failure
 
     async def _read(self, node: int, positions: dict[TopicPartition, int]) -> None:
         pieces: list[Piece] = []
@@ -495,6 +497,7 @@ class Stream:
         found: list[Portion] = []
         size_bytes = 0
         damage: Problem | None = None
+        damaged = -1
         for piece in pieces:
             if piece.error:
                 continue
@@ -508,12 +511,13 @@ class Stream:
                                 return
                             found, size_bytes = [], 0
             except Problem as problem:
-                damage = damage or problem
+                if damage is None:
+                    damage, damaged = problem.with_traceback(None), piece.partition.partition
                 if passes(problem):
                     break  # the others will find no room either
         if not await self._send(found):
             return
-        if damage is not None:
+        if damage is not None and not self._is_read(damaged):
             try:
                 raise damage
             finally:
@@ -530,7 +534,7 @@ class Stream:
             if self._stalled is not None:
                 return False
             await self._write_all([self._told_of(portion) for portion in found])
-        return self._left > 0
+        return not self._is_over
 
     async def _take(self, found: Sequence[Portion] | None, node: int, positions: dict[TopicPartition, int]) -> None:
         """Send what was read together, and what was read after it meanwhile."""

@@ -31,6 +31,8 @@ ID = TopicId(b"t" * 16)
 PLACE = Place(b"topic", 1, ((TopicPartition("orders", 0), 7),), ())
 NEXT = PLACE._replace(positions=((TopicPartition("orders", 0), 8),))
 FOUND = [Portion(0, [(7, b"{}")], 8, 2)]
+WHOLE = bytes(build_batch([(None, b"{}", (), 1000)]))
+DAMAGED = bytes(1000)
 
 
 def played(scene: Callable[[SharedReading], Awaitable[None]]) -> None:
@@ -280,11 +282,11 @@ def test_small_batches_are_sent_together_and_in_turns(monkeypatch: pytest.Monkey
 def test_what_is_before_damage_is_sent(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """A stream that has sent all that it was to send ends as it should, and not with what is wrong behind that."""
     partitions = [TopicPartition("t", index) for index in range(2)]
-    data = bytes(build_batch([(None, b"{}", (), 1000)])) + bytes(1000)
+    ahead = b"" if most == 1 else WHOLE
     written = list[bytes]()
 
     async def fetch(*_: object, **__: object) -> list[Piece]:
-        return [Piece(partitions[0], 0, data=data[:-1000]), Piece(partitions[1], 0, data=data[:80] + data[-1000:])]
+        return [Piece(partitions[0], 0, data=WHOLE), Piece(partitions[1], 0, data=ahead + DAMAGED)]
 
     async def write(content: bytes) -> None:
         written.append(content)
@@ -308,16 +310,13 @@ def test_what_is_before_damage_is_sent(monkeypatch: pytest.MonkeyPatch, most: in
     played(scene)
 
 
-WHOLE = bytes(build_batch([(None, b"{}", (), 1000)]))
-DAMAGED = bytes(1000)
-
-
 def streamed(
     monkeypatch: pytest.MonkeyPatch,
     partitions: int,
     leaders: Sequence[Callable[[], Awaitable[list[Piece]]]],
     scene: Callable[[Stream, list[bytes]], Awaitable[None]],
     most: int = following.ALL_THE_TIME,
+    until: dict[int, int] | None = None,
 ) -> None:
     """Play a scene with a stream and what it has written. Each leader leads one partition, the last all others."""
     written = list[bytes]()
@@ -336,7 +335,7 @@ def streamed(
         gateway.leader = lambda partition: min(partition.partition, len(leaders) - 1)
         transport: Any = SimpleNamespace(get_write_buffer_size=lambda: 0, abort=None)
         response: Any = SimpleNamespace(write=write)
-        more: Any = {"is_sse": False, "most": most, "until": None}
+        more: Any = {"is_sse": False, "most": most, "until": until}
         cursor = Cursor(ID, dict.fromkeys(range(partitions), 0))
         stream = Stream(gateway, Holder(Holding(1 << 30)), response, transport, "t", None, cursor, Lens(), **more)
         await scene(stream, written)
@@ -387,6 +386,40 @@ def test_what_is_wrong_at_one_leader_is_told_behind_what_others_have(monkeypatch
         assert stream._cursor.offsets == {0: 0, 1: 1}
 
     streamed(monkeypatch, 2, [at_once, soon], scene)
+
+
+def test_what_is_wrong_behind_the_end_of_a_stream_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was: of what had been appended since, also while other partitions were read still."""
+    answers = iter([WHOLE + DAMAGED, WHOLE])
+
+    async def found() -> list[Piece]:
+        data = next(answers)
+        return [Piece(TopicPartition("t", int(data == WHOLE)), 0, data=data)]
+
+    async def scene(stream: Stream, written: list[bytes]) -> None:
+        await stream.run()
+        *records, end = [json.loads(line) for line in b"".join(written).splitlines()]
+        assert [each["partition"] for each in records] == [0, 1]
+        assert read_cursor(end["end"]["cursor"], ID) == {0: 1, 1: 1}
+
+    streamed(monkeypatch, 2, [found], scene, until={0: 1, 1: 1})
+
+
+def test_what_is_wrong_at_one_leader_is_not_told_once_all_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream was to send one record, and had sent it."""
+
+    async def at_once() -> list[Piece]:
+        return [Piece(TopicPartition("t", 0), 0, data=DAMAGED)]
+
+    async def soon() -> list[Piece]:
+        await asyncio.sleep(0.05)
+        return [Piece(TopicPartition("t", 1), 0, data=WHOLE)]
+
+    async def scene(stream: Stream, written: list[bytes]) -> None:
+        await stream.run()
+        assert [list(json.loads(line))[-1] for line in b"".join(written).splitlines()] == ["cursor", "end"]
+
+    streamed(monkeypatch, 2, [at_once, soon], scene, most=1)
 
 
 def test_what_was_read_does_not_wait_for_leaders_that_move(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from aiohttp import ClientSession, web
 
 import service.web.instances
 from isolation.read_view import Isolation
-from log.batch import build_batch
+from log.batch import HEADER_BYTES, build_batch
 from log.ids import ZERO_TOPIC_ID, TopicPartition
 from service.api.listener import Listener
 from service.broker.internal_topics import InternalTopic
@@ -1333,6 +1333,22 @@ def test_a_transaction_of_which_a_topic_was_deleted_can_only_be_aborted(
 
 
 # -- reading
+
+
+@pytest.mark.parametrize("at", [0, 4, 5, 9])
+def test_damage_is_told_with_its_place(at: int) -> None:
+    """It was told with where its reader had begun: that was read by others."""
+    batches = [bytearray(build_batch([(b"k", b"v", (), 1000)] * 2, base_offset=2 * each)) for each in range(5)]
+    record_bytes = (len(batches[0]) - HEADER_BYTES) // 2
+    batches[at // 2][HEADER_BYTES + at % 2 * record_bytes] = 0x7E  # it is said to be longer than the batch
+
+    async def scenario() -> None:
+        held, piece = Held(Holder(Holding(1 << 30))), Piece(WHERE, 0, data=b"".join(batches))
+        async for _ in opened(cast(Gateway, None), piece, 0, LENS, 100, held):
+            pass
+
+    with pytest.raises(Problem, match=f"is damaged at offset {at}:"):
+        asyncio.run(scenario())
 
 
 def test_many_small_batches_are_opened_in_turns_of_the_loop() -> None:
