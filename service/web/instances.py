@@ -639,6 +639,7 @@ class Instances(Members):
         for partition in offsets:
             if partition not in instance.positions:
                 raise conflict(f"No current assignment for partition {partition.topic}-{partition.partition}")
+            self._gateway.state(partition)
         ids = {each.topic: instance.ids[each.topic] for each in offsets if each.topic in instance.ids}
         found = {each: await self._place(each, offset) for each, offset in offsets.items()}
         for name, topic_id in ids.items():
@@ -731,8 +732,9 @@ class Instances(Members):
                 if not is_there(request):
                     raise client_gone()
                 instance.touched_s = loop.time()
+                stands = answer.stands
                 records = answer.given()
-                if not answer.records or loop.time() >= deadline:
+                if stands or loop.time() >= deadline:
                     break  # otherwise it was sent elsewhere as it read, or had lost an answer
             instance.is_being_given = True
             if front.read and instance.before:
@@ -751,7 +753,7 @@ class Instances(Members):
                 if not passes(failure) or loop.time() >= deadline:
                     raise
             waited_ms, wait_ms = wait_ms, min(left_ms(deadline), STEP_MS)
-            if answer.is_enough or not wait_ms or request.transport is None:
+            if answer.is_enough or not answer.stands or not wait_ms or request.transport is None:
                 return
             if answer.instance.positions:
                 await before_the_next(began_s, waited_ms)
@@ -873,16 +875,20 @@ class RecordsAnswer:
     def is_enough(self) -> bool:
         return self._is_full or (bool(self.records) and self._bytes >= self.instance.wishes.min_bytes)
 
+    @property
+    def stands(self) -> bool:
+        """Nothing of it was given to another member meanwhile, and the client has moved nothing: it can be read on."""
+        return all(map(self._is_still, self._begins))
+
+    def _is_still(self, partition: TopicPartition) -> bool:
+        begin, topic_id = self._begins[partition], self._ids[partition]
+        return self.instance.stands(partition, begin, {partition.topic: topic_id})
+
     def given(self) -> list[RecordV2]:
         """The records, without those of partitions that were given to another member or that the client has moved
         meanwhile.
         """
-        held = self.instance.positions
-        kept = {
-            each: end
-            for each, end in self._ends.items()
-            if held.get(each) == self._begins[each] and self._ids[each] == self.instance.ids.get(each.topic)
-        }
+        kept = {each: end for each, end in self._ends.items() if self._is_still(each)}
         self.instance.before = {each: self._begins[each] for each in kept}
         self.instance.move(kept)
         return [each for each in self.records if (each.topic, each.partition) in kept]

@@ -11,6 +11,7 @@ import select
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,6 +22,7 @@ import pytest
 from confluent_kafka import Consumer
 
 from log.batch import build_plain_batch
+from log.control import ControlType, build_marker
 from log.ids import TopicId, TopicPartition
 from service.web.fetching import Piece
 from service.web.gateway import Gateway
@@ -41,7 +43,7 @@ from service.web.instances import (
     RecordV2,
     Wishes,
 )
-from service.web.members import SOMEWHERE, Join
+from service.web.members import EARLIEST, LATEST, SOMEWHERE, Join
 from service.web.problems import Problem
 from service.web.taking import RESET_S
 from service.wire.error_codes import ErrorCode
@@ -218,7 +220,11 @@ def test_an_instance_reads_from_where_it_is_sent(http: Http, topic: str) -> None
     where = [{"topic": topic, "partition": 0}]
     answer = reader.call("POST", "/positions/end", {"partitions": where})
     assert code(answer) == (409, 40903) and "No current assignment" in answer.json["message"]
-    reader.do("POST", "/assignments", {"partitions": [*where, {"topic": "not-there-yet", "partition": 7}]})
+    later = [{"topic": "not-there-yet", "partition": 7}, {"topic": topic, "partition": 2}]
+    reader.do("POST", "/assignments", {"partitions": where + later})
+    for each in later:  # a place there would be one in whatever has the name later
+        assert code(reader.call("POST", "/positions", {"offsets": [{**each, "offset": 1}]})) == (404, 40401)
+        assert code(reader.call("POST", "/positions/beginning", {"partitions": [each]})) == (404, 40401)
     assert len(reader.read(5)) == 5
     reader.do("POST", "/positions/beginning", {"partitions": where})
     assert len(reader.read(5)) == 5
@@ -662,8 +668,10 @@ def test_an_instance_begins_a_topic_anew_that_was_made_again(http: Http, topic: 
     instance.do("DELETE", "")
 
 
-@pytest.mark.parametrize("where", ["", "/beginning", "/end"])
-@pytest.mark.parametrize("way", ["/subscription", "/assignments"])
+@pytest.mark.parametrize(
+    ("way", "where"),
+    [("/subscription", ""), ("/subscription", "/beginning"), ("/subscription", "/end"), ("/assignments", "")],
+)
 def test_an_instance_that_is_sent_elsewhere_in_a_topic_that_was_made_again_stays_there(
     http: Http, topic: str, way: str, where: str
 ) -> None:
@@ -979,6 +987,41 @@ def test_a_read_of_which_nothing_may_be_given_goes_on_within_its_time(
     asyncio.run(play())
 
 
+MARKER = build_marker(ControlType.COMMIT, producer_id=1, producer_epoch=0, coordinator_epoch=0, timestamp_ms=0)
+
+
+@pytest.mark.parametrize("first", [b"v", None], ids=["a record", "nothing that is shown"])
+def test_a_read_that_waits_for_more_goes_on_where_its_client_sends_the_instance(
+    monkeypatch: pytest.MonkeyPatch, first: bytes | None
+) -> None:
+    """It went on behind what it had read before, and gave nothing of that."""
+    place, asked = TopicPartition("t", 0), list[int]()
+    instance = Instance("g", "i", Join([]), 0.0, is_assigned=True, wishes=Wishes(min_bytes=20))
+    instance.positions[place], instance.ids["t"] = 9, TopicId(bytes(range(16)))
+
+    async def fetched(_: Gateway, by_leader: dict[int, dict[TopicPartition, int]], *__: Any, **___: Any) -> list[Piece]:
+        asked.append(by_leader[1][place])
+        if asked[-1] == 10:
+            instance.move({place: 0})
+            return []
+        is_first = asked[-1] == 9
+        values = [] if is_first and first is None else [b"v" * 10] * (1 if is_first else 2)
+        batch = bytes(build_plain_batch([(None, each) for each in values], 0)) if values else MARKER
+        return [Piece(place, 0, data=asked[-1].to_bytes(8, "big") + batch[8:])]
+
+    async def play() -> None:
+        monkeypatch.setattr("service.web.instances.fetch_all", fetched)
+        monkeypatch.setattr("service.web.instances.is_there", lambda _: True)
+        topics = {"t": SimpleNamespace(id=instance.ids["t"])}
+        image = SimpleNamespace(partition=lambda _: SimpleNamespace(leader=1), topics=topics, brokers={})
+        instance.committed_s = asyncio.get_running_loop().time()
+        records = await Instances(MagicMock(image=image)).read(instance, asking(), Front(), 1000, 2000)
+        assert [each.offset for each in records] == [0, 1]
+        assert asked == [9, 10, 0]
+
+    asyncio.run(play())
+
+
 @pytest.mark.parametrize("sent", [1, 2], ids=["while its place is looked up", "while another's is"])
 def test_a_position_that_is_in_no_log_any_more_does_not_undo_what_its_client_says_meanwhile(
     monkeypatch: pytest.MonkeyPatch, sent: int
@@ -1094,6 +1137,25 @@ def test_a_place_in_a_topic_before_is_none_in_the_one_that_was_made_again(
     monkeypatch.setattr(instances, "_reset", reset)
     asyncio.run(instances._begin(instance, 0.0))
     assert instance.positions == {first: 0, second: 7, third: SOMEWHERE}
+
+
+@pytest.mark.parametrize("where", [EARLIEST, LATEST])
+def test_a_place_that_was_looked_up_in_a_topic_before_is_refused(monkeypatch: pytest.MonkeyPatch, where: int) -> None:
+    """Its client was told that it is there, in the topic that was made again meanwhile."""
+    instances, instance, make_again = made_again("t")
+    gateway: Any = instances._gateway
+    gateway.topic, gateway.same_topic = gateway.image.topics.get, partial(Gateway.same_topic, gateway)
+    first, second = TopicPartition("o", 0), TopicPartition("t", 0)
+    instance.positions = {first: 1, second: 10}
+
+    async def at_time(*_: object) -> int:
+        await make_again()
+        return 4
+
+    monkeypatch.setattr("service.web.instances.at_time", at_time)
+    with pytest.raises(Problem, match="made again"):
+        asyncio.run(instances.seek(instance, {second: where}))
+    assert instance.positions == {first: 0, second: SOMEWHERE}
 
 
 def test_a_leader_that_is_silent_holds_up_no_read_for_longer_than_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
