@@ -9,6 +9,7 @@ With `--careless` the settings are such that acknowledged records get lost: who 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import random
 import shutil
@@ -69,6 +70,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    faulthandler.enable()  # a client library may crash
     status = main()
     sys.stdout.flush()
     # Without waiting for the threads of a client library: what hangs there is told in the summary.

@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from confluent_kafka import KafkaException
@@ -128,13 +129,15 @@ class Cluster:
 
     # -- what it says of itself
 
+    @cached_property
     def admin(self) -> AdminClient:
+        """One for the whole run: the library may crash when one after the other is thrown away."""
         return AdminClient({"bootstrap.servers": self.bootstrap, "socket.timeout.ms": 3_000, "log_level": 0})
 
     def leader(self, topic: str, partition: int) -> int:
         """-1 when nobody says."""
         try:
-            return int(self.admin().list_topics(topic, timeout=2).topics[topic].partitions[partition].leader)
+            return int(self.admin.list_topics(topic, timeout=2).topics[topic].partitions[partition].leader)
         except (KafkaException, KeyError):
             return -1
 

@@ -272,7 +272,7 @@ def _heal(cluster: Cluster, faults: Faults, summary: Summary) -> None:
             except (OSError, TimeoutError):
                 continue
         # At every broker: a move that was under way when they were made whole may have taken a replica away since.
-        lacking = out_of_sync(cluster.admin(), at_least=len(cluster.brokers))
+        lacking = out_of_sync(cluster.admin, at_least=len(cluster.brokers))
     summary.whole_after_s = time.monotonic() - began_s
 
 
