@@ -12,8 +12,8 @@ are soft: they are lost with the machine, and clients join again. There is no cl
 fresh ids, and views of the topics and of the wall clock come in. `now_ms` comes from a clock that is never set; stored
 times are those of the wall clock.
 
-`next_deadline_ms` says when `expire` must be called. One call does as much as fits into one batch and one turn of the
-loop, so it may be due again at once.
+`next_deadline_ms` says when `expire` must be called: nothing is due before, and perhaps nothing is then. One call does
+as much as fits into one batch and one turn of the loop, so it may be due again at once.
 
 This module has the offsets, and finds the kind of group for each command, record and deadline in tables. The tables are
 made from what the kinds say about themselves (`kinds.py`).

@@ -1,8 +1,9 @@
 """Named deadlines that can be moved and cancelled cheaply.
 
 Heartbeats move a deadline far more often than one becomes due. So moving a deadline to a later time does not touch the
-heap: an entry that comes up too early is put back at its new time. At most one entry of a name is valid. The others are
-swept out when they are more than the valid ones: clients choose some of the times, and may choose one weeks ahead.
+heap, nor does a look at the next time: an entry that comes up too early is put back at its new time when it comes up.
+At most one entry of a name is valid. The others are swept out when they are more than the valid ones: clients choose
+some of the times, and may choose one weeks ahead.
 """
 
 from collections.abc import Hashable
@@ -15,6 +16,8 @@ DeadlineName = tuple[str, str, str]  # what is due, of which group, of which mem
 
 # So many entries more than twice the valid ones are kept. Sweeping takes a third of a microsecond an entry.
 SPARED = 1_000
+# So many entries at most are put right before one deadline is taken. Each takes less than a microsecond.
+PUT_RIGHT_AT_ONCE = 100
 
 
 class Deadlines(Generic[Name]):
@@ -41,31 +44,36 @@ class Deadlines(Generic[Name]):
         return name in self._due
 
     def next_ms(self) -> int | None:
-        """The time of the first deadline; None if there is none."""
-        while self._heap:
-            listed_ms, _, name = self._heap[0]
-            due_ms = self._due.get(name)
-            if self._in_heap.get(name) != listed_ms or due_ms is None:
-                heappop(self._heap)  # the name has an earlier entry, or its deadline was cancelled
-                if due_ms is None and self._in_heap.get(name) == listed_ms:
-                    del self._in_heap[name]
-            elif due_ms > listed_ms:
-                self._added += 1
-                self._in_heap[name] = due_ms
-                heapreplace(self._heap, (due_ms, self._added, name))
-            else:
-                return due_ms
-        return None
+        """No deadline comes before this time; None if there is none. The first one may come later, and is looked for
+        when this time has come.
+        """
+        return self._heap[0][0] if self._heap else None
 
     def pop_due(self, now_ms: int) -> Name | None:
-        """Take the first deadline that is due. Returns its name; None if none is due."""
-        due_ms = self.next_ms()
-        if due_ms is None or due_ms > now_ms:
-            return None
-        _, _, name = heappop(self._heap)
-        del self._in_heap[name]
-        del self._due[name]
-        return name
+        """Take the first deadline that is due. Returns its name; None if none is due, or if one may be due once more
+        entries are put right: then the next time has come already.
+        """
+        heap, in_heap = self._heap, self._in_heap
+        for _ in range(PUT_RIGHT_AT_ONCE):
+            if not heap:
+                break
+            listed_ms, _, name = heap[0]
+            due_ms = self._due.get(name)
+            is_valid = in_heap.get(name) == listed_ms
+            if is_valid and due_ms is not None and due_ms > listed_ms:
+                self._added += 1
+                in_heap[name] = due_ms
+                heapreplace(heap, (due_ms, self._added, name))
+                continue
+            if is_valid and due_ms is not None and due_ms > now_ms:
+                break
+            heappop(heap)
+            if is_valid:  # otherwise the name has an earlier entry, or had one
+                del in_heap[name]
+                if due_ms is not None:
+                    del self._due[name]
+                    return name
+        return None
 
     def _push(self, name: Name, due_ms: int) -> None:
         self._added += 1  # deadlines with equal times come up in the order in which they were set

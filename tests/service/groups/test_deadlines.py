@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis.strategies import integers, lists, sampled_from, tuples
 
 import service.groups.deadlines
-from service.groups.deadlines import SPARED, Deadlines
+from service.groups.deadlines import PUT_RIGHT_AT_ONCE, SPARED, Deadlines
 from tests.sim.run import replaced
 
 
@@ -29,6 +29,7 @@ def test_a_moved_deadline_falls_due_where_it_was_moved_to() -> None:
     deadlines.set("later", 30)
     deadlines.set("earlier", 40)
     deadlines.set("earlier", 20)
+    assert due(deadlines, 19) == []
     assert deadlines.next_ms() == 20
     assert due(deadlines, 25) == ["earlier"]
     assert deadlines.next_ms() == 30
@@ -40,6 +41,7 @@ def test_a_cancelled_deadline_never_falls_due() -> None:
     deadlines.cancel("a")
     deadlines.cancel("unknown")
     assert "a" not in deadlines
+    assert due(deadlines, 100) == []
     assert deadlines.next_ms() is None
 
 
@@ -61,6 +63,22 @@ def test_cancelled_deadlines_take_no_room_until_their_time() -> None:
     assert len(deadlines._heap) <= 2 * 100 + SPARED + 1
     assert due(deadlines, 2_000) == [f"kept {number}" for number in range(100)]
     assert deadlines.next_ms() is None
+
+
+def test_a_deadline_behind_very_many_that_were_moved_falls_due_after_a_few_short_looks() -> None:
+    """Thousands of members may have joined at the same moment. To put all their entries right takes long."""
+    deadlines: Deadlines[str] = Deadlines()
+    for number in range(3 * PUT_RIGHT_AT_ONCE):
+        deadlines.set(f"moved {number}", 10)
+        deadlines.set(f"moved {number}", 1_000)
+    deadlines.set("a", 20)
+    for _ in range(3):
+        assert deadlines.next_ms() == 10, "the next look is due at once"
+        assert deadlines.pop_due(20) is None
+        assert sum(listed_ms == 1_000 for listed_ms, _, _ in deadlines._heap) % PUT_RIGHT_AT_ONCE == 0
+    assert deadlines.next_ms() == 20
+    assert due(deadlines, 20) == ["a"]
+    assert deadlines.next_ms() == 1_000
 
 
 Action = tuples(sampled_from(["set", "cancel", "pop"]), sampled_from("abc"), integers(0, 50))
@@ -87,4 +105,7 @@ def agree_with_a_dictionary(actions: list[tuple[str, str, int]]) -> None:
             assert sorted(due(deadlines, time_ms)) == expected
             for each in expected:
                 del model[each]
-        assert deadlines.next_ms() == min(model.values(), default=None)
+        first_ms, next_ms = min(model.values(), default=None), deadlines.next_ms()
+        assert first_ms is None or (next_ms is not None and next_ms <= first_ms)
+        if kind == "pop":
+            assert next_ms == first_ms
