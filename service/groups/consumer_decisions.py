@@ -122,15 +122,17 @@ class ConsumerDecisions:
     def refuse_malformed(self, ask: ConsumerHeartbeat) -> GroupRefusal | None:
         """What is wrong with a heartbeat, whatever the state of the group is."""
         epoch = ask.member_epoch
-        if (ask.member_names_itself or epoch > 0 or epoch == LEAVE_EPOCH) and _is_blank(ask.member_id):
+        if not ask.member_id.strip() and (ask.member_names_itself or epoch > 0 or epoch == LEAVE_EPOCH):
             return _invalid("the member id may not be empty")
-        if _is_blank(ask.group_id):
+        if not ask.group_id.strip():
             return _invalid("the group id may not be empty")
-        if _is_blank(ask.instance_id):
+        if ask.instance_id is not None and not ask.instance_id.strip():
             return _invalid("the instance id may not be empty")
-        if _is_blank(ask.rack_id):
+        if ask.rack_id is not None and not ask.rack_id.strip():
             return _invalid("the rack id may not be empty")
-        if not fits(ask.group_id, ask.member_id, ask.subscribed_regex):
+        # Other heartbeats name a group and a member that there are, or are refused.
+        says_new = epoch == JOIN_EPOCH or ask.subscribed_regex is not None
+        if says_new and not fits(ask.group_id, ask.member_id, ask.subscribed_regex):
             return _invalid("the group id, the member id or the regular expression is too long")
         if epoch == JOIN_EPOCH:
             if ask.rebalance_timeout_ms == -1:
@@ -183,18 +185,19 @@ class ConsumerDecisions:
             and (ask.subscribed_topics is not None or ask.subscribed_regex is not None)
             and ask.owned is not None
         )
-        has_changed = walked is not found and walked.assigned != found.assigned
+        has_changed = walked.assigned is not found.assigned and walked.assigned != found.assigned
         tells = ask.member_epoch == JOIN_EPOCH or is_full_request or has_changed
         is_settled = ask.member_epoch != JOIN_EPOCH and walked.is_reconciled_to(epoch)
         interval_ms = _interval_ms(group, times, is_settled)
         assignment = walked.assigned if tells else None
-        comes_early = not draft.records and not tells and self._is_assigning(group, goal, draft)
-        facts = member_id, walked.member_epoch, interval_ms, assignment, comes_early
-        return _new(ConsumerHeartbeatReply, (None, None, *facts))
+        is_behind = goal.epoch < group.epoch
+        comes_early = is_behind and not draft.records and not tells and self._is_assigning(group, draft)
+        told = (None, None, member_id, walked.member_epoch, interval_ms, assignment, comes_early)
+        return _new(ConsumerHeartbeatReply, told)
 
     def refuse_when_full(self, group: ConsumerGroup, member_id: str) -> GroupRefusal | None:
         limit = self._settings.group_consumer_max_size
-        if member_id not in group.members and len(group.members) >= limit:
+        if len(group.members) >= limit and member_id not in group.members:
             return GroupRefusal(Fault.GROUP_MAX_SIZE_REACHED, f"the group has {limit} members, which is the limit")
         return None
 
@@ -499,10 +502,9 @@ class ConsumerDecisions:
         """
         return group.assignment_round is None and not self._wait_before_assigning_ms(group, draft)
 
-    def _is_assigning(self, group: ConsumerGroup, goal: Goal, draft: Draft) -> bool:
-        """Whether a newer target than this is being made, or is about to."""
-        is_behind = goal.epoch < group.epoch
-        return is_behind and (group.assignment_round is not None or not self._wait_before_assigning_ms(group, draft))
+    def _is_assigning(self, group: ConsumerGroup, draft: Draft) -> bool:
+        """Whether a new target is being made, or, since the group's epoch is ahead of its target, is about to."""
+        return group.assignment_round is not None or not self._wait_before_assigning_ms(group, draft)
 
     def _wait_before_assigning_ms(self, group: ConsumerGroup, draft: Draft) -> int:
         """How long the present target has still to stand. If it has a time in the future, it was stamped by a clock
@@ -704,9 +706,10 @@ def _as_it_says(found: ConsumerMember, ask: ConsumerHeartbeat) -> ConsumerMember
         and ask.subscribed_regex is None
         and ask.rebalance_timeout_ms == -1
         and ask.server_assignor is None
-        and ask.rack_id in (None, found.rack_id)
-        and ask.instance_id in (None, found.instance_id)
-        and (ask.client_id, ask.client_host) == (found.client_id, found.client_host)
+        and (ask.rack_id is None or ask.rack_id == found.rack_id)
+        and (ask.instance_id is None or ask.instance_id == found.instance_id)
+        and ask.client_id == found.client_id
+        and ask.client_host == found.client_host
         and found.classic is None
     )
     if says_nothing:
@@ -726,10 +729,6 @@ def _as_it_says(found: ConsumerMember, ask: ConsumerHeartbeat) -> ConsumerMember
         client_host=ask.client_host,
         classic=None,
     )
-
-
-def _is_blank(text: str | None) -> bool:
-    return text is not None and not text.strip()
 
 
 def _invalid(message: str) -> GroupRefusal:

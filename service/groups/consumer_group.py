@@ -52,6 +52,7 @@ EpochsByTopic = Mapping[bytes, Mapping[int, int]]
 TargetByTopic = Mapping[bytes, frozenset[int]]
 NOTHING: EpochsByTopic = MappingProxyType({})
 NO_NAMES: frozenset[str] = frozenset()
+NO_PARTITIONS: frozenset[int] = frozenset()
 
 # The first epoch of a group and of its target, so that the first change leads to epoch 2. (After the tombstone of a
 # target its epoch is -1.)
@@ -120,7 +121,7 @@ class ConsumerMember(NamedTuple):
         if self.revoking or len(self.assigned) != len(target):
             return False
         for topic_id, has in self.assigned.items():  # `all` would make a generator, at each step of each member
-            if not has or has.keys() != target.get(topic_id, frozenset()):
+            if not has or has.keys() != target.get(topic_id, NO_PARTITIONS):
                 return False
         return True
 
@@ -491,11 +492,12 @@ class ConsumerGroup:
     # Noting what is soft ----------------------------------------------------------------------------------------------
 
     def note_epoch(self, member: ConsumerMember, epoch: int, *, before: int) -> ConsumerMember:
-        """The member, which keeps what it has, at another epoch. Each member takes this step after each new target."""
-        moved = _new(ConsumerMember, (member.member_id, epoch, before, *member[3:]))
-        self.tallies.count_state(member, -1)
-        self.tallies.count_state(moved, 1)
-        self.members[member.member_id] = moved
+        """The member, which keeps what it has and has a soft epoch, at another one. Each member takes this step after
+        each new target.
+        """
+        moved = self.members[member.member_id] = _new(ConsumerMember, (member[0], epoch, before, *member[3:]))
+        _add(self.tallies.stable_at, member.member_epoch, -1)
+        _add(self.tallies.stable_at, epoch, 1)
         return moved
 
     # Writing: `apply` only --------------------------------------------------------------------------------------------
