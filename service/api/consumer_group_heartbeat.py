@@ -23,6 +23,8 @@ from service.wire.messages import (
     ConsumerGroupHeartbeatResponseTopicPartitions,
 )
 
+_new = tuple.__new__  # takes half the time of a class's own constructor
+
 NAMES_ITSELF_SINCE = 1
 ASKED_AGAIN_S = (0.05, 0.15)
 """To make the target of a group of thousands of members takes about as long as the first pause, while they send their
@@ -70,7 +72,7 @@ def _beat(
     names: list[str] | None,
     owned: PartitionsByTopic | None,
 ) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse]:
-    command = ConsumerHeartbeat(  # by position: to pass so many by name takes half as long again
+    facts = (
         request.group_id,
         request.member_id,
         request.member_epoch,
@@ -86,12 +88,14 @@ def _beat(
         "" if request.member_id else fresh_member_id(env),
         header.api_version >= NAMES_ITSELF_SINCE,
     )
+    command = _new(ConsumerHeartbeat, facts)
 
     def answer(
         reply: ConsumerHeartbeatReply | ErrorCode,
     ) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse]:
-        is_early = isinstance(reply, ConsumerHeartbeatReply) and reply.comes_early
-        return _ask_again(groups, session, command) if is_early else _answer(reply)
+        if isinstance(reply, ErrorCode) or not reply.comes_early:
+            return _answer(reply)
+        return _ask_again(groups, session, command)
 
     return answer_with(answer, groups, request.group_id, command, ConsumerHeartbeatReply)
 

@@ -126,7 +126,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's class does not derive from it
         address = transport.get_extra_info("peername") or ("", 0)
         self.peer = PeerInfo(str(address[0]), int(address[1]), round_trip_us(transport))
-        self._outbox = Outbox(self._server.loop, transport, self._continue)
+        self._outbox = Outbox(self._server.loop, transport, self.proceed)
         # The limits differ by one: TLS pauses at `high`, plain TCP above it. Either may call `pause_writing` before
         # this returns.
         transport.set_write_buffer_limits(high=1, low=0)
@@ -143,7 +143,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         self._waiting = False
         self._taking = True
         self._used_at = self._receiving_since = self._sending_since = self._server.loop.time()
-        self._continue()
+        self.proceed()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._outbox.drop()
@@ -216,7 +216,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         if self._ended and not self._has_produce_left():
             self._transport.close()
 
-    def _continue(self) -> None:
+    def proceed(self) -> None:
         """Handles the bytes that were kept because their request could not start yet."""
         if not self._blocked or not self._taking or self._outbox.busy:
             if self._wants_room:
@@ -227,9 +227,9 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
             self._take(large, self._large_end)
         else:
             kept = self._kept
-            scratch = self._server.scratch
-            scratch[: len(kept)] = kept
-            self._take(scratch, len(kept))
+            scratch, end = self._server.scratch, len(kept)
+            scratch[:end] = kept
+            self._take(scratch, end)
 
     def _handle_frames(self, buffer: memoryview, end: int) -> int:
         """Starts the requests in `buffer[:end]` as far as the order allows. Returns the position where it stopped."""
@@ -353,14 +353,12 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         have = end - start
         if self._wants_room and start and not self._held:
             self._release()  # the frame that these bytes were for is handled
-        if have == 0:
-            self._kept = b""
-            self._forget_large()
-        elif have < LARGE_BYTES:
-            self._kept = bytes(buffer[start:end])
-            self._forget_large()
-        else:
+        if have >= LARGE_BYTES:
             self._keep_large(buffer, start, end)
+        else:
+            self._kept = bytes(buffer[start:end]) if have else b""
+            if self._large is not None:
+                self._forget_large()
         if self._blocked and have >= READ_AHEAD_BYTES:
             if not self._reading_paused:
                 self._reading_paused = True
@@ -438,16 +436,12 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         finally:
             self._held = False
             self._release()  # no later long frame has begun to be read
-            self._continue()
+            self.proceed()
         return reply if isinstance(reply, (list, Signal)) else await reply
 
     def go_on(self) -> None:
         """Read on, a little later: there may be room for the rest of a long frame."""
-        self._server.loop.call_soon(self._continue)
-
-    def take_turn(self) -> None:
-        """Its requests may start again."""
-        self._continue()
+        self._server.loop.call_soon(self.proceed)
 
     async def _answer_later(self, waiting: Unanswered, reply: Awaitable[Reply]) -> None:
         try:
@@ -483,7 +477,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
     def _answer_from(self, waiting: Unanswered) -> None:
         if self._unanswered and self._unanswered[0] is waiting:
             self._answer_in_order()
-            self._continue()
+            self.proceed()
 
     def _answer_in_order(self) -> None:
         """Sends the answers whose turn has come."""

@@ -82,7 +82,7 @@ class Outbox:
 
     def send(self, parts: list[bytes | FileSlice]) -> None:
         """Sends `parts` together. What the socket does not take now is sent later."""
-        if self._transport.is_closing() or not parts:
+        if not parts or self._transport.is_closing():
             return
         has_slices, size = FileSlice in map(type, parts), sum(map(len, parts))
         try:

@@ -184,7 +184,7 @@ class Server(Generic[SessionT]):
         kept = given - self.frames_left
         while waiting and self.frames_left:
             connection, _ = waiting.popitem(last=False)
-            connection.take_turn()
+            connection.proceed()
         self.frames_left += kept
 
     def end_soon(self, connection: Connection[SessionT]) -> None:
