@@ -212,7 +212,7 @@ class _Cleaning:
         self.now_ms = now_ms
         self.report = CompactionReport(work.first_dirty_offset, work.end_offset)
         self.old = [segment.facts() for segment in work.segments]
-        self.times_cut = [segment.times_cut for segment in work.segments]
+        self.cuts = log.durability.cuts
         self.dropped_abort_markers: list[int] = []
         self.forgotten_below = 0
         self.new: list[Segment] = []
@@ -299,7 +299,10 @@ class _Cleaning:
             # A reader that is told of an aborted transaction skips the producer's batches until it meets the marker. So
             # the view, and every snapshot that could restore it, must forget the transaction before its marker goes.
             await renew_snapshots(
-                self.log, self.now_ms, forget=lambda: self.facts.forget_aborted(self.dropped_abort_markers)
+                self.log,
+                self.now_ms,
+                may=self._still_there,
+                forget=lambda: self.facts.forget_aborted(self.dropped_abort_markers),
             )
         async with self.log.alone():
             if not self._still_there():
@@ -353,12 +356,14 @@ class _Cleaning:
         return SwapPlan(add, remove, self.work.end_offset)
 
     def _still_there(self) -> bool:
-        """Whether the log still has the segments of this pass, as they were, and in the folder where the pass found
-        them. That a segment is sealed does not tell it: one that was cut is filled again, and sealed again.
+        """Whether the log still has the segments of this pass, in the folder where the pass found them, and was not
+        cut: a segment that was cut is filled again, and sealed again; and a producer whose newest batch was taken back
+        is known by an older one, which the pass has removed.
         """
-        return self.log.folder == self.folder and not any(
-            segment.gone or segment.times_cut != before
-            for segment, before in zip(self.work.segments, self.times_cut, strict=True)
+        return (
+            self.log.durability.cuts == self.cuts
+            and self.log.folder == self.folder
+            and not any(segment.gone for segment in self.work.segments)
         )
 
     def throw_away(self) -> None:
@@ -376,15 +381,18 @@ class _Cleaning:
                     self.disk.discard(path)
 
 
-async def renew_snapshots(log: PartitionLog, now_ms: int, *, forget: Callable[[], Awaitable[None]]) -> None:
+async def renew_snapshots(
+    log: PartitionLog, now_ms: int, *, may: Callable[[], bool], forget: Callable[[], Awaitable[None]]
+) -> None:
     """Let a view forget something, take a new snapshot and remove all older ones. An older snapshot, or the batches
-    after it, would bring it back: so nothing is cut in between.
+    after it, would bring it back: so nothing is cut in between. `may` is asked when the log is ours: others may have
+    changed it before.
 
     Afterwards there is a durable snapshot of the views as they are, at the beginning of a segment, and none older.
     """
     log.times_compacted += 1
     async with log.alone():
-        if log.gone:
+        if not may():
             return
         await forget()
         renewed = -1

@@ -23,9 +23,9 @@ class LogDurability:
     """The durability of one log: what is flushed, and what the log has changed since."""
 
     __slots__ = (
-        "_cuts",
         "_lock",
         "_log",
+        "cuts",
         "flushed_offset",
         "folder_is_new",
         "gaps_left",
@@ -39,7 +39,10 @@ class LogDurability:
     def __init__(self, log: "PartitionLog") -> None:
         self._log = log
         self._lock: asyncio.Lock | None = None
-        self._cuts = 0
+        self.cuts = 0
+        """How often something was taken back from the log, or other files took its place: offsets, segments and what
+        the views know may stand for something else since.
+        """
         self.flushed_offset = 0
         self.unsynced: list[Segment] = []
         self.folder_is_new = True
@@ -63,7 +66,7 @@ class LogDurability:
         """Bytes and names are removed from the log. Offsets that a running flush has synced may be given to other
         bytes, so that flush must not move `flushed_offset`.
         """
-        self._cuts += 1
+        self.cuts += 1
         self.names_changed = self.truncated = True
 
     def note_end(self, end_offset: int) -> None:
@@ -106,7 +109,7 @@ class LogDurability:
         the caller lets go of `alone`, a power cut may bring the former files back.
         """
         assert copy.flushed_offset >= self.flushed_offset, "what was durable stays so"
-        self._cuts += 1
+        self.cuts += 1
         for name in ("unsynced", "folder_is_new", "names_changed", "truncated", "gaps_left"):
             setattr(self, name, getattr(copy, name))
         self.kept_start = copy.kept_start
@@ -159,7 +162,7 @@ class LogDurability:
 
     async def _flush_once(self) -> None:
         log = self._log
-        cuts, end_offset, active = self._cuts, log.end_offset, log.segments.active
+        cuts, end_offset, active = self.cuts, log.end_offset, log.segments.active
         sealed, self.unsynced = self.unsynced, []
         names_changed, self.names_changed = self.names_changed, False
         truncated, self.truncated = self.truncated, False
@@ -183,7 +186,7 @@ class LogDurability:
             self.names_changed |= names_changed
             self.truncated |= truncated
             raise
-        if cuts == self._cuts:  # after a cut the synced offsets may have been given to other bytes
+        if cuts == self.cuts:  # after a cut the synced offsets may have been given to other bytes
             self.flushed_offset = max(self.flushed_offset, end_offset)
 
     async def _sync_names(self) -> None:

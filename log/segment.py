@@ -130,7 +130,6 @@ class Segment:
         "largest_timestamp_offset",
         "sealed",
         "size_bytes",
-        "times_cut",
     )
 
     def __init__(self, disk: Disk, folder: str, facts: SegmentFacts, *, sealed: bool, name_suffix: str = "") -> None:
@@ -153,7 +152,6 @@ class Segment:
         # followers read the same, one after the other.
         self._likely = (NO_OFFSET, 0)
         self.sealed = sealed
-        self.times_cut = 0  # each time it may get other bytes, and be sealed again
         self.gone = False
         self.base_offset = facts.base_offset
         self.end_offset = facts.end_offset
@@ -308,7 +306,6 @@ class Segment:
         offsets, times = self._growing_indexes()
         self.file.truncate(position)
         self.sealed = False
-        self.times_cut += 1
         self._boundary = (NO_OFFSET, 0)
         self._likely = (NO_OFFSET, 0)
         self._index_facts = None

@@ -157,7 +157,7 @@ def test_a_log_that_is_cut_while_its_snapshots_are_renewed_has_a_new_one_and_non
         log, view = open_log(disk, config=SMALL)
         fill(log, 20)
         await log.flush()
-        renewing = asyncio.ensure_future(renew_snapshots(log, 5, forget=nothing))
+        renewing = asyncio.ensure_future(renew_snapshots(log, 5, may=lambda: True, forget=nothing))
         await asyncio.sleep(0)
         cut_log(log, 15)
         seen = list(view.seen)
@@ -181,9 +181,8 @@ def test_a_discarded_log_leaves_nothing_behind_whatever_was_under_way() -> None:
 
         async def work(offset: int) -> None:
             removal = remove_oldest(log, lambda: 1)
-            await asyncio.gather(
-                log.flush(), raise_start_offset(log, offset), renew_snapshots(log, 5, forget=nothing), removal
-            )
+            renewal = renew_snapshots(log, 5, may=lambda: not log.gone, forget=nothing)
+            await asyncio.gather(log.flush(), raise_start_offset(log, offset), renewal, removal)
 
         begun = asyncio.ensure_future(work(1))
         await asyncio.sleep(0)
