@@ -73,8 +73,10 @@ def _kept(
     for member_id in sorted(members):
         spec = members[member_id]
         held = spec.current
-        if not all(topic_id in spec.topics and held[topic_id] <= left[topic_id] for topic_id in held):
-            held = {topic_id: held[topic_id] & left[topic_id] for topic_id in held if topic_id in spec.topics}
+        for topic_id, partitions in held.items():  # `all` would make a generator for each member
+            if topic_id not in spec.topics or not partitions <= left[topic_id]:
+                held = {each: held[each] & left[each] for each in held if each in spec.topics}
+                break
         for topic_id, partitions in held.items():
             left[topic_id] -= partitions
             yield

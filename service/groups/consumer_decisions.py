@@ -532,8 +532,9 @@ class ConsumerDecisions:
             if topic_ids is None:
                 topic_ids = known[subscription] = yield from self._topic_ids(group.topics_of(member))
             current = group.target_of(member.member_id, member.instance_id)
-            specs[member.member_id] = MemberSpec(member.instance_id, topic_ids, current)
-            for _ in range(1 + len(member.subscribed_topics) // NAMES_A_STEP):
+            specs[member.member_id] = _new(MemberSpec, (member.instance_id, topic_ids, current))
+            yield
+            for _ in range(len(member.subscribed_topics) // NAMES_A_STEP):
                 yield  # because two long lists of names were compared
         return specs
 
