@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from types import MappingProxyType
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from idempotence.producer_ids import ProducerIdBlock, next_block
 from log.ids import TopicId, TopicPartition
@@ -59,7 +59,7 @@ each time.
 """
 
 
-NOBODY: Mapping[TopicPartition, Sequence[int]] = MappingProxyType({})
+NOBODY: "Mapping[TopicPartition, Successors]" = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +278,16 @@ class RemoveFromLeadership:
         return MetadataDecision(len(decided), tuple(decided))
 
 
+class Successors(NamedTuple):
+    """The replicas that may lead a partition uncleanly, in this order, while it is in the state that was asked about:
+    once it has changed, another replica may hold what was acknowledged since.
+    """
+
+    topic_id: TopicId
+    partition_epoch: int
+    replicas: Sequence[int]
+
+
 @dataclass(frozen=True, slots=True)
 class RemoveDead:
     """Take brokers that are gone out of their partitions. Another in-sync replica leads what they led, and they leave
@@ -290,7 +300,7 @@ class RemoveDead:
     first of them that is alive leads, and the records that it lacks are lost.
     """
 
-    unclean: Mapping[TopicPartition, Sequence[int]] = field(default_factory=dict)
+    unclean: Mapping[TopicPartition, Successors] = field(default_factory=dict)
     min_in_sync: int = 1
 
     def decide(self, image: Image, *, retried: bool) -> MetadataDecision[int]:
@@ -353,7 +363,7 @@ def _without(
     alive: Container[int],
     concerned: Callable[[PartitionState], bool],
     min_in_sync: int,
-    unclean: Mapping[TopicPartition, Sequence[int]] = NOBODY,
+    unclean: Mapping[TopicPartition, Successors] = NOBODY,
 ) -> Iterator[Op]:
     """The changes that take brokers that are not `alive` out of the partitions for which `concerned` is true."""
     for topic in image.topics.values():
@@ -364,7 +374,9 @@ def _without(
             if state.leader in alive:
                 new = with_isr(state, tuple(member for member in state.isr if member in alive), least)
             else:
-                new = elect(state, alive, least, unclean=unclean.get(TopicPartition(topic.name, index), ()))
+                found = unclean.get(TopicPartition(topic.name, index))
+                is_as_asked = found is not None and found[:2] == (topic.id, state.partition_epoch)
+                new = elect(state, alive, least, unclean=found.replicas if found is not None and is_as_asked else ())
             if new != state and new.leader != NO_LEADER:
                 yield changed(topic.id, index, state, new)
 

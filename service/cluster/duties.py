@@ -14,9 +14,9 @@ from typing import TypeVar
 
 from log.ids import TopicPartition
 from service.cluster.config_commands import RequireInSync
-from service.cluster.controller import Command, FenceBroker, PreferLeaders, RemoveDead
+from service.cluster.controller import Command, FenceBroker, PreferLeaders, RemoveDead, Successors
 from service.cluster.election import candidates
-from service.cluster.image import NO_BROKER, Delta, RegisteredBroker, Topic
+from service.cluster.image import NO_BROKER, Delta, Image, RegisteredBroker, Topic
 from service.cluster.lookout import Lookout
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.ports import Env
@@ -140,10 +140,12 @@ class Duties:
         if not metadata.controlling:
             return
         given = await self._all(RemoveDead(min_in_sync=metadata.min_in_sync()))
-        if lost := self._without_holders():
-            best = await self._best_first(lost)
+        image = metadata.image
+        if lost := self._without_holders(image):
+            best = _in(image, await self._best_first(lost))
             given += await self._all(RemoveDead(best, metadata.min_in_sync()))
-        if (lost := self._without_members()) and (empty := await self._without_any(lost)):
+        image = metadata.image
+        if (lost := self._without_members(image)) and (empty := _in(image, await self._without_any(lost))):
             logger.critical(
                 "%d partitions begin again, such as %s-%d: all their replicas are here, and none has anything",
                 *(len(empty), *next(iter(empty))),
@@ -169,9 +171,8 @@ class Duties:
     def _plan_rebalance(self) -> None:
         self._rebalance_at_s = self._env.clock.monotonic() + self._config.leader_imbalance_check_interval_seconds
 
-    def _without_holders(self) -> dict[TopicPartition, tuple[int, ...]]:
+    def _without_holders(self, image: Image) -> dict[TopicPartition, tuple[int, ...]]:
         """The partitions that can be led only uncleanly, and may: by these replicas."""
-        image = self._metadata.image
         found = {}
         for topic in filter(self._may_lose, image.topics.values()):
             for index, state in topic.partitions.items():
@@ -179,9 +180,9 @@ class Duties:
                     found[TopicPartition(topic.name, index)] = replicas
         return found
 
-    def _without_members(self) -> dict[TopicPartition, tuple[int, ...]]:
+    @staticmethod
+    def _without_members(image: Image) -> dict[TopicPartition, tuple[int, ...]]:
         """The partitions whose last member has lost its copy (R17), and of which all replicas are alive."""
-        image = self._metadata.image
         return {
             TopicPartition(topic.name, index): state.replicas
             for topic in image.topics.values()
@@ -192,3 +193,12 @@ class Duties:
     def _may_lose(self, topic: Topic) -> bool:
         own = topic.config.get("unclean.leader.election.enable")
         return self._config.unclean_leader_election_enable if own is None else own.strip().lower() == "true"
+
+
+def _in(image: Image, replicas: Mapping[TopicPartition, Sequence[int]]) -> dict[TopicPartition, Successors]:
+    """The same for the state in which these partitions are in `image`."""
+    found = {}
+    for place, each in replicas.items():
+        topic = image.topics[place.topic]
+        found[place] = Successors(topic.id, topic.partitions[place.partition].partition_epoch, each)
+    return found

@@ -5,7 +5,7 @@ in-sync set.
 import pytest
 
 from idempotence.producer_ids import BLOCK_SIZE, ProducerIdBlock
-from log.ids import TopicPartition
+from log.ids import TopicId, TopicPartition
 from service.cluster.controller import (
     DECIDED_A_TURN,
     FINALIZED_FEATURES,
@@ -20,6 +20,7 @@ from service.cluster.controller import (
     RegisterBroker,
     RemoveDead,
     RemoveFromLeadership,
+    Successors,
     TakeBrokerId,
 )
 from service.cluster.election import best_first, candidates, claim, elect
@@ -129,7 +130,12 @@ def test_without_anybody_in_sync_nobody_leads_unless_the_topic_allows_it() -> No
     world.lose_broker(1)
     world.add_broker(3)
     assert world.run(RemoveDead()) == 0
-    allowed = RemoveDead({ORDERS: (2, 3)}).decide(world.image, retried=False)
+    topic, epoch = world.image.topics[ORDERS.topic].id, state_of(world).partition_epoch
+    for successors in Successors(topic, epoch - 1, (2, 3)), Successors(TopicId(bytes(16)), epoch, (2, 3)):
+        assert not RemoveDead({ORDERS: successors}).decide(world.image, retried=False).ops, (
+            "another state was asked about"
+        )
+    allowed = RemoveDead({ORDERS: Successors(topic, epoch, (2, 3))}).decide(world.image, retried=False)
     assert len(allowed.ops) == 1
     world.add_broker(1, clean=True)
     assert state_of(world) == PartitionState((1, 2, 3), (1,), 1, 0, 1)
