@@ -50,6 +50,8 @@ class Housekeeper:
         self.written_high_watermarks: dict[LogFolder, dict[tuple[TopicId, int], int]] = {}
         self._forgetting: dict[LogFolder, dict[TopicPartition, None]] = {}
         self._distrusted: list[tuple[TopicPartition, int]] = []
+        self._cut_meanwhile: list[tuple[TopicPartition, int]] = []
+        """Cuts that have ended since recovery points began to be gathered: these may be older than the cut."""
         self._writing_points = asyncio.Lock()
         self._clock_watch = ClockWatch()
         self.failures = dict.fromkeys((FLUSH, RETENTION, PRODUCERS), 0)
@@ -222,17 +224,19 @@ class Housekeeper:
             yield
         finally:
             self._distrusted.remove(cut)
+            if self._writing_points.locked():
+                self._cut_meanwhile.append(cut)
 
     async def write_points(self, folder: LogFolder) -> None:
         async with self._writing_points:
-            points = {}
+            self._cut_meanwhile, points = [], {}
             async for partition in in_turns(self._partitions, PARTITIONS_A_TURN):
                 if partition.folder is folder and partition.log.flushed_offset:
                     points[partition.topic_partition] = partition.log.flushed_offset
             await self._write_points(folder, points)
 
     async def _write_points(self, folder: LogFolder, points: dict[TopicPartition, int]) -> DiskFault | None:
-        for topic_partition, offset in self._distrusted:
+        for topic_partition, offset in (*self._distrusted, *self._cut_meanwhile):
             if topic_partition in points:
                 points[topic_partition] = min(points[topic_partition], offset)
         if folder.failed is not None or points == self.written_points.get(folder, {}):

@@ -21,6 +21,7 @@ from service.broker.housekeeper import Housekeeper
 from service.broker.partition import Partition
 from service.ports import RealClock
 from service.stores.memory import MemoryServer
+from tests.log.building import cut_log
 from tests.monitoring.scraped import scraped
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.broker.cluster_stage import until
@@ -50,6 +51,36 @@ def test_of_two_cuts_of_one_log_that_overlap_each_is_kept_in_mind_until_it_is_do
         assert await point() == 3
         await shorter.__aexit__(None, None, None)
         assert await point() == 10
+
+    on_stage(tmp_path, scene, {"log.durability": "os"})
+
+
+def test_a_cut_that_ends_while_points_are_gathered_is_kept_in_mind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list said that what was cut is durable: after a crash, the cut was taken for damage."""
+    monkeypatch.setattr(service.broker.housekeeper, "PARTITIONS_A_TURN", 1)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders")
+        partition = await stage.served("orders")
+        for _ in range(10):
+            await write(partition, b"x")
+        await partition.flush()
+        await stage.create("others", 20)
+        await stage.served("others", 19)
+        keeper, folder = stage.broker.housekeeper, partition.folder
+        async with keeper.distrusting(partition, 6):
+            writing = asyncio.ensure_future(keeper.write_points(folder))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            cut_log(partition.log, 6)
+        await writing
+        assert read_recovery_points(folder.disk)[partition.topic_partition] == 6
+        assert not keeper._distrusted
+        await partition.flush()
+        await keeper.write_points(folder)
+        assert read_recovery_points(folder.disk)[partition.topic_partition] == 6
 
     on_stage(tmp_path, scene, {"log.durability": "os"})
 
