@@ -786,7 +786,7 @@ class Instances(Members):
         partition that it was reading: another member may have gone on there.
         """
         self._look_up_topics(instance)
-        ids = dict(instance.ids)
+        ids = instance.ids_read
         held = {each for each in offsets if instance.holds(each)}
         for tries_left in reversed(range(COMMIT_TRIES)):
             try:

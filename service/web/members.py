@@ -184,6 +184,12 @@ class HttpMember:
         return all(offset == SOMEWHERE for offset in self.positions.values())
 
     @property
+    def ids_read(self) -> dict[str, TopicId]:
+        """Which topics it reads. Of others it is known only which once had the names."""
+        names = {each.topic for each in self.positions}
+        return {name: topic_id for name, topic_id in self.ids.items() if name in names}
+
+    @property
     def assignment(self) -> list[Assigned]:
         return [Assigned(*each) for each in sorted(self.positions)]
 
@@ -660,8 +666,9 @@ async def commit(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         return elsewhere
     member = _member(gateway, request)
     offsets: dict[TopicPartition, tuple[int, str | None]] = {}
-    generation = member.epoch
+    generation, ids = member.epoch, member.ids_read
     if wanted.commit_token is not None:
+        ids = dict(member.ids)  # its offsets are in topics that this member has read
         generation, places = _read_token(wanted.commit_token)
         of_token = ((TopicPartition(topic, index), places[topic][index]) for topic in places for index in places[topic])
         async for each, offset in in_turns(of_token, NAMED_A_TURN):
@@ -673,7 +680,7 @@ async def commit(gateway: Gateway, request: web.Request) -> web.StreamResponse:
             raise Problem("invalid-request", f"two offsets are given of {each.topic} partition {each.partition}")
         offsets[each] = named.offset, named.metadata
     who = member.member_id, generation
-    await commit_by(gateway, member.group, who, member.join.instance_id, member.ids, offsets)
+    await commit_by(gateway, member.group, who, member.join.instance_id, ids, offsets)
     return web.Response(status=204)
 
 

@@ -1095,6 +1095,31 @@ def test_a_position_in_a_topic_before_is_not_committed_in_the_one_that_was_made_
     assert sent == [("o", b"o" * 16, 1), ("t", b"t" * 16, 10)], "the group refuses the second, or forgets it"
 
 
+@pytest.mark.parametrize("subscribed", [[], ["o"]], ids=["assigned", "subscribed"])
+def test_an_instance_commits_in_a_topic_that_was_made_again_since_it_has_read_it(
+    monkeypatch: pytest.MonkeyPatch, subscribed: list[str]
+) -> None:
+    """It named the topic before: the group refused the commit, and all that came with it, for ever."""
+    instances, instance, _ = made_again("t")
+    cast(Any, instances._gateway).topic = instances._gateway.image.topics.get
+    instance.join.topics = subscribed
+    first, second = TopicPartition("o", 0), TopicPartition("t", 0)
+    instance.positions = {first: 1, second: 10}
+    sent: dict[str, object] = {}
+
+    async def commit_offsets(_: Gateway, asked: OffsetCommitRequest) -> None:
+        sent.update((each.name, each.topic_id) for each in asked.topics)
+
+    async def play() -> None:
+        instance.lose([second])
+        instances._gateway.image.topics["t"] = cast(Any, SimpleNamespace(id=TopicId(b"2" * 16)))
+        await instances.commit(instance, {first: (1, None), second: (0, None)})
+
+    monkeypatch.setattr("service.web.members.commit_offsets", commit_offsets)
+    asyncio.run(play())
+    assert sent == {"o": b"o" * 16, "t": b"2" * 16}
+
+
 def test_a_commit_in_a_topic_before_says_nothing_of_what_was_given_of_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -19,7 +19,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from log.ids import TopicPartition
+from log.ids import TopicId, TopicPartition
 from service.cluster.image import NO_LEADER
 from service.turns import NAMED_A_TURN
 from service.web import fetching, groups, members, transactions
@@ -815,6 +815,25 @@ def test_a_member_begins_a_topic_anew_that_was_made_again(http: Http, topic: str
     again = http.get(f"{member}/records?wait_ms=500&after={token}").json["records"]
     assert again[0]["value"] == 100, "who says that it got nothing of it is given it again"
     assert http.delete(member).status == 204
+
+
+def test_a_member_commits_in_a_topic_that_was_made_again_since_it_has_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It named the topic before, and was refused for ever. What a token tells is of the topic that the member read."""
+    now = {name: TopicId(name.encode() * 16) for name in ("o", "n")}
+    gateway: Any = Mock(topic=lambda name: Mock(id=now["n" if name == "t" else name]))
+    member = HttpMember("group", "member", Join(["o", "t"]), 0.0, positions={TopicPartition("o", 0): 1})
+    member.ids = {"o": now["o"], "t": TopicId(b"t" * 16)}
+    committed = AsyncMock()
+    monkeypatch.setattr(members, "home", AsyncMock(return_value=None))
+    monkeypatch.setattr(members, "_member", Mock(return_value=member))
+    monkeypatch.setattr(members, "commit_offsets", committed)
+    token = members._token(HttpMember("group", "member", Join([]), 0.0, positions={TopicPartition("t", 0): 1}))
+    offsets = [{"topic": each, "partition": 0, "offset": 1} for each in ("o", "t")]
+    for wanted, ids in ({"offsets": offsets}, list(now.values())), ({"commit_token": token}, [b"t" * 16]):
+        monkeypatch.setattr(members, "body_of", AsyncMock(return_value=msgspec.json.encode(wanted)))
+        asyncio.run(members.commit(gateway, MagicMock()))
+        (_, asked), _ = committed.call_args
+        assert [each.topic_id for each in asked.topics] == ids
 
 
 def test_a_token_of_many_partitions_fits_a_request_line(http: Http, topic: str) -> None:
