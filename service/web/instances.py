@@ -804,15 +804,24 @@ class Instances(Members):
                 return
 
     async def commit_all(self, instance: Instance) -> None:
-        """Commit all that was shown, without answers that are still on their way."""
+        """Commit all that was shown, without answers that are on their way, and in topics that are still there."""
         await settle(instance.reader.given, instance.asked_s)
         all_said = await self._ask_in_front(instance)
         self._look_up_topics(instance)
-        shown = {each: offset for each, offset in instance.positions.items() if offset != SOMEWHERE}
+        shown = {
+            each: offset
+            for each, offset in instance.positions.items()
+            if offset != SOMEWHERE and self._is_there(instance, each)
+        }
         given = instance.taken(shown)
         await self.commit(instance, {each: (offset, None) for each, offset in given.items()})
         if given != shown and not all_said:
             raise Problem("not-now", "a broker does not say whether the client has all that it was given by it")
+
+    def _is_there(self, instance: Instance, partition: TopicPartition) -> bool:
+        """Whether its topic is still the one that the instance reads. In one that is gone nothing can be committed."""
+        topic = self._gateway.image.topics.get(partition.topic)
+        return topic is not None and topic.id == instance.ids.get(partition.topic)
 
     async def _commit_last(self, instance: Instance) -> None:
         """Its client is done with what it reads: so it has the last answer, as soon as its system acknowledges that."""
@@ -831,13 +840,11 @@ class Instances(Members):
         """As far as it is known that the client has it."""
         if not instance.wishes.commits_itself:
             return
-        topics, ids = self._gateway.image.topics, dict(instance.ids)
+        ids = dict(instance.ids)
         ready = {
             each: offset
             for each, offset in instance.taken(instance.uncommitted).items()
-            if each in instance.positions
-            and (topic := topics.get(each.topic)) is not None
-            and topic.id == ids.get(each.topic)
+            if each in instance.positions and self._is_there(instance, each)
         }
         if not ready:
             return

@@ -1112,12 +1112,30 @@ def test_an_instance_commits_in_a_topic_that_was_made_again_since_it_has_read_it
 
     async def play() -> None:
         instance.lose([second])
-        instances._gateway.image.topics["t"] = cast(Any, SimpleNamespace(id=TopicId(b"2" * 16)))
+        cast(Any, instances._gateway.image.topics)["t"] = SimpleNamespace(id=TopicId(b"2" * 16))
         await instances.commit(instance, {first: (1, None), second: (0, None)})
 
     monkeypatch.setattr("service.web.members.commit_offsets", commit_offsets)
     asyncio.run(play())
     assert sent == {"o": b"o" * 16, "t": b"2" * 16}
+
+
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_a_commit_of_all_leaves_out_a_topic_that_is_gone(monkeypatch: pytest.MonkeyPatch, is_made_again: bool) -> None:
+    """It was refused, although the others were committed. A group names a topic that was made again some time later."""
+    instances, instance, _ = made_again("t")
+    instance.join.topics = ["o", "t"]
+    topics = cast(dict[str, object], instances._gateway.image.topics)
+    if is_made_again:
+        topics["t"] = SimpleNamespace(id=TopicId(b"2" * 16))
+    else:
+        del topics["t"]
+    first = TopicPartition("o", 0)
+    instance.positions = {first: 1, TopicPartition("t", 0): 10}
+    committed = AsyncMock()
+    monkeypatch.setattr("service.web.instances.commit_by", committed)
+    asyncio.run(instances.commit_all(instance))
+    assert committed.call_args.args[-1] == {first: (1, None)}
 
 
 def test_a_commit_in_a_topic_before_says_nothing_of_what_was_given_of_the_next_one(
