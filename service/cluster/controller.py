@@ -375,8 +375,9 @@ def _without(
                 new = with_isr(state, tuple(member for member in state.isr if member in alive), least)
             else:
                 found = unclean.get(TopicPartition(topic.name, index))
-                is_as_asked = found is not None and found[:2] == (topic.id, state.partition_epoch)
-                new = elect(state, alive, least, unclean=found.replicas if found is not None and is_as_asked else ())
+                if found is not None and found[:2] != (topic.id, state.partition_epoch):
+                    found = None  # another state was asked about
+                new = elect(state, alive, least, unclean=() if found is None else found.replicas)
             if new != state and new.leader != NO_LEADER:
                 yield changed(topic.id, index, state, new)
 

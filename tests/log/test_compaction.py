@@ -15,7 +15,7 @@ from log.batch import HEADER_BYTES, Buffer, assemble, build_batch, checksum_ok, 
 from log.checkpoints import CLEANED_OFFSET, read_offset
 from log.cleaning_job import Cleaned, CleaningJob
 from log.clock import CLOCK_SET_MS
-from log.compaction import REMOVED_A_TURN, find_work
+from log.compaction import REMOVED_A_TURN, Work, find_work
 from log.config import LogConfig
 from log.control import ControlType
 from log.cutting import distrust, durable_after_cut, restart_at
@@ -427,15 +427,21 @@ def test_small_segments_are_joined() -> None:
         assert read_header(found.read()).base_offset == max(offset, 37)
 
 
+async def work_on(count: int) -> tuple[Bench, Work]:
+    """A pass over so many batches with seven keys, each with its offset."""
+    bench = Bench(MemoryDisk())
+    for offset in range(count):
+        bench.put((b"%d" % (offset % 7), b"%d" % offset))
+    bench.log.roll(NOW_MS)
+    await bench.log.flush()
+    work = find_work(bench.log, bench.disk, now_ms=NOW_MS, limit_offset=count)
+    assert work is not None
+    return bench, work
+
+
 def test_the_log_is_read_and_written_while_it_is_cleaned() -> None:
     async def run() -> None:
-        bench = Bench(MemoryDisk())
-        for count in range(1500):
-            bench.put((b"%d" % (count % 7), b"%d" % count))
-        bench.log.roll(NOW_MS)
-        await bench.log.flush()
-        work = find_work(bench.log, bench.disk, now_ms=NOW_MS, limit_offset=1500)
-        assert work is not None
+        bench, work = await work_on(1500)
 
         async def meanwhile(function: str, disk: Disk, job: CleaningJob) -> Cleaned:
             bench.put((b"new", b"1"))
@@ -461,13 +467,7 @@ def test_a_log_that_changes_under_the_cleaner_stays_as_it_is(what: str, late: bo
     """Before it has read, when its files may be gone, and after."""
 
     async def run() -> None:
-        bench = Bench(MemoryDisk())
-        for count in range(1000):
-            bench.put((b"%d" % (count % 7), b"%d" % count))
-        bench.log.roll(NOW_MS)
-        await bench.log.flush()
-        work = find_work(bench.log, bench.disk, now_ms=NOW_MS, limit_offset=1000)
-        assert work is not None
+        bench, work = await work_on(1000)
 
         async def overtaken(function: str, disk: Disk, job: CleaningJob) -> Cleaned:
             cleaned = await once(function, disk, job) if late else None
@@ -496,13 +496,7 @@ def test_a_log_that_is_filled_anew_under_the_cleaner_keeps_what_is_new(what: str
     """
 
     async def run() -> None:
-        bench = Bench(MemoryDisk())
-        for count in range(1000):
-            bench.put((b"%d" % (count % 7), b"old"))
-        bench.log.roll(NOW_MS)
-        await bench.log.flush()
-        work = find_work(bench.log, bench.disk, now_ms=NOW_MS, limit_offset=1000)
-        assert work is not None
+        bench, work = await work_on(1000)
 
         async def overtaken(function: str, disk: Disk, job: CleaningJob) -> Cleaned:
             cleaned = await once(function, disk, job) if late else None

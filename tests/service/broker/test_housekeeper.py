@@ -29,13 +29,18 @@ from tests.service.broker.topic_stage import write
 from tests.turns import with_turns
 
 
+async def ten_flushed(stage: Stage) -> Partition:
+    await stage.create("orders")
+    partition = await stage.served("orders")
+    for _ in range(10):
+        await write(partition, b"x")
+    await partition.flush()
+    return partition
+
+
 def test_of_two_cuts_of_one_log_that_overlap_each_is_kept_in_mind_until_it_is_done(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
-        await stage.create("orders")
-        partition = await stage.served("orders")
-        for _ in range(10):
-            await write(partition, b"x")
-        await partition.flush()
+        partition = await ten_flushed(stage)
         keeper, folder = stage.broker.housekeeper, partition.folder
 
         async def point() -> int | None:
@@ -62,11 +67,7 @@ def test_a_cut_that_ends_while_points_are_gathered_is_kept_in_mind(
     monkeypatch.setattr(service.broker.housekeeper, "PARTITIONS_A_TURN", 1)
 
     async def scene(stage: Stage) -> None:
-        await stage.create("orders")
-        partition = await stage.served("orders")
-        for _ in range(10):
-            await write(partition, b"x")
-        await partition.flush()
+        partition = await ten_flushed(stage)
         await stage.create("others", 20)
         await stage.served("others", 19)
         keeper, folder = stage.broker.housekeeper, partition.folder
