@@ -574,8 +574,8 @@ class ConsumerMember(Member):
         Its reader may leave just then, and another coordinator come that has not heard of the member yet.
         """
         lost = [partition for partition in self.lost if self.name_of(partition)]
-        if not lost or self.world.healed:
-            return
+        if not lost or self.is_superseded or self.world.healed:
+            return  # a superseded process reads nothing, but what it had may still be its own
         partition = self.chance.choice(lost)
         name, value = self.name_of(partition), self.lost[partition]
         assert name is not None
