@@ -53,6 +53,7 @@ class Housekeeper:
         self._cut_meanwhile: list[tuple[TopicPartition, int]] = []
         """Cuts that have ended since recovery points began to be gathered: these may be older than the cut."""
         self._writing_points = asyncio.Lock()
+        self._writing_high_watermarks = {folder: asyncio.Lock() for folder in folders}
         self._clock_watch = ClockWatch()
         self.failures = dict.fromkeys((FLUSH, RETENTION, PRODUCERS), 0)
         """How often each of these failed in one partition, which is tried again with the next round."""
@@ -267,17 +268,18 @@ class Housekeeper:
         watermark that it knew. Of an empty partition that is about to move elsewhere nothing is said: if that folder is
         lost, a 0 here would say that nothing was in it (R17).
         """
-        known = {}
-        async for partition in in_turns(self._partitions, PARTITIONS_A_TURN):
-            if partition.folder is folder and partition.is_replicated and not partition.offline:
-                high_watermark = partition.high_watermark
-                if high_watermark or (partition.topic_partition, 0) not in self._distrusted:
-                    known[partition.topic_id, partition.topic_partition.partition] = high_watermark
-        if folder.failed is not None or known == self.written_high_watermarks.get(folder, {}):
-            return
-        try:
-            await write_high_watermarks(folder.disk, known)
-        except DiskFault as fault:
-            folder.fail(fault)
-            return
-        self.written_high_watermarks[folder] = known
+        async with self._writing_high_watermarks[folder]:
+            known = {}
+            async for partition in in_turns(self._partitions, PARTITIONS_A_TURN):
+                if partition.folder is folder and partition.is_replicated and not partition.offline:
+                    high_watermark = partition.high_watermark
+                    if high_watermark or (partition.topic_partition, 0) not in self._distrusted:
+                        known[partition.topic_id, partition.topic_partition.partition] = high_watermark
+            if folder.failed is not None or known == self.written_high_watermarks.get(folder, {}):
+                return
+            try:
+                await write_high_watermarks(folder.disk, known)
+            except DiskFault as fault:
+                folder.fail(fault)
+                return
+            self.written_high_watermarks[folder] = known

@@ -6,15 +6,16 @@ import logging
 import shutil
 import struct
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 import log.manifest
 import service.broker.housekeeper
-from log.disk import DiskFault
-from log.manifest import RECOVERY_POINTS, read_recovery_points
+from log.disk import Disk, DiskFault
+from log.ids import TopicId
+from log.manifest import RECOVERY_POINTS, read_high_watermarks, read_recovery_points, write_high_watermarks
 from log.partition_log import PartitionLog
 from log.removal import expired_segments
 from service.broker.housekeeper import Housekeeper
@@ -25,7 +26,7 @@ from tests.log.building import cut_log
 from tests.monitoring.scraped import scraped
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.broker.cluster_stage import until
-from tests.service.broker.topic_stage import write
+from tests.service.broker.topic_stage import led, write
 from tests.turns import with_turns
 
 
@@ -250,6 +251,34 @@ def failing(errno: int) -> Callable[..., Awaitable[None]]:
         raise DiskFault(errno, "it can't be written")
 
     return fail
+
+
+def test_a_list_of_high_watermarks_that_is_being_written_is_not_taken_for_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A move found nothing to change, and went on. Then the list was there that said of its partition: it is empty."""
+    original, disk_goes_on = write_high_watermarks, asyncio.Event()
+
+    async def slowly(disk: Disk, known: Mapping[tuple[TopicId, int], int]) -> None:
+        await disk_goes_on.wait()
+        await original(disk, known)
+
+    monkeypatch.setattr(service.broker.housekeeper, "write_high_watermarks", slowly)
+
+    async def scene(stage: Stage) -> None:
+        partition = await led(stage)
+        keeper, folder = stage.broker.housekeeper, partition.folder
+        regular = asyncio.create_task(keeper.write_high_watermarks(folder))
+        await asyncio.sleep(0)
+        async with keeper.distrusting(partition, 0):
+            of_a_move = asyncio.create_task(keeper.write_high_watermarks(folder))
+            await asyncio.sleep(0)
+            disk_goes_on.set()
+            await regular
+            await of_a_move
+            assert read_high_watermarks(folder.disk) == {}
+
+    on_stage(tmp_path, scene)
 
 
 @pytest.mark.parametrize("what", ["gathered", "written"])
