@@ -93,7 +93,6 @@ class Broker:
             self.replication,
         )
         self.metadata.on_session_lost = self.holdings.step_down
-        self.metadata.on_session_regained = self._regained
         self._copies_peers = Peers(config, self.metadata, lanes=1, timeout_s=WITHIN_S)
         self.copies = Copies(self._copies_peers, env.tasks)
         self.duties = Duties(
@@ -147,7 +146,9 @@ class Broker:
         except MetadataLost as lost:
             raise StartError(f"the cluster refused this broker: {lost}") from None
         await self.maker.told()
-        self.holdings.begin()
+        self.metadata.on_session_regained = self._regained
+        if not self.metadata.trouble:  # else the session ended meanwhile, and this broker leads when there is one again
+            self.holdings.begin()
         await self.holdings.even()
         self.replication.begin()
         for folder in self.folders:
