@@ -117,6 +117,7 @@ class Write:
         "index",
         "inspected",
         "log_start_offset",
+        "looked_through",
         "outcome",
         "partitions",
         "was_appended",
@@ -136,6 +137,10 @@ class Write:
         """-1 until the partition itself has judged the batch."""
         self.expected_offset: int | None = None
         """If set, append only if the log ends at this offset, so that nobody has written in between."""
+        self.looked_through: tuple[int, int] | None = None
+        """The leader epoch in which the log was looked through, and how far only markers follow the expected offset. In
+        another epoch that part of the log may have been replaced.
+        """
         self.was_appended = False
         """The batch is in the log. Its outcome may still be an error that says that it is not known to be committed."""
 
@@ -382,7 +387,7 @@ class Writing:
         if not partition.is_leading:
             return False  # the append refuses it
         _goes_on(write)
-        if write.expected_offset == partition.log.end_offset:
+        if _looked_to(write, partition) == partition.log.end_offset:
             return False
         try:
             batch = read_header(write.batch)  # type: ignore[arg-type]
@@ -449,7 +454,14 @@ def _has_far_to_look(write: Write) -> bool:
     partition = write.partition
     if write.expected_offset is None or partition is None or not partition.is_leading:
         return False
-    return partition.log.end_offset - write.expected_offset > MARKERS_LOOKED_AT
+    return partition.log.end_offset - _looked_to(write, partition) > MARKERS_LOOKED_AT
+
+
+def _looked_to(write: Write, partition: Partition) -> int:
+    """How far only markers follow the expected offset, as far as was looked since this broker leads."""
+    assert write.expected_offset is not None
+    looked = write.looked_through
+    return write.expected_offset if looked is None or looked[0] != partition.leader_epoch else looked[1]
 
 
 async def _look_far(write: Write) -> None:
@@ -462,20 +474,21 @@ async def _look_far(write: Write) -> None:
 
 
 def _goes_on(write: Write) -> bool:
-    """Move the expected offset past the markers that follow it, because no reader ever sees markers. Returns False if
-    none follows. `DiskFault`: what follows can't be read.
+    """Look past the markers that follow the expected offset, because no reader ever sees markers. Returns False if none
+    follows. `DiskFault`: what follows can't be read.
     """
-    partition, offset = write.partition, write.expected_offset
+    partition = write.partition
     assert partition is not None
-    assert offset is not None
+    looked_to = offset = _looked_to(write, partition)
     try:
         for header, _ in partition.log.scan(offset, offset + MARKERS_LOOKED_AT + 1):
-            if not header.is_control or header.base_offset != write.expected_offset:
+            if not header.is_control or header.base_offset != looked_to:
                 break
-            write.expected_offset = header.next_offset
+            looked_to = header.next_offset
     except CorruptBatch as failure:
         partition.unreadable(failure)
-    return write.expected_offset != offset
+    write.looked_through = partition.leader_epoch, looked_to
+    return looked_to != offset
 
 
 async def committed_or_error(partition: Partition, leader_epoch: int, end_offset: int, deadline: float) -> ErrorCode:

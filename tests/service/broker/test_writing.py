@@ -17,7 +17,7 @@ from service.broker.acceptance import RefusedBatch
 from service.broker.internal_topics import GROUPS
 from service.broker.partition import Appended, Partition
 from service.broker.session import Session
-from service.broker.writing import MAY_BE_WRITTEN, WRITES_AT_ONCE, Write, WriteTerms, Writing
+from service.broker.writing import MARKERS_LOOKED_AT, MAY_BE_WRITTEN, WRITES_AT_ONCE, Write, WriteTerms, Writing
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
@@ -178,6 +178,40 @@ def test_with_an_expected_offset_nobody_has_written_in_between(tmp_path: Path) -
         assert tried(1, batch()) == 4
         assert tried(7, batch()) is ErrorCode.OFFSET_OUT_OF_RANGE
         assert partition.log.end_offset == 5
+
+    on_stage(tmp_path, scene, OS)
+
+
+def test_markers_that_were_looked_past_in_an_earlier_leadership_say_nothing_of_what_is_there_now(
+    tmp_path: Path,
+) -> None:
+    """They were cut, and as many records of somebody else were written in their place: the write passed."""
+    looked_past = MARKERS_LOOKED_AT + 1  # the rest is looked at with the append
+
+    async def scene(stage: Stage) -> None:
+        partition = await orders(stage)
+        for _ in range(2 * MARKERS_LOOKED_AT):
+            partition.append_marker(
+                ControlType.COMMIT,
+                producer_id=9,
+                producer_epoch=0,
+                coordinator_epoch=0,
+                transaction_version=1,
+                now_ms=1,
+            )
+        write = Write({0: partition}, 0, batch(b"mine"))
+        write.expected_offset = 0
+        writing = Writing(stage.broker.writing, terms(acks=1), [write])
+        await writing._prepare()
+        epoch = partition.leader_epoch
+        partition.follow(2, epoch + 1, fsync=False)
+        done_at_once(partition.cut(0))
+        partition.lead(epoch + 2, 1, (1,), (1,), fsync=False)
+        for _ in range(looked_past):
+            partition.append_from_client(batch(b"another's"), acks=1, now_ms=1)
+        writing.append()
+        assert told_of(write) is ErrorCode.OFFSET_OUT_OF_RANGE
+        assert stored(partition) == [b"another's"] * looked_past
 
     on_stage(tmp_path, scene, OS)
 
