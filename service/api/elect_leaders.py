@@ -7,7 +7,7 @@ from log.ids import TopicPartition
 from service.api.admin_answers import executed
 from service.broker.copies import Copies
 from service.broker.session import Session
-from service.cluster.controller import Refusal
+from service.cluster.controller import Refusal, Successors
 from service.cluster.election import candidates
 from service.cluster.image import Image
 from service.cluster.metadata import ClusterMetadata
@@ -44,10 +44,12 @@ async def handle(
                     await asyncio.sleep(0)
                 named[TopicPartition(each.topic, index)] = None
         only = tuple(named)
-    best: Mapping[TopicPartition, Sequence[int]] = {}
+    unclean = {}
     if request.election_type == UNCLEAN:
-        best = await copies.best_first(await _candidates(metadata.image, only))
-    results = await executed(metadata, ElectLeaders(request.election_type, only, metadata.min_in_sync(), best))
+        image = metadata.image
+        best = await copies.best_first(await _candidates(image, only))
+        unclean = {each: Successors.asked(image, each, best[each]) async for each in in_turns(best, NAMED_A_TURN)}
+    results = await executed(metadata, ElectLeaders(request.election_type, only, metadata.min_in_sync(), unclean))
     if isinstance(results, Refusal):
         return ElectLeadersResponse(error_code=results.error)
     topics: dict[str, list[PartitionResult]] = {}

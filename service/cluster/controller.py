@@ -30,6 +30,7 @@ from service.cluster.image import (
     Image,
     PartitionState,
     StoredCounter,
+    Topic,
     broker_key,
     directories_key,
     encode_broker,
@@ -287,6 +288,20 @@ class Successors(NamedTuple):
     partition_epoch: int
     replicas: Sequence[int]
 
+    @classmethod
+    def asked(cls, image: Image, partition: TopicPartition, replicas: Sequence[int]) -> "Successors":
+        """These replicas were asked about a partition of `image`."""
+        topic = image.topics[partition.topic]
+        return cls(topic.id, topic.partitions[partition.partition].partition_epoch, replicas)
+
+
+def successors(unclean: Mapping[TopicPartition, Successors], topic: Topic, index: int) -> Sequence[int]:
+    """Who may lead this partition uncleanly; nobody if another state was asked about."""
+    found = unclean.get(TopicPartition(topic.name, index))
+    if found is None or found[:2] != (topic.id, topic.partitions[index].partition_epoch):
+        return ()
+    return found.replicas
+
 
 @dataclass(frozen=True, slots=True)
 class RemoveDead:
@@ -374,10 +389,7 @@ def _without(
             if state.leader in alive:
                 new = with_isr(state, tuple(member for member in state.isr if member in alive), least)
             else:
-                found = unclean.get(TopicPartition(topic.name, index))
-                if found is not None and found[:2] != (topic.id, state.partition_epoch):
-                    found = None  # another state was asked about
-                new = elect(state, alive, least, unclean=() if found is None else found.replicas)
+                new = elect(state, alive, least, unclean=successors(unclean, topic, index))
             if new != state and new.leader != NO_LEADER:
                 yield changed(topic.id, index, state, new)
 

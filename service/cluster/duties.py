@@ -197,8 +197,4 @@ class Duties:
 
 def _in(image: Image, replicas: Mapping[TopicPartition, Sequence[int]]) -> dict[TopicPartition, Successors]:
     """The same for the state in which these partitions are in `image`."""
-    found = {}
-    for place, each in replicas.items():
-        topic = image.topics[place.topic]
-        found[place] = Successors(topic.id, topic.partitions[place.partition].partition_epoch, each)
-    return found
+    return {partition: Successors.asked(image, partition, each) for partition, each in replicas.items()}

@@ -5,13 +5,13 @@ leader's proposal that says so also ends the reassignment (`AlterPartition`). Un
 cancelled. Checks and messages are Kafka's.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from log.ids import TopicPartition
-from service.cluster.controller import DECIDED_A_TURN, MetadataDecision, changed
+from service.cluster.controller import DECIDED_A_TURN, MetadataDecision, Successors, changed, successors
 from service.cluster.election import are_enough, elect, held_by, is_caught_up, least_in_sync, settled, target_of
-from service.cluster.image import NO_LEADER, Image, PartitionState
+from service.cluster.image import NO_LEADER, Image, PartitionState, Topic
 from service.stores.port import Op
 from service.turns import Steps, Turn
 from service.wire.error_codes import ErrorCode
@@ -108,12 +108,15 @@ class ElectLeaders:
     """Elections that an operator asks for: of the preferred leaders, or with UNCLEAN, for partitions without a leader,
     of the first replica that is alive of those that `unclean` names. With None for `only`, all partitions; those that
     need no election are left out of the reply.
+
+    A partition without a leader that is in another state than was asked about gets none uncleanly. Perhaps this very
+    command elected one, which acknowledged, and died. The reply is the error that lets the operator ask again.
     """
 
     kind: int
     only: tuple[TopicPartition, ...] | None
     min_in_sync: int = 1
-    unclean: Mapping[TopicPartition, Sequence[int]] = field(default_factory=dict)
+    unclean: Mapping[TopicPartition, Successors] = field(default_factory=dict)
 
     def decide(self, image: Image, *, retried: bool) -> Steps[MetadataDecision[list[ReassignResult]]]:
         turn = Turn(DECIDED_A_TURN)
@@ -128,24 +131,25 @@ class ElectLeaders:
                 message = f"No such partition as {partition.topic}-{partition.partition}"
                 results.append(ReassignResult(partition, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message))
                 continue
-            new = self._elected(partition, state, image, least_in_sync(topic, self.min_in_sync))
+            new = self._elected(topic, partition.partition, state, image)
             if isinstance(new, PartitionState):
                 results.append(ReassignResult(partition))
                 ops.append(changed(topic.id, partition.partition, state, new))
-            elif new is not ErrorCode.ELECTION_NOT_NEEDED or self.only is not None:
+            elif new is not ErrorCode.ELECTION_NOT_NEEDED:
+                results.append(ReassignResult(partition, new))
+            elif self.only is not None:
                 results.append(ReassignResult(partition, ErrorCode.NONE if retried else new))
         return MetadataDecision(results, tuple(ops))
 
     def _partitions(self, image: Image) -> Iterable[TopicPartition]:
         return all_partitions(image) if self.only is None else self.only
 
-    def _elected(
-        self, partition: TopicPartition, state: PartitionState, image: Image, least: int
-    ) -> PartitionState | ErrorCode:
+    def _elected(self, topic: Topic, index: int, state: PartitionState, image: Image) -> PartitionState | ErrorCode:
         if self.kind == UNCLEAN:
             if state.leader in image.brokers:
                 return ErrorCode.ELECTION_NOT_NEEDED
-            new = elect(state, image.brokers, least, unclean=self.unclean.get(partition, ()))
+            least = least_in_sync(topic, self.min_in_sync)
+            new = elect(state, image.brokers, least, unclean=successors(self.unclean, topic, index))
             return ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE if new.leader == NO_LEADER else new
         first = state.replicas[0]
         if state.leader == first and first in image.brokers:

@@ -313,7 +313,8 @@ def test_nobody_leads_when_the_disk_of_the_last_member_is_gone_until_another_cop
     world.lose_broker(1)
     world.add_broker(1, directories=present)
     assert state_of(world).leader == NO_LEADER, "nor in a later life"
-    world.run(ElectLeaders(UNCLEAN, (ORDERS,), unclean={ORDERS: candidates(state_of(world), world.image.brokers)}))
+    found = Successors.asked(world.image, ORDERS, candidates(state_of(world), world.image.brokers))
+    world.run(ElectLeaders(UNCLEAN, (ORDERS,), unclean={ORDERS: found}))
     assert state_of(world)[:4] == ((1, 2, 3), (2,), 2, 2)
 
 
@@ -324,7 +325,7 @@ def test_the_lost_disk_leads_if_it_is_found_and_asked_to_while_the_others_are_aw
         assert state_of(world)[1:3] == ((), NO_LEADER)
         world.lose_broker(1)
     world.add_broker(1, directories=("first",))
-    world.run(ElectLeaders(UNCLEAN, (ORDERS,), unclean={ORDERS: (1,)}))
+    world.run(ElectLeaders(UNCLEAN, (ORDERS,), unclean={ORDERS: Successors.asked(world.image, ORDERS, (1,))}))
     assert state_of(world)[:3] == ((1, 2, 3), (1,), 1)
 
 

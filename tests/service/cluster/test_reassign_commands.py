@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 
 from log.ids import TopicPartition
-from service.cluster.controller import AlterPartition, Refusal, RemoveDead
+from service.cluster.controller import AlterPartition, Refusal, RemoveDead, Successors
 from service.cluster.image import PartitionState
 from service.cluster.reassign_commands import PREFERRED, UNCLEAN, ElectLeaders, Reassign
 from service.wire.error_codes import ErrorCode
-from tests.service.cluster.worlds import World, topic_id
+from tests.service.cluster.test_controller import alone_in_sync
+from tests.service.cluster.worlds import World, decided, topic_id
 
 ORDERS = TopicPartition("orders", 0)
 
@@ -129,13 +130,16 @@ def test_leaders_are_elected_where_it_is_needed() -> None:
     world, _ = world_of(replicas=3)
 
     def elect(kind: int) -> ErrorCode:
-        [result] = world.run(ElectLeaders(kind, (ORDERS,), unclean={ORDERS: (1, 2, 3)}))
+        unclean = {ORDERS: Successors.asked(world.image, ORDERS, (1, 2, 3))}
+        [result] = world.run(ElectLeaders(kind, (ORDERS,), unclean=unclean))
         return result.error
 
     assert elect(PREFERRED) is ErrorCode.ELECTION_NOT_NEEDED
     world.lose_broker(1)
     world.run(RemoveDead())
     assert elect(PREFERRED) is ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
+    [again] = decided(ElectLeaders(PREFERRED, (ORDERS,)), world.image, retried=True).reply
+    assert again.error is ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, "perhaps it led in between"
     assert elect(UNCLEAN) is ErrorCode.ELECTION_NOT_NEEDED
     world.lose_broker(2)
     world.run(RemoveDead())
@@ -145,3 +149,35 @@ def test_leaders_are_elected_where_it_is_needed() -> None:
     assert elect(UNCLEAN) is ErrorCode.NONE
     assert (state_of(world).leader, state_of(world).isr) == (1, (1,))
     assert world.run(ElectLeaders(PREFERRED, None)) == []
+
+
+def test_an_unclean_election_whose_answer_was_lost_elects_nobody_else_when_that_leader_has_died() -> None:
+    """It found no leader, and elected another, without what the first had acknowledged alone."""
+    world = alone_in_sync(3)
+    for broker in (2, 3):
+        world.add_broker(broker, clean=False)
+    election = ElectLeaders(UNCLEAN, (ORDERS,), unclean={ORDERS: Successors.asked(world.image, ORDERS, (2, 3))})
+
+    def again() -> tuple[ErrorCode, int]:
+        decision = decided(election, world.image, retried=True)
+        return decision.reply[0].error, len(decision.ops)
+
+    assert again() == (ErrorCode.NONE, 1), "the first commit has failed"
+    world.run(election)
+    assert state_of(world)[1:3] == ((2,), 2)
+    assert again() == (ErrorCode.NONE, 0)
+    world.lose_broker(2)
+    assert world.run(RemoveDead()) == 0
+    assert again() == (ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, 0), "Kafka's clients may ask again then"
+    world.add_broker(2)
+    assert again() == (ErrorCode.NONE, 0), "it leads again"
+
+
+def test_an_unclean_election_is_of_the_topic_whose_replicas_were_asked() -> None:
+    world = alone_in_sync(2)
+    world.add_broker(2, clean=False)
+    asked = Successors.asked(world.image, ORDERS, (2,))
+    election = ElectLeaders(UNCLEAN, (ORDERS,), unclean={ORDERS: asked._replace(topic_id=topic_id(9))})
+    [result] = world.run(election)
+    assert result.error is ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
+    assert state_of(world)[1:3] == ((1,), 1)
