@@ -55,11 +55,10 @@ class Reassign:
                 results.append(ReassignResult(partition))
                 if new != state:
                     ops.append(changed(topic.id, partition.partition, state, new))
-            elif retried and replicas is None:
+            elif retried and new[0] is ErrorCode.NO_REASSIGNMENT_IN_PROGRESS:
                 results.append(ReassignResult(partition))
             else:
-                error, message = new
-                results.append(ReassignResult(partition, error, message))
+                results.append(ReassignResult(partition, *new))
         return MetadataDecision(results, tuple(ops))
 
     def _assigned(

@@ -93,6 +93,8 @@ def test_what_is_under_way_is_not_taken_back_from_who_holds_what_was_acknowledge
     reassign(world, (1, 3, 4), min_in_sync=2)
     admit(world, epochs, 1, 3)
     assert reassign(world, None, min_in_sync=2) is ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    [again] = decided(Reassign(((ORDERS, None),), min_in_sync=2), world.image, retried=True).reply
+    assert again.error is ErrorCode.INVALID_REPLICA_ASSIGNMENT, "an answer was lost, but it is not taken back"
     admit(world, epochs, 1)
     assert reassign(world, None, min_in_sync=2) is ErrorCode.NONE
     assert state_of(world)[:3] == ((1, 2), (1,), 1)
@@ -105,6 +107,8 @@ def test_a_reassignment_can_be_taken_back_and_changed() -> None:
     assert reassign(world, None) is ErrorCode.NONE
     assert state_of(world)[:4] == ((1, 2), (1, 2), 1, 1)
     assert reassign(world, None) is ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
+    [again] = decided(Reassign(((ORDERS, None),)), world.image, retried=True).reply
+    assert again.error is ErrorCode.NONE
     reassign(world, (3, 4))
     assert reassign(world, (1, 4)) is ErrorCode.NONE
     assert state_of(world)[:1] == ((1, 4, 3, 2),) or set(state_of(world).removing) == {2, 3}
