@@ -6,7 +6,7 @@ because people read them.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from log.ids import ZERO_TOPIC_ID, TopicId, TopicPartition, folder_of
 from service.cluster.controller import DECIDED_A_TURN, ItemRefused, MetadataDecision, raised
@@ -35,6 +35,8 @@ MAX_NEW_PARTITIONS = 10_000
 SETTINGS_MAX = 1_000
 """The most settings for one new topic. There are some forty."""
 
+AGAIN_BYTES = 4
+"""How many bytes of its id are others when a creation is tried again."""
 USE_DEFAULT = -1
 _NAME = re.compile(r"[a-zA-Z0-9._-]+\Z")
 
@@ -113,10 +115,12 @@ class CreateTopics:
             size = sum([len(value or "") for _, value in settings])
             if turn.is_over(1 + len(settings) + len(new.assignment) + size // BYTES_OF_ONE):
                 yield
-            existing = image.topics.get(new.name)
-            if retried and existing is not None and existing.id == new.id:
-                results.append(TopicResult(new.name, topic=existing, id=existing.id))
-                continue
+            if retried:
+                existing = image.topics.get(new.name)
+                if existing is not None and existing.id[AGAIN_BYTES:] == new.id[AGAIN_BYTES:]:
+                    results.append(TopicResult(new.name, topic=existing, id=existing.id))
+                    continue
+                new = replace(new, id=_id_again(new.id, image))
             try:
                 topic = yield from self._create(new, image, by_folded, start, room)
             except ItemRefused as refused:
@@ -169,6 +173,14 @@ class CreateTopics:
             raise ItemRefused(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
         _check_replication(replicas, image)
         return (yield from placing(image.brokers.values(), partitions=partitions, replicas=replicas, start=start))
+
+
+def _id_again(fresh: TopicId, image: Image) -> TopicId:
+    """The id with which a creation whose answer was lost is tried again. Perhaps it was made, and somebody has deleted
+    it since: a broker that was away would take its copy of that for one of the new topic. Only the beginning is
+    another, so that the next try knows it.
+    """
+    return TopicId((image.number % 256**AGAIN_BYTES).to_bytes(AGAIN_BYTES) + fresh[AGAIN_BYTES:])
 
 
 def _check_replication(replicas: int, image: Image) -> None:

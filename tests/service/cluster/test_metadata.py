@@ -197,7 +197,7 @@ def test_lost_answers_neither_lose_nor_double_anything(
                 assert grown.error is ErrorCode.NONE
                 blocks.append(await metadata.execute(AllocateProducerIds()))
                 if number % 2:
-                    (deleted,) = await metadata.execute(DeleteTopics((topic_id(number),)))
+                    (deleted,) = await metadata.execute(DeleteTopics((created.id,)))
                     assert deleted.error is ErrorCode.NONE
             assert faults.lost > 10
             assert sorted(metadata.image.topics) == sorted(f"t{number}" for number in range(2, 25, 2))

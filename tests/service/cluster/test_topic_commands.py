@@ -4,7 +4,7 @@ own work.
 
 import pytest
 
-from log.ids import ZERO_TOPIC_ID
+from log.ids import ZERO_TOPIC_ID, TopicId
 from service.cluster import topic_commands
 from service.cluster.config_commands import AlterConfigs, ConfigChange, Operation, ResourceChange, ResourceType
 from service.cluster.image import PartitionState
@@ -229,6 +229,21 @@ def test_a_retried_creation_knows_its_own_topic() -> None:
     another = CreateTopics((NewTopic("orders", topic_id(2), 1, 1),), 1, 1)
     other = decided(another, world.image, retried=True)
     assert other.reply[0].error is ErrorCode.TOPIC_ALREADY_EXISTS
+
+
+def test_a_creation_that_is_retried_after_a_deletion_makes_another_topic() -> None:
+    """It was made with the same id, so that a broker that was away had a copy of it, with records in the same epoch."""
+    world = world_of(1)
+    command = CreateTopics((NewTopic("orders", topic_id(1), 1, 1),), 1, 1)
+    used: list[TopicId] = []
+    for _ in range(3):  # each answer is lost, and somebody deletes the topic
+        made = decided(command, world.image, retried=bool(used))
+        world.commit(made.ops)
+        again = decided(command, world.image, retried=True)
+        assert (again.reply, again.ops) == (made.reply, ()), "it knows what it has made"
+        used.append(again.reply[0].id)
+        world.run(DeleteTopics((used[-1],)))
+    assert len(set(used)) == 3
 
 
 def test_a_deleted_topic_leaves_nothing_in_the_store() -> None:
