@@ -177,7 +177,7 @@ class CreateTopics:
 
 def _id_again(fresh: TopicId, image: Image) -> TopicId:
     """The id with which a creation whose answer was lost is tried again. Perhaps it was made, and somebody has deleted
-    it since: a broker that was away would take its copy of that for one of the new topic. Only the beginning is
+    it since: a broker that hears of all that at once would go on with the copy that it has. Only the beginning is
     another, so that the next try knows it.
     """
     return TopicId((image.number % 256**AGAIN_BYTES).to_bytes(AGAIN_BYTES) + fresh[AGAIN_BYTES:])

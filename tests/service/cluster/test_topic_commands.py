@@ -232,7 +232,9 @@ def test_a_retried_creation_knows_its_own_topic() -> None:
 
 
 def test_a_creation_that_is_retried_after_a_deletion_makes_another_topic() -> None:
-    """It was made with the same id, so that a broker that was away had a copy of it, with records in the same epoch."""
+    """It had the same id. A replica that heard of all that at once kept the deleted records, and counted as in sync:
+    the new ones were written in leader epoch 0, too.
+    """
     world = world_of(1)
     command = CreateTopics((NewTopic("orders", topic_id(1), 1, 1),), 1, 1)
     used: list[TopicId] = []
