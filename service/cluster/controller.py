@@ -29,6 +29,7 @@ from service.cluster.image import (
     PRODUCER_IDS,
     Image,
     PartitionState,
+    RegisteredBroker,
     StoredCounter,
     Topic,
     broker_key,
@@ -281,26 +282,32 @@ class RemoveFromLeadership:
 
 class Successors(NamedTuple):
     """The replicas that may lead a partition uncleanly, in this order, while it is in the state that was asked about:
-    once it has changed, another replica may hold what was acknowledged since.
+    once it has changed, another replica may hold what was acknowledged since. Each is named with the broker epoch in
+    which it was asked: one that has joined again may have come back with another disk.
     """
 
     topic_id: TopicId
     partition_epoch: int
-    replicas: Sequence[int]
+    replicas: tuple[tuple[int, int], ...]
 
     @classmethod
     def asked(cls, image: Image, partition: TopicPartition, replicas: Sequence[int]) -> "Successors":
         """These replicas were asked about a partition of `image`."""
         topic = image.topics[partition.topic]
-        return cls(topic.id, topic.partitions[partition.partition].partition_epoch, replicas)
+        lives = tuple((replica, image.brokers[replica].epoch) for replica in replicas)
+        return cls(topic.id, topic.partitions[partition.partition].partition_epoch, lives)
 
 
-def successors(unclean: Mapping[TopicPartition, Successors], topic: Topic, index: int) -> Sequence[int]:
-    """Who may lead this partition uncleanly; nobody if another state was asked about."""
+def successors(
+    unclean: Mapping[TopicPartition, Successors], topic: Topic, index: int, brokers: Mapping[int, RegisteredBroker]
+) -> Sequence[int]:
+    """Who may lead this partition uncleanly; nobody if another state was asked about, or another life of a replica."""
     found = unclean.get(TopicPartition(topic.name, index))
     if found is None or found[:2] != (topic.id, topic.partitions[index].partition_epoch):
         return ()
-    return found.replicas
+    if any(replica in brokers and brokers[replica].epoch != epoch for replica, epoch in found.replicas):
+        return ()
+    return [replica for replica, _ in found.replicas]
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,7 +396,7 @@ def _without(
             if state.leader in alive:
                 new = with_isr(state, tuple(member for member in state.isr if member in alive), least)
             else:
-                new = elect(state, alive, least, unclean=successors(unclean, topic, index))
+                new = elect(state, alive, least, unclean=successors(unclean, topic, index, image.brokers))
             if new != state and new.leader != NO_LEADER:
                 yield changed(topic.id, index, state, new)
 

@@ -148,7 +148,7 @@ class ElectLeaders:
             if state.leader in image.brokers:
                 return ErrorCode.ELECTION_NOT_NEEDED
             least = least_in_sync(topic, self.min_in_sync)
-            new = elect(state, image.brokers, least, unclean=successors(self.unclean, topic, index))
+            new = elect(state, image.brokers, least, unclean=successors(self.unclean, topic, index, image.brokers))
             return ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE if new.leader == NO_LEADER else new
         first = state.replicas[0]
         if state.leader == first and first in image.brokers:
