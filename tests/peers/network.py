@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
+import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from tests.peers.process import Place
 
@@ -35,12 +37,24 @@ def missing() -> str | None:
     return None if tried.returncode == 0 else f"no network namespaces: {tried.stderr.decode().strip()}"
 
 
-def in_a_world_of_its_own(command: Sequence[str], *, cwd: Path) -> NoReturn:
-    """Become `command` there. A SIGKILL of this process ends that one, and everything that was started there. `unshare`
-    ignores SIGTERM and SIGINT.
+def in_a_world_of_its_own(command: Sequence[str], *, cwd: Path) -> int:
+    """Run `command` there; its exit status. It must call `end_with_maker`: then it ends when this process does, however
+    that does, and with it everything that was started there. `unshare` itself ignores SIGTERM and SIGINT, and outlives
+    who started it. A SIGINT from the keyboard reaches the command too, which ends in its own way.
     """
-    os.chdir(cwd)
-    os.execvp(NEW_WORLD[0], [*NEW_WORLD, *command])
+    with subprocess.Popen([*NEW_WORLD, *command], cwd=cwd, stdin=subprocess.PIPE) as process:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return process.wait()
+
+
+def end_with_maker() -> None:
+    """The standard input of a world's first process ends when its maker does."""
+
+    def wait() -> None:
+        os.read(sys.stdin.fileno(), 1)
+        os._exit(1)
+
+    threading.Thread(target=wait, name="the maker lives", daemon=True).start()
 
 
 class Network:

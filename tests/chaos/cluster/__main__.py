@@ -48,7 +48,11 @@ def main() -> int:
             print(f"cannot run: {why}", file=sys.stderr)
             return 2
         command = [sys.executable, "-m", "tests.chaos.cluster", *sys.argv[1:], INSIDE]
-        network.in_a_world_of_its_own(command, cwd=ROOT)
+        status = network.in_a_world_of_its_own(command, cwd=ROOT)
+        if status < 0:  # a client library crashed
+            print(f"the run was not judged: signal {-status} ended it", file=sys.stderr)
+        return status
+    network.end_with_maker()
     seed = random.randrange(1 << 32) if chosen.seed is None else chosen.seed
     print(f"seed {seed}, {chosen.seconds:g} s{', careless' if chosen.careless else ''}", flush=True)
     folder = (chosen.keep or Path(tempfile.mkdtemp(prefix="oncelog-chaos-"))).absolute()
