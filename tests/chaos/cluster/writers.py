@@ -86,6 +86,10 @@ class SteadyWriter(threading.Thread):
         self._over.set()
 
 
+class ProducerSpent(Exception):
+    """Its library takes nothing any more, and that is no fault of anybody's: another one goes on."""
+
+
 class Ending(Enum):
     COMMITTED = "committed"
     ABORTED = "aborted"
@@ -127,8 +131,11 @@ class TransactionalWriter(threading.Thread):
                 producer.init_transactions(3 * WAIT_S)
                 while not self._over.is_set():
                     self.write(producer)
+            except ProducerSpent:
+                pass
             except KafkaException as failure:
-                if not failure.args[0].fatal() and not failure.args[0].retriable():
+                # The coordinator aborts what takes longer than its timeout, and fences who began it.
+                if failure.args[0].code() != KafkaError._FENCED and not failure.args[0].retriable():
                     self.failures.append(f"{self.writer}: {traceback.format_exc()}")
                 time.sleep(0.2)
 
@@ -151,7 +158,19 @@ class TransactionalWriter(threading.Thread):
         except KafkaException as failure:
             if not failure.args[0].txn_requires_abort():
                 raise
-        self._abort(producer)
+        try:
+            self._abort(producer)
+        except KafkaException as failure:
+            if failure.args[0].code() != KafkaError.INVALID_TXN_STATE:
+                raise
+            # No partition was ever added: the coordinator was away, or owed markers of the commit before, for longer
+            # than messages may wait. librdkafka (2.16) asks for the end all the same, because it counts each answer
+            # that it takes as retriable as a request that may have arrived (`txn_req_cnt`). For the coordinator the
+            # transaction before is over, and committed. Apache Kafka 4.3 was asked, with a broker paused that owed a
+            # marker: CONCURRENT_TRANSACTIONS while it was owed, INVALID_TXN_STATE afterwards, which librdkafka calls
+            # fatal. For a commit nobody may be told that: then all was acknowledged.
+            transaction.ending = Ending.ABORTED
+            raise ProducerSpent from failure
         transaction.ending = Ending.ABORTED
 
     def _commit(self, producer: Producer) -> None:
