@@ -25,7 +25,8 @@ from tests.peers.zookeeper import ZooKeeperServer
 BROKER_PORT, WEB_PORT = 9092, 8082
 PEER_PORT, ELECTION_PORT = 2888, 3888
 SESSION_S = 3.0
-DISK = "256m"
+DISK = "1g"
+"""Half an hour of faults writes 220 MB. One that is full stops the copies at the end, when nobody makes room."""
 FILLER = ".filler"
 NO_KEEPER = "no ZooKeeper answered"
 RETURNS_WITHIN_S = 60.0

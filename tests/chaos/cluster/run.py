@@ -34,7 +34,7 @@ from tests.chaos.cluster.verdict import (
 )
 from tests.chaos.cluster.writers import Ending, SteadyWriter, TransactionalWriter
 from tests.chaos.run import PARTITIONS as COPIED_PARTITIONS
-from tests.chaos.run import Copier, Feeder, judge, let_finish
+from tests.chaos.run import Copier, Distance, Feeder, judge, let_finish
 from tests.clients.three import out_of_sync
 from tests.clients.topics import Topics
 from tests.peers.network import Network
@@ -49,8 +49,9 @@ REGISTERED_WITHIN_S = 30.0
 JOINED_WITHIN_S = 180.0
 """A writer's own waits are shorter."""
 AFTERWARDS_S = 600.0
-"""From the last fault to the summary, beside the time that the faults had: so long may copies be behind. What is waited
-for on the way has bounds of its own; this is for what should not happen.
+"""From the last fault to the summary, beside the time that the faults had: what was written in it is read back, from
+every replica, in a third of it. What is waited for on the way has bounds of its own; this is for what should not
+happen.
 """
 
 
@@ -164,19 +165,23 @@ def _run(
         Copier(name, cluster.bootstrap, source, _create(topics, COPIED_PARTITIONS), folder, cluster.urls)
         for name in clients
     ]
-    feeder = Feeder(cluster.bootstrap, source)
+    feeder, distance = Feeder(cluster.bootstrap, source), Distance(cluster.urls, copiers, source)
     writer = SteadyWriter(cluster.bootstrap, steady, PARTITIONS, acks="1" if careless else "all")
     transactional = [
         TransactionalWriter(f"writer-{number}", cluster.bootstrap, shared, PARTITIONS, chance.randrange(1 << 32))
         for number in range(WRITERS)
     ]
+    distance.start()
     try:
         with _at_work(writer, transactional, summary):
             faults = Faults(cluster, chance, [steady, shared, source], kinds)
             summary.faults = faults.past
-            _disturb(cluster, faults, chance, copiers, feeder, summary)
+            _disturb(cluster, faults, chance, copiers, feeder, distance, summary)
+            _tell("the last fault is over")
             _heal(cluster, faults, summary)
+            _tell("the cluster is whole")
     finally:
+        distance.stop()
         summary.values, summary.ambiguous = writer.told.sent, writer.told.ambiguous
         summary.gaps, summary.inputs = writer.told.gaps, feeder.count
         summary.wrong += [*writer.told.failures, *(each for one in transactional for each in one.failures)]
@@ -192,11 +197,17 @@ def _run(
         compare_replicas(summary.verdict, cluster, steady, read, isolation)
         read = read_topic(cluster.bootstrap, shared, PARTITIONS, isolation)
         compare_replicas(summary.verdict, cluster, shared, read, isolation)
+        _tell(f"everything is read back, {isolation}")
     for one in transactional:
         judge_transactions(summary.verdict, one.writer, one.transactions, read)
     for copier in copiers:
         summary.wrong += judge(cluster.bootstrap, copier, source, summary.inputs)
     summary.is_judged = True
+
+
+def _tell(what: str) -> None:
+    """How far a run is that nothing befalls any more."""
+    print(f"  {time.strftime('%H:%M:%S')} {what}", flush=True)
 
 
 def _where_it_waits(thread: threading.Thread) -> list[str]:
@@ -224,7 +235,13 @@ def _at_work(writer: SteadyWriter, transactional: list[TransactionalWriter], sum
 
 
 def _disturb(
-    cluster: Cluster, faults: Faults, chance: random.Random, copiers: list[Copier], feeder: Feeder, summary: Summary
+    cluster: Cluster,
+    faults: Faults,
+    chance: random.Random,
+    copiers: list[Copier],
+    feeder: Feeder,
+    distance: Distance,
+    summary: Summary,
 ) -> None:
     until = time.monotonic() + summary.seconds
     next_fault_s, next_client_s = time.monotonic() + 3.0, time.monotonic() + 5.0
@@ -232,7 +249,7 @@ def _disturb(
         for copier in copiers:
             copier.keep_running()
         if copiers:
-            feeder.feed(5)
+            feeder.feed(5 if distance.is_short(feeder.count) else 0)
         faults.mend_due()
         cluster.keep_running()
         if now_s >= next_fault_s:
