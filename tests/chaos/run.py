@@ -147,6 +147,7 @@ class Distance(threading.Thread):
     def run(self) -> None:
         while not self._over.wait(ASK_EVERY_SECONDS):
             self.look()
+        self._http.close()
 
     def look(self) -> None:
         for group in self._copied:
@@ -161,6 +162,7 @@ class Distance(threading.Thread):
 
     def stop(self) -> None:
         self._over.set()
+        self.join()  # a question has a timeout
 
 
 def run(
