@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from msgspec import Raw
 
@@ -303,21 +304,28 @@ async def fetch_all(
     *,
     max_bytes: int,
     wait_ms: int,
+    within_s: float | None = None,
 ) -> list[Piece]:
-    """What these leaders have. After an error of one of them there is nothing, except if it found no room and others
-    did.
+    """What these leaders have. After an error of one of them there is nothing, except if it found no room, or has not
+    answered within this time, and others have something.
     """
     together = Together()
-    work = (
-        fetch(gateway, node, positions, ids, isolation, held, max_bytes=max_bytes, wait_ms=wait_ms, together=together)
-        for node, positions in by_leader.items()
-    )
+    how: dict[str, Any] = {"max_bytes": max_bytes, "wait_ms": wait_ms, "together": together}
+
+    async def of_leader(node: int, positions: Mapping[TopicPartition, int]) -> list[Piece]:
+        async with asyncio.timeout(within_s):
+            return await fetch(gateway, node, positions, ids, isolation, held, **how)
+
     # All are waited for: what comes after the end of the request would be held for ever.
+    work = (of_leader(node, positions) for node, positions in by_leader.items())
     found = await asyncio.gather(*work, return_exceptions=True)
     pieces = [piece for each in found if not isinstance(each, BaseException) for piece in each]
-    for each in found:
-        if isinstance(each, BaseException) and not (isinstance(each, NoRoom) and any(piece.data for piece in pieces)):
+    has_some = any(piece.data for piece in pieces)
+    for node, each in zip(by_leader, found, strict=True):
+        if isinstance(each, BaseException) and not (has_some and isinstance(each, NoRoom | TimeoutError)):
             held.drop(pieces)
+            if isinstance(each, TimeoutError):
+                raise Problem("not-now", f"broker {node} does not answer in time") from None
             raise each
     return pieces
 

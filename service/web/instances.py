@@ -71,6 +71,8 @@ logger = logging.getLogger("oncelog.http")
 
 COMMIT_EVERY_S = 5.0
 COMMIT_TRIES = 3
+LEADER_S = 2.0
+"""So long a leader has for what it has, at least: one that is slow would never be read by clients that wait briefly."""
 READS_MAX = 16
 """How many reads that were forwarded are remembered one by one: an answer may be lost while others are given."""
 BEGINS_MAX = 1_000
@@ -669,32 +671,47 @@ class Instances(Members):
                 instance.lose(partitions)
                 instance.positions.update(dict.fromkeys(partitions, SOMEWHERE))
 
-    async def _begin(self, instance: Instance, deadline: float) -> None:
+    async def _begin(self, instance: Instance, deadline: float) -> Problem | ClientFailure | None:
         """Find the position of each partition that has none: where the group is, or else where the client's setting
-        says. A leader that is silent does not keep the client from reading the others' partitions.
+        says. A leader that is silent, or has an error, does not keep the client from reading the other partitions.
+        Returns an error.
         """
         self._look_up_topics(instance)
         image = self._gateway.image
-        fresh = [
-            each
+        fresh = {
+            each: state.leader
             for each, offset in instance.positions.items()
             if offset == SOMEWHERE and (state := image.partition(each)) is not None and state.leader != NO_LEADER
-        ]
+        }
         if not fresh:
-            return
+            return None
         ids = dict(instance.ids)
         committed, unsettled = await offsets_by_now(self._gateway, instance.group, fresh)
-        for each in fresh:
-            if each in committed and instance.stands(each, SOMEWHERE, ids):
+        by_leader: dict[int, list[TopicPartition]] = {}
+        for each, leader in fresh.items():
+            if each not in committed:
+                if each not in unsettled:  # while a transaction is about to commit there, the instance goes on beating
+                    by_leader.setdefault(leader, []).append(each)
+            elif instance.stands(each, SOMEWHERE, ids):
                 instance.positions[each] = committed[each][0]
+        failures: list[Problem | ClientFailure] = []
+
+        async def at_leader(partitions: list[TopicPartition]) -> None:
+            for each in partitions:
+                try:
+                    offset = await self._reset(instance, each)
+                except (Problem, ClientFailure) as failure:
+                    failures.append(failure)
+                    continue
+                if instance.stands(each, SOMEWHERE, ids):
+                    instance.positions[each] = offset
+
         with suppress(TimeoutError):
             async with asyncio.timeout_at(max(deadline, asyncio.get_running_loop().time() + STEP_MS / 1000)):
-                for each in fresh:
-                    if each in committed or each in unsettled:
-                        continue  # while a transaction is about to commit there, the instance goes on beating
-                    offset = await self._reset(instance, each)
-                    if instance.stands(each, SOMEWHERE, ids):
-                        instance.positions[each] = offset
+                await asyncio.gather(*map(at_leader, by_leader.values()))
+        if failures and instance.wishes.auto_offset_reset == "none":
+            raise failures[0]  # its client wants to be told before it reads on
+        return failures[0] if failures else None
 
     async def _reset(self, instance: Instance, partition: TopicPartition) -> int:
         if instance.wishes.auto_offset_reset == "none":
@@ -769,15 +786,18 @@ class Instances(Members):
         async with instance.turn:
             if request.transport is None:  # a leader that is silent holds up all that wait here, one by one
                 raise client_gone()
-            await self._begin(instance, deadline)
+            failure = await self._begin(instance, deadline)
             ids = dict(instance.ids)
-            for partition, left in (await answer.take(wait_ms)).items():
+            within_s = max(deadline - asyncio.get_running_loop().time(), LEADER_S)
+            for partition, left in (await answer.take(wait_ms, within_s)).items():
                 if not instance.stands(partition, left, ids):
                     continue  # the client has sent the instance elsewhere while others were looked up
                 offset = await self._reset(instance, partition)
                 if instance.stands(partition, left, ids):
                     instance.lose([partition])
                     instance.positions[partition] = offset
+            if failure is not None and not answer.records:
+                raise failure
 
     # -- commits
 
@@ -900,8 +920,10 @@ class RecordsAnswer:
         self.instance.move(kept)
         return [each for each in self.records if (each.topic, each.partition) in kept]
 
-    async def take(self, wait_ms: int) -> dict[TopicPartition, int]:
-        """Read on; if there is nothing, wait for this long. Returns the positions that are in their logs no more."""
+    async def take(self, wait_ms: int, within_s: float) -> dict[TopicPartition, int]:
+        """Read on; if there is nothing, wait for this long. A leader has so much time, or is left out. Returns the
+        positions that are in their logs no more.
+        """
         image, instance = self._gateway.image, self.instance
         ids = dict(instance.ids)
         asked = {
@@ -917,8 +939,8 @@ class RecordsAnswer:
         if not by_leader:
             await asyncio.sleep(min(wait_ms / 1000, PAUSE_S))
         elsewhere = dict[TopicPartition, int]()
-        how = {"max_bytes": self._left, "wait_ms": wait_ms}
-        pieces = await fetch_all(self._gateway, by_leader, ids, Isolation.READ_COMMITTED, self._held, **how)
+        asked_for = self._gateway, by_leader, ids, Isolation.READ_COMMITTED, self._held
+        pieces = await fetch_all(*asked_for, max_bytes=self._left, wait_ms=wait_ms, within_s=within_s)
         try:
             for piece in pieces:
                 begin = asked.get(piece.partition, SOMEWHERE)

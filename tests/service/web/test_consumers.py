@@ -11,6 +11,7 @@ import select
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -953,7 +954,7 @@ def test_what_was_asked_for_before_its_client_sent_an_instance_elsewhere_is_not_
         monkeypatch.setattr("service.web.instances.fetch_all", fetched)
         image = SimpleNamespace(partition=lambda _: SimpleNamespace(leader=1))
         answer = RecordsAnswer(cast(Gateway, SimpleNamespace(image=image)), Holder(Holding(1 << 20)), instance, 1000)
-        assert await answer.take(0) == {}
+        assert await answer.take(0, 1.0) == {}
         assert answer.given() == []
         assert instance.positions == {place: 0}
 
@@ -1215,6 +1216,73 @@ def test_a_leader_that_is_silent_holds_up_no_read_for_longer_than_it_waits(monke
     monkeypatch.setattr(instances, "_reset", silent)
     asyncio.run(asyncio.wait_for(instances._begin(instance, 0.0), PATIENCE_S))
     assert instance.positions == {first: SOMEWHERE, second: 10}
+
+
+@pytest.mark.parametrize("how", ["silent", "refuses"])
+def test_a_leader_that_tells_no_beginning_keeps_no_client_from_the_others_partitions(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """They were looked up one after the other, in the same order each time, so what came behind it was never read."""
+    instances, instance, _ = made_again("t")
+    first, second, third = (TopicPartition("o", index) for index in range(3))
+    cast(Any, instances._gateway.image).partition = lambda place: SimpleNamespace(leader=min(place.partition, 1))
+    instance.positions = {first: SOMEWHERE, second: SOMEWHERE, third: SOMEWHERE}
+    records: list[RecordV2] = []
+
+    async def reset(_: Instance, partition: TopicPartition) -> int:
+        if partition == second and how == "refuses":
+            raise Problem("server-error", "no beginning")
+        if partition == first:
+            await asyncio.sleep(0 if how == "refuses" else 60)
+        return 7
+
+    async def taken(answer: RecordsAnswer, *_: object) -> dict[TopicPartition, int]:
+        answer.records += records
+        return {}
+
+    async def play() -> None:
+        answer = RecordsAnswer(MagicMock(), Holder(Holding(1 << 20)), instance, 1000)
+        with nullcontext() if records or how == "silent" else pytest.raises(Problem, match="no beginning"):
+            await instances._fill_once(answer, asking(transport=object()), 0.0, 0)
+
+    monkeypatch.setattr("service.web.instances.offsets_by_now", AsyncMock(return_value=({}, set())))
+    monkeypatch.setattr("service.web.instances.STEP_MS", 10)
+    monkeypatch.setattr(instances, "_reset", reset)
+    monkeypatch.setattr(RecordsAnswer, "take", taken)
+    asyncio.run(play())
+    assert instance.positions == dict.fromkeys((first, second, third), 7) | {
+        first if how == "silent" else second: SOMEWHERE
+    }
+    records.append(RecordV2("o", None, "v", 2, 7))
+    asyncio.run(play())
+
+
+def test_a_read_waits_for_no_silent_leader_beyond_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was refused half a minute later, although another leader had records for it all the time."""
+    instances, instance, _ = made_again("t")
+    first, second = (TopicPartition("o", index) for index in range(2))
+    cast(Any, instances._gateway.image).partition = lambda place: SimpleNamespace(leader=place.partition)
+    instance.positions = {first: 0, second: 0}
+    batch = [bytes(build_plain_batch([(None, b"v")], 0))]
+
+    async def fetched(_: Gateway, node: int, *__: object, **___: object) -> list[Piece]:
+        if not node:
+            await asyncio.Event().wait()
+        return [Piece(second, 0, data=each) for each in batch]
+
+    async def play() -> list[int]:
+        answer = RecordsAnswer(instances._gateway, Holder(Holding(1 << 20)), instance, 1000)
+        async with asyncio.timeout(PATIENCE_S):
+            await instances._fill_once(answer, asking(transport=object()), 0.0, 0)
+        return [each.partition for each in answer.given()]
+
+    monkeypatch.setattr("service.web.fetching.fetch", fetched)
+    monkeypatch.setattr("service.web.instances.LEADER_S", 0.01, raising=False)
+    assert asyncio.run(play()) == [1]
+    assert instance.positions == {first: 0, second: 1}
+    batch.clear()
+    with pytest.raises(Problem, match="does not answer in time"):
+        asyncio.run(play())
 
 
 def test_an_instance_knows_by_the_brokers_in_front_what_its_client_has(monkeypatch: pytest.MonkeyPatch) -> None:

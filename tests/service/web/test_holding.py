@@ -557,11 +557,11 @@ def test_a_consumer_that_finds_no_room_holds_nothing_meanwhile(monkeypatch: pyte
         for _ in range(3):
             began_s = loop.time()
             with pytest.raises(Problem, match="all the memory"):
-                await answer.take(0)
+                await answer.take(0, 60.0)
             assert holder.bytes == 0
             assert loop.time() - began_s > 0.09
         others.hold(0)
-        await answer.take(0)
+        await answer.take(0, 60.0)
         assert [each.offset for each in answer.records] == [0]
         assert holder.bytes < 5 << 20
 
