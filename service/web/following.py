@@ -261,6 +261,10 @@ def _end_with(waiting: asyncio.Future[list[Portion] | None], found: list[Portion
         waiting.set_result(found)
 
 
+Damaged = dict[TopicPartition, Problem]
+"""Partitions that can't be read on, and why."""
+
+
 class Stream:
     """A stream to one client."""
 
@@ -398,32 +402,49 @@ class Stream:
             raise failure
 
     async def _read(self, node: int, positions: dict[TopicPartition, int]) -> None:
+        """Read what this leader has. What is behind damage may fill its answer each time, so its other partitions are
+        read without the damaged ones before that is told.
+        """
+        damaged = found = await self._read_together(node, positions)
+        while found and (others := [each for each in positions if each not in damaged]):
+            here = {each: self._cursor.offsets[each.partition] for each in others}
+            found = await self._read_alone(node, here, wait_s=0.0)
+            damaged = damaged | found
+        if self._stalled is None and not self._is_over:
+            for problem in damaged.values():
+                raise problem
+
+    async def _read_alone(self, node: int, positions: dict[TopicPartition, int], wait_s: float) -> Damaged:
         pieces: list[Piece] = []
+        try:
+            pieces = await self._fetch(node, positions, wait_s)
+            return await self._take_all(pieces, positions)
+        finally:
+            self._held.drop(pieces)
+
+    async def _read_together(self, node: int, positions: dict[TopicPartition, int]) -> Damaged:
+        """With other streams that read from the same place on, if this one has no end of its own."""
         if self._form is None:
-            try:
-                pieces = await self._fetch(node, positions)
-                await self._take_all(pieces, positions)
-            finally:
-                self._held.drop(pieces)
-            return
+            return await self._read_alone(node, positions, self._quiet_for_s)
+        pieces: list[Piece] = []
         place, reading = self._place(node, positions), self._gateway.reading
         found = await reading.join(place, self._quiet_for_s)
         if found is not None:
             await self._take(found, node, positions)
-            return
+            return {}
         found = []
         try:
             try:
-                pieces = await self._fetch(node, positions)
+                pieces = await self._fetch(node, positions, self._quiet_for_s)
                 is_shared = sum(len(piece.data) for piece in pieces) <= SHARED_BYTES
                 if is_shared and not any(piece.error for piece in pieces):
                     found = await self._shared(pieces, positions)
             finally:
                 reading.leave(place, found)
-            if found:
-                await self._take(found, node, positions)
-            else:
-                await self._take_all(pieces, positions)
+            if not found:
+                return await self._take_all(pieces, positions)
+            await self._take(found, node, positions)
+            return {}
         finally:
             self._held.drop(pieces)
 
@@ -431,10 +452,10 @@ class Stream:
         assert self._form is not None
         return Place(self._cursor.topic_id, node, tuple(positions.items()), self._form)
 
-    async def _fetch(self, node: int, positions: dict[TopicPartition, int]) -> list[Piece]:
+    async def _fetch(self, node: int, positions: dict[TopicPartition, int], wait_s: float) -> list[Piece]:
         if not has_same_partitions(self._seen, self._gateway.topic(self._topic)):
             return []  # while this waited for its turn to read; what is to be read is looked at again
-        wait_ms = int(1000 * self._quiet_for_s)
+        wait_ms = int(1000 * wait_s)
         asked = node, positions, {self._topic: self._cursor.topic_id}, self._lens.isolation, self._held
         fetching = fetch(self._gateway, *asked, max_bytes=STREAM_BYTES, wait_ms=wait_ms)
         return await self._gateway.reading.fetched(self._topic, fetching)
@@ -490,14 +511,14 @@ class Stream:
                 raise
         yield Portion(index, ready, behind, size_bytes)
 
-    async def _take_all(self, pieces: Sequence[Piece], positions: dict[TopicPartition, int]) -> None:
+    async def _take_all(self, pieces: Sequence[Piece], positions: dict[TopicPartition, int]) -> Damaged:
         """Send the records of all pieces. What comes of many small batches is sent together. What is wrong with a piece
-        is told once all else is sent: a client that comes back meets it again.
+        is told once all else is sent: a client that comes back meets it again. Returns what is damaged.
         """
         found: list[Portion] = []
         size_bytes = 0
-        damage: Problem | None = None
-        damaged = -1
+        damaged: Damaged = {}
+        no_room: Problem | None = None
         for piece in pieces:
             if piece.error:
                 continue
@@ -508,25 +529,29 @@ class Stream:
                         size_bytes += portion.told_bytes
                         if size_bytes >= GATHERED_BYTES:
                             if not await self._send(found):
-                                return
+                                return {}
                             found, size_bytes = [], 0
             except Problem as problem:
-                if damage is None:
-                    damage, damaged = problem.with_traceback(None), piece.partition.partition
+                # Its trace has this frame, and with it all pieces.
                 if passes(problem):
+                    no_room = problem.with_traceback(None)
                     break  # the others will find no room either
+                damaged[piece.partition] = problem.with_traceback(None)
         if not await self._send(found):
-            return
-        if damage is not None and not self._is_read(damaged):
+            return {}
+        if damaged := {each: problem for each, problem in damaged.items() if not self._is_read(each.partition)}:
+            return damaged
+        if no_room is not None:
             try:
-                raise damage
+                raise no_room
             finally:
-                del damage  # its trace has this frame, and with it all pieces
+                del no_room
         for piece in pieces:
             if piece.error and piece.error not in MOVED:
                 raise await refused(self._gateway, piece.partition, piece, positions[piece.partition])
         if any(piece.error for piece in pieces):
             await asyncio.sleep(PAUSE_S)
+        return {}
 
     async def _send(self, found: Sequence[Portion]) -> bool:
         """Send what was read. Returns whether the client takes more: what it does not take is read again later."""

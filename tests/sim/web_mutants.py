@@ -213,8 +213,8 @@ def a_cursor_is_ahead_of_what_was_sent() -> Planting:
     """It says of each partition how far that was read, though another partition's records are sent first."""
     original = Stream._fetch
 
-    async def fetch(stream: Stream, node: int, positions: dict[TopicPartition, int]) -> list[Piece]:
-        pieces = await original(stream, node, positions)
+    async def fetch(stream: Stream, node: int, positions: dict[TopicPartition, int], wait_s: float) -> list[Piece]:
+        pieces = await original(stream, node, positions, wait_s)
         for piece in pieces:
             if piece.data:
                 stream._cursor.moved(piece.partition.partition, piece.last_stable_offset)

@@ -285,8 +285,9 @@ def test_what_is_before_damage_is_sent(monkeypatch: pytest.MonkeyPatch, most: in
     ahead = b"" if most == 1 else WHOLE
     written = list[bytes]()
 
-    async def fetch(*_: object, **__: object) -> list[Piece]:
-        return [Piece(partitions[0], 0, data=WHOLE), Piece(partitions[1], 0, data=ahead + DAMAGED)]
+    async def fetch(_: object, __: int, asked: dict[TopicPartition, int], *___: object, **____: object) -> list[Piece]:
+        data = {partitions[0]: WHOLE, partitions[1]: ahead + DAMAGED}
+        return [Piece(each, 0, data=data[each]) for each in asked]
 
     async def write(content: bytes) -> None:
         written.append(content)
@@ -321,8 +322,8 @@ def streamed(
     """Play a scene with a stream and what it has written. Each leader leads one partition, the last all others."""
     written = list[bytes]()
 
-    async def fetch(_: object, node: int, *__: object, **___: object) -> list[Piece]:
-        return await leaders[node]()
+    async def fetch(_: object, node: int, asked: dict[TopicPartition, int], *__: object, **___: object) -> list[Piece]:
+        return [piece for piece in await leaders[node]() if piece.partition in asked]
 
     async def write(content: bytes) -> None:
         written.append(content)
@@ -332,7 +333,7 @@ def streamed(
     async def with_stream(reading: SharedReading) -> None:
         topic = topic_with(partitions)
         gateway: Any = SimpleNamespace(reading=reading, topic=lambda _: topic, same_topic=lambda *_: topic)
-        gateway.leader = lambda partition: min(partition.partition, len(leaders) - 1)
+        gateway.leader = lambda partition: min(partition.partition, max(len(leaders) - 1, 0))
         transport: Any = SimpleNamespace(get_write_buffer_size=lambda: 0, abort=None)
         response: Any = SimpleNamespace(write=write)
         more: Any = {"is_sse": False, "most": most, "until": until}
@@ -367,6 +368,34 @@ def test_what_is_wrong_in_one_partition_is_told_behind_what_others_have(
         assert stream._held.holder.bytes == 0
 
     streamed(monkeypatch, 3, [found], scene, most)
+
+
+@pytest.mark.parametrize("most", [following.ALL_THE_TIME, 100], ids=["together", "alone"])
+def test_damage_that_fills_the_answers_of_a_leader_is_told_behind_what_its_other_partitions_have(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """A leader gives no more of others than what there is room for behind it: they were never sent."""
+    partitions = [TopicPartition("t", index) for index in range(3)]
+    waits: list[int] = []
+
+    async def fetch(
+        _: object, __: int, asked: dict[TopicPartition, int], *___: object, wait_ms: int, **____: object
+    ) -> list[Piece]:
+        waits.append(wait_ms)
+        first = next(iter(asked))
+        return [Piece(each, 0, data=b"") for each in asked if each != first] + [
+            Piece(first, 0, data=WHOLE if first == partitions[2] else DAMAGED)
+        ]
+
+    async def scene(stream: Stream, written: list[bytes]) -> None:
+        monkeypatch.setattr(following, "fetch", fetch)
+        with pytest.raises(Problem, match="t-0 is damaged"):
+            await stream.run()
+        assert [json.loads(line)["partition"] for line in b"".join(written).splitlines()] == [2]
+        assert waits[1:] == [0, 0], "damage is told at once where others have nothing"
+        assert stream._held.holder.bytes == 0
+
+    streamed(monkeypatch, 3, [], scene, most)
 
 
 def test_what_is_wrong_at_one_leader_is_told_behind_what_others_have(monkeypatch: pytest.MonkeyPatch) -> None:
