@@ -27,6 +27,7 @@ from service.broker.fetch_sessions import SessionKey, WantedPartition
 from service.broker.reading import Reading, ReadTerms
 from service.broker.session import Session
 from service.client.cluster import by_topic
+from service.client.failures import ClientFailure
 from service.turns import Turn, done_in_turns
 from service.web.event_format import EventOut, shown_event
 from service.web.gateway import CLIENT_ID, PAUSE_S, Gateway, not_yet
@@ -49,6 +50,8 @@ EARLIEST, LATEST = -2, -1
 RECORDS_AT_ONCE = 1000
 """How many records are opened in one turn of the loop. A header counts as one more, and a batch as `OF_BATCH`."""
 OF_BATCH = 4
+LEADER_S = 2.0
+"""So long a leader has for what it has, at least: one that is slow would never be read by clients that wait briefly."""
 CROWDED_S = 0.5
 """The pause of a reader for which there is no room to wait at another broker: it asks again and again."""
 UNPACKED_AT_ONCE = 512 << 10
@@ -304,25 +307,27 @@ async def fetch_all(
     *,
     max_bytes: int,
     wait_ms: int,
-    within_s: float | None = None,
+    deadline: float,
 ) -> list[Piece]:
-    """What these leaders have. After an error of one of them there is nothing, except if it found no room, or has not
-    answered within this time, and others have something.
+    """What these leaders have. An error of one of them, or that it has not answered in time, is told if no other one
+    has records, or tells that a position is not in its log.
     """
     together = Together()
     how: dict[str, Any] = {"max_bytes": max_bytes, "wait_ms": wait_ms, "together": together}
+    until_s = max(deadline, asyncio.get_running_loop().time() + LEADER_S)
 
     async def of_leader(node: int, positions: Mapping[TopicPartition, int]) -> list[Piece]:
-        async with asyncio.timeout(within_s):
+        async with asyncio.timeout_at(until_s):
             return await fetch(gateway, node, positions, ids, isolation, held, **how)
 
     # All are waited for: what comes after the end of the request would be held for ever.
     work = (of_leader(node, positions) for node, positions in by_leader.items())
     found = await asyncio.gather(*work, return_exceptions=True)
     pieces = [piece for each in found if not isinstance(each, BaseException) for piece in each]
-    has_some = any(piece.data for piece in pieces)
+    has_some = any(piece.data or piece.error == ErrorCode.OFFSET_OUT_OF_RANGE for piece in pieces)
+    passed_over = (Problem, ClientFailure, TimeoutError) if has_some else ()
     for node, each in zip(by_leader, found, strict=True):
-        if isinstance(each, BaseException) and not (has_some and isinstance(each, NoRoom | TimeoutError)):
+        if isinstance(each, BaseException) and not isinstance(each, passed_over):
             held.drop(pieces)
             if isinstance(each, TimeoutError):
                 raise Problem("not-now", f"broker {node} does not answer in time") from None

@@ -71,8 +71,6 @@ logger = logging.getLogger("oncelog.http")
 
 COMMIT_EVERY_S = 5.0
 COMMIT_TRIES = 3
-LEADER_S = 2.0
-"""So long a leader has for what it has, at least: one that is slow would never be read by clients that wait briefly."""
 READS_MAX = 16
 """How many reads that were forwarded are remembered one by one: an answer may be lost while others are given."""
 BEGINS_MAX = 1_000
@@ -678,22 +676,37 @@ class Instances(Members):
         """
         self._look_up_topics(instance)
         image = self._gateway.image
-        fresh = {
-            each: state.leader
+        fresh = [
+            each
             for each, offset in instance.positions.items()
             if offset == SOMEWHERE and (state := image.partition(each)) is not None and state.leader != NO_LEADER
-        }
+        ]
         if not fresh:
             return None
         ids = dict(instance.ids)
         committed, unsettled = await offsets_by_now(self._gateway, instance.group, fresh)
-        by_leader: dict[int, list[TopicPartition]] = {}
-        for each, leader in fresh.items():
+        nowhere: dict[TopicPartition, int] = {}
+        for each in fresh:
             if each not in committed:
                 if each not in unsettled:  # while a transaction is about to commit there, the instance goes on beating
-                    by_leader.setdefault(leader, []).append(each)
+                    nowhere[each] = SOMEWHERE
             elif instance.stands(each, SOMEWHERE, ids):
                 instance.positions[each] = committed[each][0]
+        failure = await self._reset_all(instance, nowhere, ids, deadline)
+        if failure is not None and instance.wishes.auto_offset_reset == "none":
+            raise failure  # its client wants to be told before it reads on
+        return failure
+
+    async def _reset_all(
+        self, instance: Instance, places: Mapping[TopicPartition, int], ids: Mapping[str, TopicId], deadline: float
+    ) -> Problem | ClientFailure | None:
+        """Move the partitions that are still at these places to where the client's setting says. Each leader is asked
+        beside the others. Returns an error.
+        """
+        by_leader: dict[int, list[TopicPartition]] = {}
+        for each in places:
+            state = self._gateway.image.partition(each)
+            by_leader.setdefault(NO_LEADER if state is None else state.leader, []).append(each)
         failures: list[Problem | ClientFailure] = []
 
         async def at_leader(partitions: list[TopicPartition]) -> None:
@@ -703,14 +716,13 @@ class Instances(Members):
                 except (Problem, ClientFailure) as failure:
                     failures.append(failure)
                     continue
-                if instance.stands(each, SOMEWHERE, ids):
+                if instance.stands(each, places[each], ids):  # or the client has sent the instance elsewhere meanwhile
+                    instance.lose([each])
                     instance.positions[each] = offset
 
         with suppress(TimeoutError):
             async with asyncio.timeout_at(max(deadline, asyncio.get_running_loop().time() + STEP_MS / 1000)):
                 await asyncio.gather(*map(at_leader, by_leader.values()))
-        if failures and instance.wishes.auto_offset_reset == "none":
-            raise failures[0]  # its client wants to be told before it reads on
         return failures[0] if failures else None
 
     async def _reset(self, instance: Instance, partition: TopicPartition) -> int:
@@ -788,14 +800,8 @@ class Instances(Members):
                 raise client_gone()
             failure = await self._begin(instance, deadline)
             ids = dict(instance.ids)
-            within_s = max(deadline - asyncio.get_running_loop().time(), LEADER_S)
-            for partition, left in (await answer.take(wait_ms, within_s)).items():
-                if not instance.stands(partition, left, ids):
-                    continue  # the client has sent the instance elsewhere while others were looked up
-                offset = await self._reset(instance, partition)
-                if instance.stands(partition, left, ids):
-                    instance.lose([partition])
-                    instance.positions[partition] = offset
+            elsewhere = await answer.take(wait_ms, deadline)
+            failure = await self._reset_all(instance, elsewhere, ids, deadline) or failure
             if failure is not None and not answer.records:
                 raise failure
 
@@ -920,10 +926,8 @@ class RecordsAnswer:
         self.instance.move(kept)
         return [each for each in self.records if (each.topic, each.partition) in kept]
 
-    async def take(self, wait_ms: int, within_s: float) -> dict[TopicPartition, int]:
-        """Read on; if there is nothing, wait for this long. A leader has so much time, or is left out. Returns the
-        positions that are in their logs no more.
-        """
+    async def take(self, wait_ms: int, deadline: float) -> dict[TopicPartition, int]:
+        """Read on; if there is nothing, wait for this long. Returns the positions that are in their logs no more."""
         image, instance = self._gateway.image, self.instance
         ids = dict(instance.ids)
         asked = {
@@ -940,7 +944,7 @@ class RecordsAnswer:
             await asyncio.sleep(min(wait_ms / 1000, PAUSE_S))
         elsewhere = dict[TopicPartition, int]()
         asked_for = self._gateway, by_leader, ids, Isolation.READ_COMMITTED, self._held
-        pieces = await fetch_all(*asked_for, max_bytes=self._left, wait_ms=wait_ms, within_s=within_s)
+        pieces = await fetch_all(*asked_for, max_bytes=self._left, wait_ms=wait_ms, deadline=deadline)
         try:
             for piece in pieces:
                 begin = asked.get(piece.partition, SOMEWHERE)

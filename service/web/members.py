@@ -16,6 +16,7 @@ import binascii
 import logging
 import zlib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from sys import getsizeof
@@ -569,7 +570,7 @@ async def _poll(
                 member.go_back(*seen)
                 seen = None
             began_s, wait_ms = loop.time(), min(left_ms(deadline), STEP_MS)
-            records, positions = await _read(gateway, request[HOLDER], member, lens, most, max_bytes, wait_ms)
+            records, positions = await _read(gateway, request[HOLDER], member, lens, most, max_bytes, wait_ms, deadline)
             _is_wanted(request, member, said)
             for partition, offset in positions.items():
                 if partition in member.positions:  # else the member has left meanwhile
@@ -595,10 +596,17 @@ def _is_wanted(request: web.Request, member: HttpMember, said: int) -> None:
 
 
 async def _read(
-    gateway: Gateway, holder: Holder, member: HttpMember, lens: Lens, most: int, max_bytes: int, wait_ms: int
+    gateway: Gateway,
+    holder: Holder,
+    member: HttpMember,
+    lens: Lens,
+    most: int,
+    max_bytes: int,
+    wait_ms: int,
+    deadline: float,
 ) -> tuple[list[Shown], dict[TopicPartition, int]]:
     """Records, and the positions behind them. The member itself does not move: after an error in one partition nobody
-    gets what was found in the others, except if there was no room for more.
+    gets what was found in the others, except if there was no room for more, or its leader is away or silent.
     """
     asked = {each: offset for each, offset in member.positions.items() if offset != SOMEWHERE}
     by_leader: dict[int, dict[TopicPartition, int]] = {}
@@ -610,14 +618,17 @@ async def _read(
     moved: dict[TopicPartition, int] = {}
     held = Held(holder)
     asked_for = gateway, by_leader, member.ids, lens.isolation, held
-    pieces = await fetch_all(*asked_for, max_bytes=max_bytes, wait_ms=wait_ms)
+    pieces = await fetch_all(*asked_for, max_bytes=max_bytes, wait_ms=wait_ms, deadline=deadline)
+    until_s = asyncio.get_running_loop().time() + FIRST_WITHIN_S
     try:
         for piece in pieces:
             if piece.error in MOVED or piece.partition not in member.positions:
                 continue
             if piece.error == ErrorCode.OFFSET_OUT_OF_RANGE:
                 where = EARLIEST if member.join.auto_offset_reset == "earliest" else LATEST
-                moved[piece.partition] = await at_time(gateway, piece.partition, where, lens.isolation.value)
+                with suppress(TimeoutError):  # the others' records don't wait for it: it is asked again next time
+                    async with asyncio.timeout_at(until_s):
+                        moved[piece.partition] = await at_time(gateway, piece.partition, where, lens.isolation.value)
                 continue
             if piece.error:
                 raise of_error(piece.error, f"{piece.partition.topic} partition {piece.partition.partition}")

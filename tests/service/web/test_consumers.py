@@ -954,7 +954,7 @@ def test_what_was_asked_for_before_its_client_sent_an_instance_elsewhere_is_not_
         monkeypatch.setattr("service.web.instances.fetch_all", fetched)
         image = SimpleNamespace(partition=lambda _: SimpleNamespace(leader=1))
         answer = RecordsAnswer(cast(Gateway, SimpleNamespace(image=image)), Holder(Holding(1 << 20)), instance, 1000)
-        assert await answer.take(0, 1.0) == {}
+        assert await answer.take(0, 0.0) == {}
         assert answer.given() == []
         assert instance.positions == {place: 0}
 
@@ -1277,12 +1277,42 @@ def test_a_read_waits_for_no_silent_leader_beyond_its_time(monkeypatch: pytest.M
         return [each.partition for each in answer.given()]
 
     monkeypatch.setattr("service.web.fetching.fetch", fetched)
-    monkeypatch.setattr("service.web.instances.LEADER_S", 0.01, raising=False)
+    monkeypatch.setattr("service.web.fetching.LEADER_S", 0.01)
     assert asyncio.run(play()) == [1]
     assert instance.positions == {first: 0, second: 1}
     batch.clear()
     with pytest.raises(Problem, match="does not answer in time"):
         asyncio.run(play())
+
+
+@pytest.mark.parametrize("how", ["silent", "refuses"])
+def test_a_leader_that_does_not_tell_where_its_log_is_keeps_no_client_from_the_others_partitions(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A read of an instance whose positions were in no log any more was refused half a minute later."""
+    instances, instance, _ = made_again("t")
+    first, second = (TopicPartition("o", index) for index in range(2))
+    cast(Any, instances._gateway.image).partition = lambda place: SimpleNamespace(leader=place.partition)
+    instance.positions = {first: 5, second: 5}
+
+    async def reset(_: Instance, partition: TopicPartition) -> int:
+        if partition == first and how == "silent":
+            await asyncio.Event().wait()
+        if partition == first:
+            raise Problem("server-error", "no beginning")
+        return 7
+
+    async def play() -> None:
+        answer = RecordsAnswer(MagicMock(), Holder(Holding(1 << 20)), instance, 1000)
+        with nullcontext() if how == "silent" else pytest.raises(Problem, match="no beginning"):
+            async with asyncio.timeout(PATIENCE_S):
+                await instances._fill_once(answer, asking(transport=object()), 0.0, 0)
+
+    monkeypatch.setattr("service.web.instances.STEP_MS", 10)
+    monkeypatch.setattr(instances, "_reset", reset)
+    monkeypatch.setattr(RecordsAnswer, "take", AsyncMock(return_value={first: 5, second: 5}))
+    asyncio.run(play())
+    assert instance.positions == {first: 5, second: 7}
 
 
 def test_an_instance_knows_by_the_brokers_in_front_what_its_client_has(monkeypatch: pytest.MonkeyPatch) -> None:

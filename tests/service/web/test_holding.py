@@ -25,7 +25,8 @@ from isolation.read_view import Isolation
 from log.batch import Record, build_batch, read_header
 from log.compress import Codec
 from log.disk import FileSlice
-from log.ids import ZERO_TOPIC_ID, TopicPartition
+from log.ids import ZERO_TOPIC_ID, TopicId, TopicPartition
+from service.client.failures import ClientFailure, FailureKind
 from service.settings.broker import Endpoint
 from service.turns import ALONE
 from service.web import (
@@ -51,6 +52,7 @@ from service.web.problems import Problem
 from service.web.records import HEADERS_MAX, RecordOut, shown, with_text_numbers
 from service.web.routing import ENDED
 from service.web.taking import Given
+from service.wire.error_codes import ErrorCode
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.web.kit import PATIENCE_S, TURN_S, Coming, longest_turn_s, turns_of
 
@@ -557,11 +559,11 @@ def test_a_consumer_that_finds_no_room_holds_nothing_meanwhile(monkeypatch: pyte
         for _ in range(3):
             began_s = loop.time()
             with pytest.raises(Problem, match="all the memory"):
-                await answer.take(0, 60.0)
+                await answer.take(0, loop.time() + 60.0)
             assert holder.bytes == 0
             assert loop.time() - began_s > 0.09
         others.hold(0)
-        await answer.take(0, 60.0)
+        await answer.take(0, loop.time() + 60.0)
         assert [each.offset for each in answer.records] == [0]
         assert holder.bytes < 5 << 20
 
@@ -770,12 +772,12 @@ def test_a_poll_gives_what_there_was_room_for(monkeypatch: pytest.MonkeyPatch) -
         holding_all = Holding(20 << 20)
         others, holder = Holder(holding_all), Holder(holding_all)
         await others.take(10 << 20)
-        records, moved = await members._read(gateway, holder, cast(Any, member), Lens(), 100, 1 << 20, 0)
+        records, moved = await members._read(gateway, holder, cast(Any, member), Lens(), 100, 1 << 20, 0, 0.0)
         assert [each.offset for each in cast(list[Any], records)] == [0, 1, 2]
         assert moved == {first: 3}
         del member.positions[first]
         with pytest.raises(Problem, match="all the memory"):
-            await members._read(gateway, holder, cast(Any, member), Lens(), 100, 1 << 20, 0)
+            await members._read(gateway, holder, cast(Any, member), Lens(), 100, 1 << 20, 0, 0.0)
 
     asyncio.run(scene())
 
@@ -804,7 +806,7 @@ def test_what_is_fetched_is_read_as_there_is_room_and_readers_are_not_in_the_way
         async def poll() -> int:
             nonlocal most_bytes
             with place.holding.of_request() as holder:
-                records, _ = await members._read(gateway, holder, cast(Any, member), Lens(), 10_000, 16 << 20, 0)
+                records, _ = await members._read(gateway, holder, cast(Any, member), Lens(), 10_000, 16 << 20, 0, 0.0)
                 most_bytes = max(most_bytes, place.holding.bytes)
                 await asyncio.sleep(0.02)  # it is being given
                 return len(records)
@@ -890,11 +892,12 @@ def test_nobody_waits_for_room_for_one_leaders_records_and_holds_those_of_anothe
         holding_all = Holding(4 << 20)
         others, holder = Holder(holding_all), Holder(holding_all)
         others.hold(1 << 20)
-        mine, how = Held(holder), {"max_bytes": 1 << 20, "wait_ms": 0}
+        mine = Held(holder)
         by_leader = {node: {partition: 0} for node, partition in partitions.items()}
         gateway = cast(Gateway, SimpleNamespace(node_id=0))
         async with asyncio.timeout(PATIENCE_S):
-            pieces = await fetching.fetch_all(gateway, by_leader, {}, Isolation.READ_COMMITTED, mine, **how)
+            asked_for = gateway, by_leader, dict[str, TopicId](), Isolation.READ_COMMITTED, mine
+            pieces = await fetching.fetch_all(*asked_for, max_bytes=1 << 20, wait_ms=0, deadline=0.0)
         assert [(each.partition, len(each.data)) for each in pieces] == [(partitions[1], sizes[1])]
         assert mine.stored_bytes == sizes[1]
         mine.drop(pieces)
@@ -942,27 +945,38 @@ def test_a_reader_that_has_waited_for_room_has_it_although_others_go_over_the_li
     asyncio.run(scene())
 
 
-def test_after_an_error_of_one_leader_nothing_of_the_others_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What came of another leader after the error was counted for ever."""
+@pytest.mark.parametrize(
+    "failure", [Problem("not-now", "nobody is there"), ClientFailure("nobody is there", FailureKind.UNREACHABLE)]
+)
+def test_an_error_of_one_leader_is_told_where_the_others_have_nothing(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    """While a broker was away, nothing was given of what the others have. Nothing is held once that was dropped."""
     first, second = (TopicPartition("held", index) for index in range(2))
+    pieces: list[Piece] = []
 
     async def fetched(*given: Any) -> list[Piece] | None:
         if given[1] == 1:
-            raise Problem("not-now", "nobody is there")
+            raise failure
         await asyncio.sleep(0.01)
-        return [Piece(second, 0, data=bytes(100_000))] if given[4].takes(100_000) else None
+        return pieces if given[4].takes(sum(len(each.data) for each in pieces)) else None
 
     monkeypatch.setattr(fetching, "_fetch_there", fetched)
 
     async def scene() -> None:
         holding_all = Holding(1 << 20)
         with holding_all.of_request() as holder:
-            by_leader = {1: {first: 0}, 2: {second: 0}}
-            gateway, how = cast(Gateway, SimpleNamespace(node_id=0)), {"max_bytes": 1 << 20, "wait_ms": 0}
-            with pytest.raises(Problem, match="nobody is there"):
-                await fetching.fetch_all(gateway, by_leader, {}, Isolation.READ_COMMITTED, Held(holder), **how)
-            assert holder.bytes == 0
-        await asyncio.sleep(0.05)
+            gateway = cast(Gateway, SimpleNamespace(node_id=0))
+            held, by_leader = Held(holder), {1: {first: 0}, 2: {second: 0}}
+            asked_for = gateway, by_leader, dict[str, TopicId](), Isolation.READ_COMMITTED, held
+            for some in Piece(second, 0, data=bytes(100_000)), Piece(second, ErrorCode.OFFSET_OUT_OF_RANGE):
+                pieces[:] = [some]
+                assert await fetching.fetch_all(*asked_for, max_bytes=1 << 20, wait_ms=0, deadline=0.0) == [some]
+                held.drop(pieces)
+                assert holder.bytes == 0
+            pieces[:] = [Piece(second, 0)]
+            with pytest.raises(type(failure), match="nobody is there"):
+                await fetching.fetch_all(*asked_for, max_bytes=1 << 20, wait_ms=0, deadline=0.0)
         assert holding_all.bytes == 0
 
     asyncio.run(scene())

@@ -19,11 +19,13 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from log.batch import build_plain_batch
 from log.ids import TopicId, TopicPartition
 from service.cluster.image import NO_LEADER
 from service.turns import NAMED_A_TURN
 from service.web import fetching, groups, members, transactions
 from service.web.fetching import Lens, Piece
+from service.web.gateway import Gateway
 from service.web.holding import HOLDER, Holder, Holding
 from service.web.instances import Instance, Instances
 from service.web.members import SOMEWHERE, HttpMember, Join
@@ -305,6 +307,34 @@ def test_an_answer_that_did_not_come_is_given_again_though_the_log_ended_before_
     member.positions[WHERE] = 5
     member.go_back(1, {WHERE.topic: {WHERE.partition: 2}})
     assert member.positions == {WHERE: 2}
+
+
+@pytest.mark.parametrize("silent", ["fetch", "beginning"])
+def test_a_poll_waits_for_no_silent_leader_beyond_its_time(monkeypatch: pytest.MonkeyPatch, silent: str) -> None:
+    """It was refused half a minute later, although another leader had records for it all the time."""
+    first, second = (TopicPartition("t", index) for index in range(2))
+
+    async def for_ever(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def found(_: Gateway, node: int, *__: Any, **___: Any) -> list[Piece]:
+        if node:
+            return [Piece(second, 0, data=bytes(build_plain_batch([(None, b"v")], 0)))]
+        if silent == "fetch":
+            await for_ever()
+        return [Piece(first, ErrorCode.OFFSET_OUT_OF_RANGE)]
+
+    monkeypatch.setattr(fetching, "fetch", found)
+    monkeypatch.setattr(fetching, "LEADER_S", 0.01)
+    monkeypatch.setattr(members, "FIRST_WITHIN_S", 0.01)
+    monkeypatch.setattr(members, "at_time", for_ever)
+    gateway: Any = Mock(image=Mock(partition=lambda each: Mock(leader=each.partition)), members=Mock())
+    gateway.members.is_due = lambda _: False
+    positions = {first: 0, second: 0}
+    member = HttpMember("group", "member", Join(["t"]), 0.0, positions=dict(positions), begun=positions)
+    poll = members._poll(gateway, asking(), member, None, Lens(), 500, 1000, 0.0)
+    assert [each.offset for each in asyncio.run(asyncio.wait_for(poll, PATIENCE_S))] == [0]
+    assert member.positions == {first: 0, second: 1}
 
 
 def test_a_topic_that_was_made_while_the_heartbeat_was_under_way_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -605,7 +635,7 @@ def test_a_partition_without_a_leader_does_not_hold_up_the_others(monkeypatch: p
     leaders = {first: Mock(leader=3), second: Mock(leader=NO_LEADER)}
     gateway: Any = Mock(image=Mock(partition=leaders.get))
     member = HttpMember("g", "m", Join(["t"]), 0.0, positions={first: 7, second: 8, TopicPartition("gone", 0): 1})
-    assert asyncio.run(members._read(gateway, Holder(Holding(1)), member, Lens(), 500, 1000, 0)) == ([], {})
+    assert asyncio.run(members._read(gateway, Holder(Holding(1)), member, Lens(), 500, 1000, 0, 0.0)) == ([], {})
     assert asked == [{first: 7}]
 
 
