@@ -109,6 +109,8 @@ REQUEST_ID_MAX = 200
 ASKED_METHOD, ASKED_HEADERS = "Access-Control-Request-Method", "Access-Control-Request-Headers"
 EXPOSED = ("Location", "ETag", "Retry-After", REPLAYED, "Batch-Replayed", "Next-Offset", "Commit-Token", REQUEST_ID)
 _NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,4000}")
+LINE_BYTES_MAX = 16 << 10
+"""How long an address may be: an event source may add where it is to one that has a cursor already."""
 PACKED_AT_ONCE_BYTES = 64 << 10
 _STATUS_SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "record-too-large", 415: "unsupported-media-type"}
 
@@ -135,6 +137,7 @@ class Connection(web.RequestHandler):
             logger=logger,
             auto_decompress=False,
             read_bufsize=PIECE_BYTES,
+            max_line_size=LINE_BYTES_MAX,
         )
         self._late: asyncio.TimerHandle | None = None
         """Ends the connection unless the head that is coming has ended before."""

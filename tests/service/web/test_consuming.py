@@ -319,6 +319,9 @@ def test_a_stream_has_no_more_partitions_than_its_cursor_can_name(http: Http, se
         for more, headers in ((f"&cursor={quote(cursor, safe='')}", {}), ("", {"Last-Event-ID": cursor})):
             again = http.get(f"/v1/topics/{topic}/stream?until=end{more}", headers=headers)
             assert (again.status, again.json.count("event: record")) == (200, 0)
+        far = quote(",".join(f"{index}:{10**11}" for index in range(most)), safe="")
+        assert http.get(f"/v1/topics/{topic}/stream?until=end&cursor={far}&lastEventId={far}").status == 200
+        assert http.get(f"/v1/topics/{topic}/stream?until=end&cursor={far}&lastEventId={far}{far}").status == 400
         assert http.post(f"/v1/topics/{topic}/partitions", {"count": most + 1}).status == 200
         assert next(stream)[1] == "error"
     refused = http.get(f"/v1/topics/{topic}/stream")
