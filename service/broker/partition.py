@@ -99,6 +99,13 @@ NOT_NOW = RefusedBatch(
 """The error for which every client sends the same batch again, to the same leader, and knows that the batch was not
 written.
 """
+SENT_BEHIND = RefusedBatch(
+    ErrorCode.NOT_ENOUGH_REPLICAS, "A batch that comes before it was refused for now; send that one again first."
+)
+SENT_BEHIND_MS = 10_000
+"""For how long after a batch was refused for now, batches may come that the producer has sent behind it before it knew.
+Kafka calls them out of order.
+"""
 
 
 @dataclass(slots=True)
@@ -170,6 +177,7 @@ class Partition:
         "_fsync",
         "_known_high_watermark",
         "_late_waiters",
+        "_refused_at_ms",
         "_replicas",
         "_short_waiters",
         "_slow_markers",
@@ -221,6 +229,8 @@ class Partition:
         # that the proposal was based on.
         self._unanswered: tuple[int, tuple[int, ...]] = (-1, ())
         self._fsync = False
+        self._refused_at_ms = -SENT_BEHIND_MS
+        """When a client was last told to send a batch again."""
         self._committed_waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._late_waiters: list[tuple[int, int, asyncio.Future[None]]] = []
         """Those who wait for an older offset than another did before them, as a heap."""
@@ -553,11 +563,11 @@ class Partition:
         """
         replicas = self._replicas
         if replicas is None:
-            return self.not_leading
+            return self._send_again(self.not_leading, now_ms)
         log = self.log
         config = log.config
         if acks == ACKS_ALL and replicas.is_short:
-            return TOO_FEW_IN_SYNC
+            return self._send_again(TOO_FEW_IN_SYNC, now_ms)
         header = inspect_batch(records, config, now_ms)
         if isinstance(header, RefusedBatch):
             return header
@@ -570,14 +580,15 @@ class Partition:
         if header.producer_id >= 0:
             verdict = self.producers.check(header, now_ms=now_ms, guard=guard, needs_guard=needs_guard)
             if verdict is not ACCEPTED:
-                if headroom.is_short and isinstance(verdict, OutOfOrder):
-                    # As the one before it, which is sent again too. Told that it is out of order, librdkafka begins a
-                    # new epoch in all its partitions, and writes again what was not answered yet in the others.
-                    return NOT_NOW
+                if isinstance(verdict, OutOfOrder) and 0 <= now_ms - self._refused_at_ms < SENT_BEHIND_MS:
+                    # Meanwhile others came in sync, there is room again, or this broker leads. The refused batch is
+                    # sent again, and this one behind it. Told that it is out of order, librdkafka begins a new epoch in
+                    # all its partitions, and writes again what was not answered yet in the others.
+                    return SENT_BEHIND
                 self.tally.judged(verdict)
                 return _not_new(verdict)
         if headroom.is_short:
-            return NOT_NOW
+            return self._send_again(NOT_NOW, now_ms)
         append_time_ms = -1
         if inspected is not None or header.attributes & BROKERS_BITS or config.message_timestamp_type != "CreateTime":
             if inspected is not None and inspected.records is not None:
@@ -598,7 +609,12 @@ class Partition:
             tally.appended += 1
             tally.records_in += header.record_count
             tally.bytes_in += size_bytes
-        return appended
+            return appended
+        return self._send_again(appended, now_ms)
+
+    def _send_again(self, refused: RefusedBatch, now_ms: int) -> RefusedBatch:
+        self._refused_at_ms = now_ms
+        return refused
 
     def append_own(self, batch: bytearray, *, now_ms: int) -> Appended | RefusedBatch:
         """Append a batch that this broker made: records of a coordinator."""

@@ -13,7 +13,7 @@ from log.ids import TopicPartition
 from log.segment import Segment
 from log.steps import done_at_once
 from service.broker.acceptance import RefusedBatch
-from service.broker.partition import Appended, Partition
+from service.broker.partition import SENT_BEHIND_MS, Appended, Partition
 from service.ports import RealClock
 from service.stores.memory import MemoryServer
 from service.wire.error_codes import ErrorCode
@@ -88,6 +88,12 @@ def test_settings_that_want_more_in_sync_are_minded_by_who_waits_already(tmp_pat
     on_stage(tmp_path, scene, OS)
 
 
+def send(partition: Partition, sequence: int, *, now_ms: int = 1) -> Appended | ErrorCode:
+    batch = bytearray(build_batch([(None, b"x", (), 1)], producer_id=5, producer_epoch=0, base_sequence=sequence))
+    outcome = partition.append_from_client(memoryview(batch), acks=-1, now_ms=now_ms)
+    return outcome if isinstance(outcome, Appended) else outcome.error
+
+
 def test_who_sends_on_behind_a_batch_that_found_no_room_finds_none_either(tmp_path: Path) -> None:
     """Told that it is out of order, a producer of librdkafka begins a new epoch in all its partitions, and what it has
     no answer for in the others it writes again.
@@ -95,20 +101,56 @@ def test_who_sends_on_behind_a_batch_that_found_no_room_finds_none_either(tmp_pa
 
     async def scene(stage: Stage) -> None:
         partition = await led(stage)
-
-        def send(sequence: int) -> Appended | RefusedBatch:
-            batch = bytearray(
-                build_batch([(None, b"x", (), 1)], producer_id=5, producer_epoch=0, base_sequence=sequence)
-            )
-            return partition.append_from_client(memoryview(batch), acks=-1, now_ms=1)
-
-        assert isinstance(send(0), Appended)
+        assert isinstance(send(partition, 0), Appended)
         partition.folder.headroom.run_out()
-        refused = [send(sequence) for sequence in (1, 2, 3)]
-        assert [each.error for each in refused if isinstance(each, RefusedBatch)] == 3 * [ErrorCode.NOT_ENOUGH_REPLICAS]
-        again = send(0)
+        assert [send(partition, sequence) for sequence in (1, 2, 3)] == 3 * [ErrorCode.NOT_ENOUGH_REPLICAS]
+        again = send(partition, 0)
         assert isinstance(again, Appended)
         assert again.duplicate
+
+    on_stage(tmp_path, scene, OS)
+
+
+def test_what_was_sent_behind_a_batch_that_too_few_could_keep_is_sent_again_as_well(tmp_path: Path) -> None:
+    """Others come in sync after the first of several batches under way was refused."""
+
+    async def scene(stage: Stage) -> None:
+        partition = await led(stage)
+        assert isinstance(send(partition, 0), Appended)
+        partition.decided((1,), 9, ())
+        assert send(partition, 1) is ErrorCode.NOT_ENOUGH_REPLICAS
+        partition.decided((1, 2), 10, ())
+        assert [send(partition, sequence) for sequence in (2, 3)] == 2 * [ErrorCode.NOT_ENOUGH_REPLICAS]
+        assert all(isinstance(send(partition, sequence), Appended) for sequence in (1, 2, 3))
+
+    on_stage(tmp_path, scene, OS)
+
+
+def test_what_was_sent_behind_a_batch_that_came_before_this_broker_led_is_sent_again_as_well(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        partition = await led(stage)
+        assert isinstance(send(partition, 0), Appended)
+        partition.follow(2, partition.leader_epoch + 1, fsync=False)
+        assert send(partition, 1) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        partition.lead(partition.leader_epoch + 1, 1, (1, 2, 3), (1, 2), fsync=False)
+        assert send(partition, 2) is ErrorCode.NOT_ENOUGH_REPLICAS
+        assert all(isinstance(send(partition, sequence), Appended) for sequence in (1, 2))
+
+    on_stage(tmp_path, scene, OS)
+
+
+def test_a_batch_is_out_of_order_if_the_one_before_it_does_not_come_again(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        partition = await led(stage)
+        assert isinstance(send(partition, 0), Appended)
+        assert send(partition, 2) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER  # nothing was refused before
+        partition.decided((1,), 9, ())
+        assert send(partition, 1) is ErrorCode.NOT_ENOUGH_REPLICAS
+        partition.decided((1, 2), 10, ())
+        for now_ms in range(2, SENT_BEHIND_MS, 1000):  # what is told here doesn't prolong it
+            assert send(partition, 2, now_ms=now_ms) is ErrorCode.NOT_ENOUGH_REPLICAS
+        assert send(partition, 2, now_ms=1 + SENT_BEHIND_MS) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert send(partition, 2, now_ms=0) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER  # the clock was set back
 
     on_stage(tmp_path, scene, OS)
 
