@@ -192,7 +192,8 @@ class ZooKeeperSession(Leased):
         try:
             async with asyncio.timeout(self._timeout_s):
                 found = await answer
-        except (TimeoutError, ConnectionLoss) as error:
+        except (TimeoutError, ConnectionLoss, RuntimeError) as error:
+            # A RuntimeError: the server answered out of turn. Kazoo's thread ends then, and the session with it.
             raise LedgerAway(repr(error)) from None
         except (SessionExpiredError, AuthFailedError):
             raise SessionExpired from None

@@ -9,14 +9,15 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 
 from service.stores import ledger
-from service.stores.ledger import LedgerStore
-from service.stores.port import Change, Create, Put, Result, StoreError, StoreSnapshot
+from service.stores.ledger import LedgerAway, LedgerStore
+from service.stores.port import Change, Create, Put, Result, SessionExpired, StoreError, StoreSnapshot
 from service.stores.zookeeper import PART_BYTES, ZooKeeper
 from tests.peers.process import free_port
 from tests.peers.zookeeper import ZooKeeperServer, missing
@@ -141,6 +142,30 @@ def test_a_server_that_takes_a_connection_and_does_not_answer_is_tried_again(ser
             taken[0].close()
 
     asyncio.run(main())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_answer_out_of_turn_ends_the_session_and_another_can_be_begun(server: ZooKeeperServer) -> None:
+    """Seen once, from a server that had just come back. Kazoo's thread dies of it."""
+
+    async def promise(store: LedgerStore) -> None:
+        session = await store.session(9)
+        ledger: Any = session._ledger
+        connection = ledger._client._connection
+        read_response = connection._read_response
+
+        def read_out_of_turn(header: Any, buffer: bytes, offset: int) -> None:
+            read_response(header._replace(xid=header.xid + 1), buffer, offset)
+
+        connection._read_response = read_out_of_turn
+        with pytest.raises((LedgerAway, SessionExpired)):
+            await ledger.living()
+        while (await session.commit(Create("late", b"")))[0] is not Result.EXPIRED:
+            pass
+        assert session.lease_left() == 0
+        await until_ok(await store.session(9), "after")
+
+    play(ZooKeeper(server.address).session, promise)
 
 
 def test_a_lease_is_over_before_the_session_is(server: ZooKeeperServer) -> None:
