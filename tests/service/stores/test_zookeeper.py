@@ -146,7 +146,7 @@ def test_a_server_that_takes_a_connection_and_does_not_answer_is_tried_again(ser
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_answer_out_of_turn_ends_the_session_and_another_can_be_begun(server: ZooKeeperServer) -> None:
-    """Seen once, from a server that had just come back. Kazoo's thread dies of it."""
+    """Seen once, 20 ms after a connection was made anew. Kazoo's thread dies of it."""
 
     async def promise(store: LedgerStore) -> None:
         session = await store.session(9)
