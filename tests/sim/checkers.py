@@ -197,12 +197,14 @@ class DeletedKeysStayDeleted:
             log = intact(history, write.partition)
             if write.outcome is not Outcome.OK or log is None or history.excused(write.held, write.invoked):
                 continue
+            # Read again: the first reader may have met a replica whose cleaner had come further than the first one's.
+            again = history.after_restart.get(write.partition, log).records
             for index, (key, value) in enumerate(write.records):
                 offset = write.base_offset + index
                 if value is not None or at(log, offset) is not None:
                     continue
                 newest = next((record for record in reversed(log.records) if record.key == key), None)
-                if newest is not None and newest.offset < offset:
+                if newest is not None and newest.offset < offset and newest in again:
                     yield f"{write.partition}: {key!r} was deleted at {offset}, {newest.offset} is back"
 
 

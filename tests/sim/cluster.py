@@ -29,6 +29,7 @@ from service.api.routes import OFFERED
 from service.broker.node import Broker
 from service.broker.partition import Partition
 from service.broker.peers import PeerAway, Peers
+from service.broker.replication import Fetcher, FollowedPartition
 from service.cluster.image import load
 from service.cluster.metadata import MetadataLost
 from service.process import listen
@@ -223,6 +224,7 @@ class ClusterSimulation:
                 replaced(service.broker.standby, "AT_ONCE_BYTES", self.plan.standby_bytes),
                 replaced(service.broker.standby, "REST_S", self.plan.standby_rest_s),
                 self._answers_lost(),
+                self._start_over_at_times(),
             ):
                 self._start()
                 self.world.run(until=LONGEST_RUN, stop=self._stop)
@@ -248,6 +250,22 @@ class ClusterSimulation:
             return answer
 
         return replaced(Peers, "ask", ask_in_vain)
+
+    def _start_over_at_times(self) -> AbstractContextManager[None]:
+        """A follower that is behind may start over whenever it likes: nobody counts on what it has."""
+        chance, take = self.world.stream("starts over"), Fetcher._take_one
+
+        async def take_one(fetcher: Fetcher, followed: FollowedPartition, data: Any, turn: Any) -> None:
+            log = followed.partition.log
+            is_behind = not data.error_code and not followed.role.in_sync and log.end_offset < data.high_watermark
+            if is_behind and log.config.compacts and not self.fate.finished and chance.random() < 0.2:
+                self.fate.given["made to start over"] += 1
+                await asyncio.sleep(chance.random())  # a cleaner may begin
+                await fetcher._start_over(followed, data.log_start_offset)
+                return
+            await take(fetcher, followed, data, turn)
+
+        return replaced(Fetcher, "_take_one", take_one)
 
     def _start_brokers(self) -> None:
         for name in self.names:
@@ -282,6 +300,7 @@ class ClusterSimulation:
     async def _broker_process(self, host: Host) -> None:
         self.brokers.pop(host.name, None)
         env = SimEnv(host, self.plan.folders[0])
+        env.may_be_slow = lambda: not self.fate.finished  # in the end all that is left to clean is cleaned everywhere
         asked_to_stop = asyncio.Event()
         given = {
             "listeners": f"PLAINTEXT://{host.name}:{PORT}",

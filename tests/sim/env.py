@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 APART_S = 0.02
 """Time for the log to change under a helper that reads it apart."""
+SLOW_APART_S = 3.0
+"""On every second broker such a helper takes up to this long before it begins, and again before it tells."""
 
 
 class SimEnv:
@@ -28,6 +30,9 @@ class SimEnv:
         self.disk: Disk = host.disk.mount(folder)
         self.clock: Clock = SimClock(host)
         self.rng = world.stream(f"env/{host.name}/{host.life}")
+        self._slow_s = world.stream(f"apart/{host.name}").choice((0.0, SLOW_APART_S))
+        self._pace = world.stream(f"apart/{host.name}/{host.life}")
+        self.may_be_slow: Callable[[], bool] = lambda: False
         self.tasks: Tasks = LoopTasks(lambda name, error: world.failed(host.name, f"task {name} failed", error))
 
     def unique(self) -> bytes:
@@ -37,13 +42,20 @@ class SimEnv:
         return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
 
     def apart(self) -> AbstractAsyncContextManager[Inline]:
-        return nullcontext(Inline())
+        return nullcontext(Inline(lambda: self._slow_s * self._pace.random() if self.may_be_slow() else 0.0))
 
 
 class Inline:
-    """What would run in a process of its own runs in one turn of the loop, later than it was asked for."""
+    """What would run in a process of its own runs in one turn of the loop, later than it was asked for, and tells what
+    it found later still.
+    """
+
+    def __init__(self, delay_s: Callable[[], float]) -> None:
+        self._delay_s = delay_s
 
     async def run(self, function: str, *arguments: Any) -> Any:
-        await asyncio.sleep(APART_S)
+        await asyncio.sleep(APART_S + self._delay_s())
         module, name = function.split(":")
-        return getattr(importlib.import_module(module), name)(*arguments)
+        found = getattr(importlib.import_module(module), name)(*arguments)
+        await asyncio.sleep(self._delay_s())
+        return found
