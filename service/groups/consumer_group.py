@@ -12,7 +12,8 @@ other one it frees no partition and commits nothing for one that it does not hol
 heartbeat is told that.
 
 Invariants: `holders` has an entry for exactly those partitions that are assigned to a member or still to be revoked by
-one. `tallies` are always what counting all members would give. With both, a heartbeat costs no more in a larger group.
+one. `tallies` are always what counting all members and expressions would give. With both, a heartbeat costs no more in
+a larger group.
 """
 
 from __future__ import annotations
@@ -204,10 +205,11 @@ class Raised(NamedTuple):
 
 @dataclass(slots=True)
 class Tallies:
-    """Counts of members. An entry whose count falls to zero is removed."""
+    """Counts of members and expressions. An entry whose count falls to zero is removed."""
 
     naming: dict[str, int] = field(default_factory=dict)  # by topic: members that subscribe to it by name
     using: dict[str, int] = field(default_factory=dict)  # by regular expression: members that subscribe with it
+    matching: dict[str, int] = field(default_factory=dict)  # by topic: expressions in use that are known to match it
     supporting: dict[str, int] = field(default_factory=dict)  # by protocol: classic members that support it
     stable_at: dict[int, int] = field(default_factory=dict)  # by member epoch: stable members with that epoch
     classic: int = 0
@@ -216,10 +218,7 @@ class Tallies:
         """Count `new` instead of `old`. Topics that both name, which may be thousands, are left as they are."""
         before = NO_NAMES if old is None else old.subscribed_topics
         after = NO_NAMES if new is None else new.subscribed_topics
-        for topic in after - before:
-            _add(self.naming, topic, 1)
-        for topic in before - after:
-            _add(self.naming, topic, -1)
+        _replace(self.naming, before, after)
         for member, by in ((old, -1), (new, 1)):
             if member is not None:
                 self._count(member, by)
@@ -238,12 +237,27 @@ class Tallies:
             _add(self.stable_at, member.member_epoch, by)
 
 
-def _times_named(members: Collection[ConsumerMember]) -> Mapping[str, int]:
-    """How many of these members subscribe to each topic by name. Mostly it is one member."""
-    if len(members) == 1:
-        [member] = members
-        return dict.fromkeys(member.subscribed_topics, 1)
-    return Counter(chain.from_iterable(member.subscribed_topics for member in members))
+def _times(sets: Collection[frozenset[str]]) -> Mapping[str, int]:
+    """In how many of these sets each topic is. Mostly it is one set."""
+    if len(sets) == 1:
+        [topics] = sets
+        return dict.fromkeys(topics, 1)
+    return Counter(chain.from_iterable(sets))
+
+
+def _left(counts: Mapping[str, int], fewer: Mapping[str, int]) -> set[str]:
+    """The topics whose count is not zero when it is so much lower."""
+    topics = set(counts)
+    topics.difference_update([topic for topic, count in fewer.items() if counts.get(topic, 0) <= count])
+    return topics
+
+
+def _replace(counts: dict[str, int], before: frozenset[str], after: frozenset[str]) -> None:
+    """Count the topics of one set instead of those of the other. What is in both is left as it is."""
+    for topic in after - before:
+        _add(counts, topic, 1)
+    for topic in before - after:
+        _add(counts, topic, -1)
 
 
 def _add(counts: dict[Key, int], key: Key, by: int) -> None:
@@ -267,6 +281,7 @@ class ConsumerGroup:
     assignment_timestamp_ms: int = 0
     target: dict[str, TargetByTopic] = field(default_factory=dict)
     resolved: dict[str, ResolvedRegex] = field(default_factory=dict)
+    matched: dict[str, frozenset[str]] = field(default_factory=dict)  # what `tallies` count of each expression in use
     has_partition_metadata: bool = False  # there is a record of an old version, to be removed at the next change
     holders: dict[tuple[bytes, int], str] = field(default_factory=dict)  # partition -> id of the member holding it
     tallies: Tallies = field(default_factory=Tallies)
@@ -354,13 +369,10 @@ class ConsumerGroup:
         """
         topics: set[str] = set()
         if len(without) < len(self.members):
-            naming = self.tallies.naming
-            topics.update(naming)
-            fewer = _times_named(without)
-            topics.difference_update([topic for topic, count in fewer.items() if naming.get(topic, 0) <= count])
-            for regex in self.tallies.using:
-                if regex in self.resolved and self.uses(regex, without=without):
-                    topics |= self.resolved[regex].topics
+            topics = _left(self.tallies.naming, _times([member.subscribed_topics for member in without]))
+            given_up = {member.regex_or_none or "" for member in without} & self.matched.keys()
+            unused = [self.matched[regex] for regex in given_up if not self.uses(regex, without=without)]
+            topics |= _left(self.tallies.matching, _times(unused))
         return topics if and_by is None else topics | self.topics_of(and_by)
 
     def keeps_its_topics(self, *, without: Collection[ConsumerMember], and_by: ConsumerMember | None) -> bool:
@@ -369,7 +381,7 @@ class ConsumerGroup:
         """
         comes = frozenset[str]() if and_by is None else and_by.subscribed_topics
         expression = None if and_by is None else and_by.regex_or_none
-        fewer = _times_named(without)
+        fewer = _times([member.subscribed_topics for member in without])
         naming = self.tallies.naming
         return (
             (expression is None or expression in self.tallies.using)
@@ -388,9 +400,7 @@ class ConsumerGroup:
         return member.subscribed_topics | resolved.topics if member.subscribed_topics else resolved.topics
 
     def is_subscribed_to(self, topic: str) -> bool:
-        return topic in self.tallies.naming or any(
-            topic in self.resolved[regex].topics for regex in self.tallies.using if regex in self.resolved
-        )
+        return topic in self.tallies.naming or topic in self.tallies.matching
 
     def preferred_assignor(self, members: Iterable[ConsumerMember]) -> str | None:
         """The assignor that most members ask for, the first by name among equals; None if no member asks for one."""
@@ -514,7 +524,7 @@ class ConsumerGroup:
             self.tallies.replace(old, member)
             for each in (old, member):
                 if each is not None and each.regex_or_none is not None:
-                    self._note_unresolved(each.regex_or_none)
+                    self._note_regex(each.regex_or_none)
         if not keeps_all:
             self._hold(member, but=old)
         self.members[member.member_id] = member
@@ -533,7 +543,7 @@ class ConsumerGroup:
         self._release(member)
         self.tallies.replace(member, None)
         if member.regex_or_none is not None:
-            self._note_unresolved(member.regex_or_none)
+            self._note_regex(member.regex_or_none)
         if member.instance_id is not None and self.static_members.get(member.instance_id) == member_id:
             del self.static_members[member.instance_id]
 
@@ -542,13 +552,22 @@ class ConsumerGroup:
             self.resolved.pop(regex, None)
         else:
             self.resolved[regex] = resolved
-        self._note_unresolved(regex)
+        self._note_regex(regex)
 
-    def _note_unresolved(self, regex: str) -> None:
-        if regex in self.tallies.using and regex not in self.resolved:
+    def _note_regex(self, regex: str) -> None:
+        """Note whether members use this expression, and what it matches."""
+        resolved = self.resolved.get(regex)
+        is_used = regex in self.tallies.using
+        if is_used and resolved is None:
             self.unresolved[regex] = None
         else:
             self.unresolved.pop(regex, None)
+        before = self.matched.pop(regex, NO_NAMES)
+        after = resolved.topics if is_used and resolved is not None else NO_NAMES
+        if after:
+            self.matched[regex] = after
+        if after is not before:
+            _replace(self.tallies.matching, before, after)
 
     def _hold(self, member: ConsumerMember, *, but: ConsumerMember | None) -> None:
         """Put the member into `holders`, but not for what it has held as `but`."""

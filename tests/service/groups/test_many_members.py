@@ -1,6 +1,7 @@
 """Groups of many members: what is done for each of them is done for some of them in one turn of the loop."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,8 +9,8 @@ import pytest
 from service.groups import coordinator, migration, resuming
 from service.groups.assignment_round import STEPS_AT_ONCE
 from service.groups.classic_group import ClassicGroup
-from service.groups.commands import LEAVE_EPOCH, JoinReply
-from service.groups.consumer_group import ConsumerGroup
+from service.groups.commands import LEAVE_EPOCH, CommitOffsets, DeleteOffsets, JoinReply, OffsetToCommit
+from service.groups.consumer_group import ConsumerGroup, ResolvedRegex
 from service.groups.deadlines import Deadlines
 from service.groups.settings import GroupSettings
 from service.groups.topics import fingerprint
@@ -289,6 +290,50 @@ def test_the_last_member_that_names_a_topic_takes_it_out_of_the_fingerprint() ->
     driver.wait(0)
     assert group_of(driver).metadata_hash == fingerprint(driver.topics, ("t1", "t2"))
     driver.check_replay()
+
+
+# Groups of many expressions
+
+
+class LookedUp(dict[str, ResolvedRegex]):
+    """Counts how often it is asked what an expression matches."""
+
+    def count(self) -> None:
+        """Does nothing: it is counted how often this is called."""
+
+    def __getitem__(self, regex: str) -> ResolvedRegex:
+        self.count()
+        return super().__getitem__(regex)
+
+    def get(self, regex: str, default: Any = None) -> Any:
+        self.count()
+        return super().get(regex, default)
+
+
+def test_what_many_expressions_match_is_counted_and_not_looked_up_for_each_topic(
+    driver: Driver, counted: Counted
+) -> None:
+    driver.set(replace(driver.settings, offsets_retention_check_interval_ms=30_000))
+    driver.topics.put("plain", MANY)
+    for number in range(MANY):
+        driver.beat(f"m{number}", 0, subscribed_topics=None, subscribed_regex=f"orders|m{number}")
+    driver.wait(20_000)
+    group = group_of(driver)
+    assert len(group.resolved) == MANY
+    group.resolved = LookedUp(group.resolved)
+    looks = counted(LookedUp, "count")
+    driver.beat("new", 0, subscribed_topics=("another",))
+    driver.beat("new", group.epoch, subscribed_topics=("other",))
+    driver.beat("new", LEAVE_EPOCH)
+    driver.topics.put("one more", 1)
+    epoch = driver.beat("m0", group.members["m0"].member_epoch).member_epoch
+    plain = driver.topics.id_of("plain")
+    offsets = tuple(OffsetToCommit("plain", plain, partition, 5, 0, "") for partition in range(MANY))
+    driver.ask(CommitOffsets("g", "m0", None, epoch, offsets))
+    driver.ask(DeleteOffsets("g", tuple((f"none{number}", (0,)) for number in range(MANY))))
+    assert sum(looks) < 20
+    driver.wait(10_000)  # the committed offsets are looked at, and the expressions once, because there is a new topic
+    assert max(looks) <= MANY
 
 
 def group_of(driver: Driver) -> ConsumerGroup:
