@@ -214,7 +214,9 @@ class ConsumerDecisions:
         if joins:
             if owner is None:
                 return group.members.get(member_id, ConsumerMember(member_id))
-            if owner.classic is None and owner.member_epoch != STATIC_LEAVE_EPOCH:
+            is_away = owner.classic is not None or owner.member_epoch == STATIC_LEAVE_EPOCH
+            # A member that has a place already can't take another one besides: its own would have no owner then.
+            if not is_away or (owner.member_id != member_id and member_id in group.members):
                 return GroupRefusal(
                     Fault.UNRELEASED_INSTANCE_ID, f"instance {ask.instance_id} is member {owner.member_id} at present"
                 )

@@ -336,9 +336,9 @@ class ConsumerGroup:
         return None if member_id is None else self.members.get(member_id)
 
     def target_of(self, member_id: str, instance_id: str | None) -> TargetByTopic:
-        """The member's target. A static member has the target of the member whose place it takes."""
+        """The member's target. A static member has the target of the member whose place it takes, if there is one."""
         if instance_id is not None:
-            member_id = self.static_members.get(instance_id, "")
+            member_id = self.static_members.get(instance_id, member_id)
         return self.target.get(member_id, {})
 
     def must_look_at_metadata(self, version: int) -> bool:
@@ -527,6 +527,8 @@ class ConsumerGroup:
                     self._note_regex(each.regex_or_none)
         if not keeps_all:
             self._hold(member, but=old)
+        if old is not None and old.instance_id != member.instance_id:
+            self._release_instance(old)
         self.members[member.member_id] = member
         if member.instance_id is not None:
             self.static_members[member.instance_id] = member.member_id
@@ -544,7 +546,10 @@ class ConsumerGroup:
         self.tallies.replace(member, None)
         if member.regex_or_none is not None:
             self._note_regex(member.regex_or_none)
-        if member.instance_id is not None and self.static_members.get(member.instance_id) == member_id:
+        self._release_instance(member)
+
+    def _release_instance(self, member: ConsumerMember) -> None:
+        if member.instance_id is not None and self.static_members.get(member.instance_id) == member.member_id:
             del self.static_members[member.instance_id]
 
     def resolve(self, regex: str, resolved: ResolvedRegex | None) -> None:

@@ -795,6 +795,48 @@ def test_an_instance_that_is_away_has_nothing_left_to_let_go_of(driver: Driver, 
     assert "c" in [member.member_id for member in driver.consumer().members]
 
 
+@pytest.mark.parametrize("former", [None, "x"])
+def test_a_member_that_joins_again_as_an_instance_that_is_new_keeps_its_part(
+    driver: Driver, former: str | None
+) -> None:
+    """It is the same member under another name, so it has its own target and not none."""
+    driver.beat("a", 0, instance_id=former)
+    driver.beat("b", 0)
+    settle(driver, "a", "b")
+    driver.beat("b", LEAVE_EPOCH)
+    driver.wait(0)
+    back = driver.beat("a", 0, instance_id="y")
+    assert (back.fault, driver.named(back)) == (None, {"orders": ALL})
+
+
+def test_an_instance_whose_member_has_taken_another_name_is_free(driver: Driver) -> None:
+    driver.beat("a", 0, instance_id="x")
+    driver.beat("a", 0, instance_id="y")
+    assert group_of(driver).static_members == {"y": "a"}, "as in the log when it has been compacted"
+    assert driver.beat("b", 0, instance_id="x").fault is None
+    driver.beat("b", LEAVE_EPOCH, instance_id="x")
+    assert group_of(driver).static_members == {"y": "a"}
+
+
+@pytest.mark.parametrize("former", [None, "x"])
+def test_a_member_that_has_a_place_takes_no_other_one_before_its_own_is_free(
+    driver: Driver, former: str | None
+) -> None:
+    """Two members would become one, and nobody would be given what was the part of one of them."""
+    driver.beat("a", 0, instance_id=former)
+    driver.beat("b", 0, instance_id="y")
+    settle(driver, "a", "b")
+    driver.beat("b", STATIC_LEAVE_EPOCH, instance_id="y")
+    driver.wait(20_000)
+    driver.beat("c", 0, subscribed_topics=("events",))
+    assert driver.beat("a", 0, instance_id="y").fault is Fault.UNRELEASED_INSTANCE_ID
+    driver.wait(24_999)
+    driver.beat("c", group_of(driver).members["c"].member_epoch)
+    driver.wait(1)
+    assert list(group_of(driver).members) == ["c"]
+    assert driver.named(driver.beat("a", 0, instance_id="y")) == {"orders": ALL}
+
+
 def test_an_instance_can_leave_for_good(driver: Driver) -> None:
     driver.beat("a", 0, instance_id="i")
     driver.beat("a", LEAVE_EPOCH, instance_id="i")
