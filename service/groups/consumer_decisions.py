@@ -180,6 +180,8 @@ class ConsumerDecisions:
             return GroupRefusal(Fault.FENCED_MEMBER_EPOCH, "the member's state is not understood; it must rejoin")
         times = self._settings.consumer_times(group.group_id)
         self._keep_session(group, walked, times, draft)
+        if found.classic is not None:  # what it was to let go of by the classic protocol it has still to let go of
+            self._await_revocation(group, walked, draft)
         is_full_request = (
             ask.rebalance_timeout_ms != -1
             and (ask.subscribed_topics is not None or ask.subscribed_regex is not None)

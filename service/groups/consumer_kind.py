@@ -15,7 +15,7 @@ from service.groups.commands import (
     ConsumerHeartbeatReply,
     DescribeConsumerGroup,
 )
-from service.groups.consumer_decisions import MEMBER_DEADLINES, ConsumerDecisions, answer_beat, no_consumer_group
+from service.groups.consumer_decisions import ConsumerDecisions, answer_beat, no_consumer_group
 from service.groups.consumer_group import ConsumerGroup, ConsumerMember, Raised, ResolvedRegex
 from service.groups.describe import describe_consumer, not_a_consumer_group
 from service.groups.kinds import Decide, FallDue, Group
@@ -31,6 +31,7 @@ from service.groups.records import (
     read_value,
 )
 from service.groups.settings import GroupSettings
+from service.groups.states import MemberState
 from service.groups.topics import TopicView
 from service.groups.verdicts import Draft, GroupRefusal, RecordPair, Token
 from service.wire.messages import (
@@ -71,7 +72,10 @@ class ConsumerKind:
             "look": lambda group, _, draft: decisions.look_some(group, draft),
             "assign": lambda group, _, draft: decisions.assign_some(group, draft),
             "resume": lambda group, _, draft: decisions.resuming.go_on(group, draft),
-            **dict.fromkeys(MEMBER_DEADLINES, self._member_is_lost),
+            "session": self._member_is_lost,
+            "rebalance": self._revocation_is_over,
+            "rejoin": self._classic_time_is_over,
+            "resync": self._classic_time_is_over,
         }
 
     # Commands ---------------------------------------------------------------------------------------------------------
@@ -110,6 +114,18 @@ class ConsumerKind:
         member = group.members.get(member_id)
         if member is not None:
             self._remove(group, [member], draft)
+
+    # A member may go on by the other protocol under its id, and is not held to the times of the former one then.
+
+    def _revocation_is_over(self, group: ConsumerGroup, member_id: str, draft: Draft) -> None:
+        member = group.members.get(member_id)
+        if member is not None and member.classic is None and member.state is MemberState.UNREVOKED_PARTITIONS:
+            self._member_is_lost(group, member_id, draft)
+
+    def _classic_time_is_over(self, group: ConsumerGroup, member_id: str, draft: Draft) -> None:
+        member = group.members.get(member_id)
+        if member is not None and member.classic is not None:
+            self._member_is_lost(group, member_id, draft)
 
     def _describe(self, group: ConsumerGroup | None, ask: DescribeConsumerGroup, token: Token, draft: Draft) -> None:
         if group is None:

@@ -325,6 +325,54 @@ def test_a_classic_member_that_never_syncs_is_removed(driver: Driver) -> None:
     assert driver.heartbeat(joined) is Fault.UNKNOWN_MEMBER_ID
 
 
+@pytest.mark.parametrize("by_epoch", [False, True])
+@pytest.mark.parametrize("awaited", ["sync", "join"])
+def test_a_member_that_goes_on_by_the_new_protocol_is_not_expected_to_go_on_by_the_old_one(
+    driver: Driver, awaited: str, by_epoch: bool
+) -> None:
+    if awaited == "sync":
+        driver.beat("c", 0)
+        joined = driver.join(member=driver.join().member_id, rebalance_timeout_ms=20_000)
+    else:
+        joined = mixed_group(driver, rebalance_timeout_ms=20_000)
+        driver.beat("d", 0, subscribed_topics=("events",))
+        assert driver.heartbeat(joined) is Fault.REBALANCE_IN_PROGRESS
+    held = driver.beat(joined.member_id, joined.generation if by_epoch else 0)
+    epoch = held.member_epoch
+    for _ in range(10):
+        driver.wait(4_000)
+        for each in [member for member in driver.consumer().members if member.member_id != joined.member_id]:
+            numbers = {facts.topic_id: facts.partitions for facts in each.assigned}
+            driver.beat(each.member_id, each.member_epoch, owned=numbers)
+        went_on = driver.beat(joined.member_id, epoch)
+        assert went_on.fault is None
+        epoch = went_on.member_epoch
+
+
+def test_a_member_that_goes_on_by_the_new_protocol_must_let_go_in_the_time_that_it_has_said(driver: Driver) -> None:
+    """It was to let go by joining again, and is not waited for because it does not join any more."""
+    joined = mixed_group(driver, rebalance_timeout_ms=20_000)
+    driver.beat("d", 0)
+    driver.join(member=joined.member_id, owned=(("orders", [0, 1]),), rebalance_timeout_ms=20_000)
+    for _ in range(3):
+        assert driver.beat(joined.member_id, joined.generation, owned=owned(driver, [0, 1])).fault is None
+        driver.wait(6_666)
+    driver.wait(3)
+    assert driver.beat(joined.member_id, joined.generation).fault is Fault.UNKNOWN_MEMBER_ID
+
+
+def test_a_member_that_goes_on_by_the_old_protocol_is_not_held_to_the_times_of_the_new_one(driver: Driver) -> None:
+    driver.beat("a", 0, rebalance_timeout_ms=20_000)
+    driver.beat("b", 0)
+    driver.beat("a", 2, owned=owned(driver, ALL))  # has to let go of half of them
+    joined = driver.join(member="a", owned=(("orders", [0, 1]),), rebalance_timeout_ms=60_000)
+    assert partitions(driver.sync(joined).assignment) == {"orders": [0, 1]}
+    for _ in range(10):
+        driver.wait(4_000)
+        driver.beat("b", 3)
+        assert driver.heartbeat(joined) is None
+
+
 def test_a_classic_member_has_the_session_it_asked_for(driver: Driver) -> None:
     joined = mixed_group(driver)
     driver.wait(9_999)
