@@ -125,8 +125,9 @@ class Member:
         for partition in [each for each in self.owned if each not in partitions]:
             self.lose(partition)
         for partition in sorted(partitions):
-            if partition not in self.owned:
+            if self.board.owners.get(partition) is not self:  # an answer that was old may have told it so before
                 self.board.take(self, partition)
+            if partition not in self.owned:
                 self.owned[partition] = False
                 self.find_position(partition)
 
@@ -309,6 +310,18 @@ class Member:
         self.world.members.remove(self)
         return born
 
+    def become(self, instance: str | None) -> bool:
+        """The next process speaks the new protocol, and goes on with the same member id as this instance. So it must
+        not be overtaken by what this one commits.
+        """
+        if self.is_superseded or self._commits:
+            return False
+        self.die()
+        born = self.reborn(ConsumerMember)
+        born.member_id, born.instance = self.member_id, instance
+        born.start()
+        return True
+
     def class_of_successor(self) -> type[Member]:
         """A static member may be taken to the other protocol by a restart."""
         if self.instance is None or self.chance.random() >= self.world.plan.converts:
@@ -365,9 +378,19 @@ class ClassicMember(Member):
 
         def answered(reply: Any) -> None:
             if reply is not None and reply.fault is not None and generation == self.epoch and not self.is_joining:
-                self.join() if reply.fault is Fault.REBALANCE_IN_PROGRESS else self.begin_anew(reply.fault)
+                if reply.fault is not Fault.REBALANCE_IN_PROGRESS:
+                    self.begin_anew(reply.fault)
+                elif not self.switches():
+                    self.join()
 
         self.ask(Heartbeat(GROUP, self.epoch, self.member_id, self.instance), answered)
+
+    def switches(self) -> bool:
+        """Perhaps the member goes on by the new protocol, under its id."""
+        switches = self.world.plan.switches
+        if not switches or self.world.healed or self.chance.random() >= switches:
+            return False
+        return self.become(self.instance)
 
     def begin_anew(self, fault: Fault | None) -> None:
         self.lose_all()
@@ -411,7 +434,8 @@ class ClassicMember(Member):
         """One that is on its way for so long that it comes when the member is of a later generation, and when somebody
         has committed more there.
         """
-        if self.world.plan.converts or any("consumer" in kind for kind in self.world.plan.kinds):
+        plan = self.world.plan
+        if plan.converts or plan.switches or any("consumer" in kind for kind in plan.kinds):
             return  # there a commit counts by since when its partition is held
         known = [partition for partition, is_known in self.owned.items() if is_known and self.name_of(partition)]
         if known and self.epoch >= 0 and not self.world.healed and self.chance.random() < 0.7:
@@ -442,6 +466,8 @@ class ClassicMember(Member):
             self.begin_anew(reply.fault)
         else:
             self.member_id, generation = reply.member_id, reply.generation
+            if self.switches():
+                return
             self.is_joining = True
             self.leads = reply.leader == self.member_id
             # A leader that comes back is not asked to assign. It checks whether topics have changed since the last
@@ -614,7 +640,7 @@ class ConsumerMember(Member):
         self.world.after(300, come)
 
     def start(self) -> None:
-        self.member_id = self.name
+        self.member_id = self.member_id or self.name
         self.epoch = 0
         self.says_all = True
         self.waits = False
@@ -655,6 +681,8 @@ class ConsumerMember(Member):
         elif reply.fault in REJOIN:
             if reply.fault is Fault.FENCED_MEMBER_EPOCH and was_told:
                 raise Broken(f"TheToldAreBelieved: {self.name} was told that it is at {self.epoch}, and is fenced")
+            if reply.fault is Fault.UNKNOWN_MEMBER_ID and was_told and self.does_its_part:
+                raise Broken(f"TheHeardStay: {self.name} is thrown out, which was told that it is at {self.epoch}")
             self.lose_all()
             self.epoch, self.says_all = 0, True
         elif reply.fault is Fault.FENCED_INSTANCE_ID:
@@ -680,6 +708,15 @@ class ConsumerMember(Member):
                     self.own(given)
             if is_new:
                 self.leave_a_commit_behind()
+
+    @property
+    def does_its_part(self) -> bool:
+        """Whether nobody had a reason to put the member out of the group. It may be in it under its former name: what
+        joined under that one was late, and came last.
+        """
+        is_last = self.instance is None or self.world.last_to_join.get(self.instance) is self
+        is_out = is_last and not self.world.knows(self.member_id, self.epoch)
+        return is_out and not (self.is_over or self.hangs_on or self.world.is_hasty)
 
     def hang(self) -> None:
         """The member never finishes giving up its partitions: it sends heartbeats, reads nothing, and says that it owns

@@ -22,7 +22,8 @@ from service.groups.classic_decisions import ClassicDecisions
 from service.groups.classic_group import ClassicGroup
 from service.groups.commands import DeleteOffsetsReply, JoinReply
 from service.groups.consumer_decisions import ConsumerDecisions
-from service.groups.consumer_group import ConsumerGroup, ConsumerMember, Raised, Tallies
+from service.groups.consumer_group import ConsumerGroup, ConsumerMember, Raised, Tallies, TargetByTopic
+from service.groups.consumer_kind import ConsumerKind
 from service.groups.forgetting import Forgetting
 from service.groups.migration import Migration
 from service.groups.offset_decisions import OffsetDecisions
@@ -363,6 +364,29 @@ def what_a_member_newly_has_not_recorded() -> Planting:
     return replaced(ConsumerDecisions, "walk", walk)
 
 
+def instances_that_are_new_given_nothing() -> Planting:
+    def target_of(group: ConsumerGroup, member_id: str, instance_id: str | None) -> TargetByTopic:
+        known_as = member_id if instance_id is None else group.static_members.get(instance_id, "")
+        return group.target.get(known_as, {})
+
+    return replaced(ConsumerGroup, "target_of", target_of)
+
+
+def former_names_of_instances_kept() -> Planting:
+    original = ConsumerGroup.put
+
+    def put(group: ConsumerGroup, member: ConsumerMember) -> None:
+        before = group.static_members.copy()
+        original(group, member)
+        group.static_members = before | group.static_members
+
+    return replaced(ConsumerGroup, "put", put)
+
+
+def members_that_go_on_by_the_new_protocol_held_to_the_times_of_the_old_one() -> Planting:
+    return replaced(ConsumerKind, "_classic_time_is_over", ConsumerKind._member_is_lost)
+
+
 OF_SHARDS = (
     what_is_gathered_is_answered_when_it_is_written,
     a_reader_overtakes_what_is_gathered,
@@ -409,6 +433,9 @@ MUTANTS: dict[str, Callable[[], Planting]] = {
         generations_of_members_that_change_their_protocol_not_recorded,
         epochs_of_instances_that_are_away_believed,
         what_a_member_newly_has_not_recorded,
+        instances_that_are_new_given_nothing,
+        former_names_of_instances_kept,
+        members_that_go_on_by_the_new_protocol_held_to_the_times_of_the_old_one,
     )
 }
 

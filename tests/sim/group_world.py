@@ -10,7 +10,7 @@ Checked throughout: no partition has two owners, no committed offset goes back, 
 committed, no offset expires before its time, none comes back that an operator has deleted, of an instance's processes
 all but the last to join are fenced, nothing raises. And after each decision and each marker the machine that lives
 equals one that has only read the log, but for the epochs that are in no record. No member that was told its epoch is
-fenced at it.
+fenced at it, and none that sends heartbeats and lets go is thrown out.
 """
 
 from __future__ import annotations
@@ -104,6 +104,8 @@ class Plan:
     keeps_ms: tuple[int, ...]  # retentions that commits of old clients say
     more_mishaps: tuple[str, ...]  # what befalls the group in this run besides
     offsets_retention_ms: int = 7 * 24 * 60 * 60_000
+    switches: float = 0.0  # of classic members that are to join or to sync, and go on by the new protocol instead
+    renames: bool = False  # whether members of the new protocol may come back under their ids as other instances
 
 
 def draw_plan(chance: random.Random) -> Plan:
@@ -207,6 +209,9 @@ class GroupWorld:
         self.chance = random.Random(seed)
         self.plan = draw_plan(self.chance)
         self.plan.offsets_retention_ms = random.Random(f"retention {seed}").choice(RETENTIONS_MS)
+        others = random.Random(f"others {seed}")
+        self.plan.switches = others.choice((0.0, 0.0, 0.05, 0.3))
+        self.plan.renames = others.random() < 0.4
         self.now_ms = 1_000_000
         self.ahead_ms = 0  # how far the wall clock has been set ahead
         self.clock_set: dict[int, int] = {}  # ahead: when that was, and in which life of the coordinator
@@ -319,9 +324,12 @@ class GroupWorld:
                 raise Broken(f"WhatAllSupportIsTaken: {sender.name} is refused, which knows {sender.assignors}")
 
     def _check_it_is_the_last(self, instance: str, sender: Any) -> None:
-        """A process is answered well only as long as no other has joined as the same instance."""
+        """A process is answered well only as long as no other has joined as the same instance. One that goes on under
+        the member id of another one is the same.
+        """
         joined = [process for _, each, process in self._joins if each == instance]
-        if (joined[-1] if joined else self.last_to_join[instance]) is not sender:
+        last = joined[-1] if joined else self.last_to_join[instance]
+        if last is not sender and last.member_id != sender.member_id:
             raise Broken(
                 f"TheReplacedAreFenced: {sender.name} is answered well, and another process joined as {instance}"
             )

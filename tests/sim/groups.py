@@ -21,7 +21,7 @@ from service.groups.states import ConsumerState
 from tests.sim import gathering
 from tests.sim.group_members import TOPICS, ClassicMember, ConsumerMember, Member
 from tests.sim.group_operator import MISHAPS
-from tests.sim.group_world import CHAOS_MS, SETTLE_MS, Broken, GroupWorld
+from tests.sim.group_world import BEAT_MS, CHAOS_MS, SETTLE_MS, Broken, GroupWorld
 from tests.sim.run import fresh_seed, replaced
 
 UPGRADES = ("bidirectional", "upgrade")
@@ -83,7 +83,7 @@ def _live(world: GroupWorld) -> None:
     world.is_hasty = False
     grow(world)  # when nothing else makes anybody look
     topics = settle(world)
-    for befalls in (one_is_replaced, one_converts, one_comes_late, some_go):
+    for befalls in (one_is_replaced, one_converts, one_comes_late, some_go, one_takes_another_name):
         # A process that was replaced wakes late. If the group has refused its successor, it joins once more, and goes.
         world.run_until(max([world.now_ms, *(member.goes_ms for member in world.members if member.is_superseded)]))
         if members := members_in(world):
@@ -142,6 +142,19 @@ def some_go(world: GroupWorld, members: list[Member]) -> None:
         chance.choice(members).restart()
 
 
+def one_takes_another_name(world: GroupWorld, members: list[Member]) -> None:
+    """A member comes back under its id as an instance that is new, when it is about to be told that it gets what
+    another one had. Nothing that happens later makes the group look again.
+    """
+    dynamic = [member for member in members if member.instance is None and isinstance(member, ConsumerMember)]
+    if world.plan.renames and dynamic and len(members) > 1:
+        leaving = world.chance.choice(dynamic)
+        others = [member for member in members if member is not leaving]
+        leaving.depart()
+        wait_ms = world.plan.interval_ms + world.chance.randint(1, BEAT_MS)
+        world.after(wait_ms, lambda: rename(world, world.chance.choice(others)))
+
+
 def settle(world: GroupWorld) -> set[str]:
     """In peace every partition comes to be read; of which topics."""
     world.run_until(world.now_ms + SETTLE_MS)
@@ -162,7 +175,7 @@ def mishap(world: GroupWorld, until_ms: int) -> None:
     chance = world.chance
     awake = [member for member in world.members if member.is_alive and not member.is_asleep and member.member_id]
     usual = ("die", "die", "leave", "sleep", "sleep", "twin", "grow", "anew")
-    what = chance.choice((*usual, *world.plan.more_mishaps))
+    what = chance.choice((*usual, *world.plan.more_mishaps, *(("rename",) if world.plan.renames else ())))
     if what in MISHAPS:
         MISHAPS[what](world)
     elif what == "grow":
@@ -177,9 +190,16 @@ def mishap(world: GroupWorld, until_ms: int) -> None:
             member.leave()
         elif what == "sleep":
             member.sleep()
+        elif what == "rename":
+            rename(world, member)
         elif member.instance is not None and not member.is_superseded:
             member.supersede().start()
     world.after(chance.randint(1, 2 * world.plan.mishap_ms), lambda: mishap(world, until_ms))
+
+
+def rename(world: GroupWorld, member: Member) -> None:
+    if isinstance(member, ConsumerMember):
+        member.become(f"r{world.board.fresh()}")
 
 
 def grow(world: GroupWorld) -> None:
