@@ -202,8 +202,7 @@ class ClassicDecisions:
 
     def prepare_rebalance(self, group: ClassicGroup, draft: Draft) -> None:
         if group.state is COMPLETING:
-            for member in group.members.values():
-                member.assignment = b""
+            group.assign({})
         group.pending_syncs.clear()
         self._deadlines.cancel(("sync", group.group_id, ""))
         is_initial = group.state is EMPTY
@@ -333,8 +332,7 @@ class ClassicDecisions:
                 draft.answer(token, SyncReply(Fault.UNKNOWN_SERVER_ERROR))
                 self.prepare_rebalance(group, draft)
                 return
-            for each in group.members.values():
-                each.assignment = assignments.get(each.member_id, b"")
+            group.assign(assignments)
             draft.records.append(classic_group_record(group, assignments))
             group.move_to(STABLE, draft.wall_ms)
             self._answer_all(group, draft)

@@ -9,6 +9,7 @@ token of its last JoinGroup. `joined`, `preferences` and `listing` are always wh
 that the cost of a join does not grow with the group.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -90,9 +91,9 @@ class ClassicGroup:
     unanswered: list[str] = field(default_factory=list)
     new_member_added: bool = False  # a member has joined since the initial delay was last prolonged
     subscribed_topics: frozenset[str] | None = None  # None: not known
-    # What `migration.py` has prepared for members, by their ids, and members for whom it has not.
-    prepared: dict[str, object] | None = None
-    unprepared: list[str] = field(default_factory=list)
+    # How often something has changed that a consumer group made of this one has, and what `migration.py` has prepared.
+    changes: int = 0
+    upgrade: object = None
 
     # The value of this group's last record in the log; None before the first. Only `apply` changes it.
     stored: bytes | None = None
@@ -294,6 +295,7 @@ class ClassicGroup:
         self.state_timestamp_ms = wall_ms
 
     def add(self, member: ClassicMember, *, protocol_type: str | None = None) -> None:
+        self.changes += 1
         if member.instance_id is not None:
             assert member.instance_id not in self.static_members
             self.static_members[member.instance_id] = member.member_id
@@ -321,6 +323,7 @@ class ClassicGroup:
             self.joined += by
 
     def remove(self, member_id: str) -> None:
+        self.changes += 1
         member = self.members.pop(member_id, None)
         if member is not None:
             self._count(member, -1)
@@ -332,6 +335,9 @@ class ClassicGroup:
         self.pending_syncs.pop(member_id, None)
 
     def update(self, member: ClassicMember, ask: JoinGroup, token: Token | None) -> None:
+        times_ms = ask.rebalance_timeout_ms, ask.session_timeout_ms
+        if member.protocols != ask.protocols or times_ms != (member.rebalance_timeout_ms, member.session_timeout_ms):
+            self.changes += 1
         self._count(member, -1)
         member.protocols = ask.protocols
         member.rebalance_timeout_ms = ask.rebalance_timeout_ms
@@ -342,6 +348,7 @@ class ClassicGroup:
 
     def replace_static(self, instance_id: str, old_id: str, new_id: str) -> ClassicMember:
         """Give the member of this instance its new id. It becomes the last one in the order of members."""
+        self.changes += 1
         old = self.members.pop(old_id)
         self._count(old, -1)
         new = ClassicMember(
@@ -377,7 +384,13 @@ class ClassicGroup:
             self.leader = joined.member_id
         return joined is not None
 
+    def assign(self, assignments: Mapping[str, bytes]) -> None:
+        self.changes += 1
+        for member in self.members.values():
+            member.assignment = assignments.get(member.member_id, b"")
+
     def begin_generation(self, wall_ms: int) -> None:
+        self.changes += 1
         self.generation += 1
         if self.members:
             self.protocol_name = self.select_protocol()

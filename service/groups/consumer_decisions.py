@@ -155,7 +155,7 @@ class ConsumerDecisions:
     def heartbeat(
         self, group: ConsumerGroup, ask: ConsumerHeartbeat, draft: Draft
     ) -> ConsumerHeartbeatReply | GroupRefusal:
-        if (full := self.refuse_when_full(group, ask.member_id)) is not None:
+        if (full := self.refuse_when_full(group.members, ask.member_id)) is not None:
             return full
         member_id = ask.member_id or ask.fresh_id
         found = self._find_member(group, ask, member_id, draft)
@@ -197,10 +197,18 @@ class ConsumerDecisions:
         told = (None, None, member_id, walked.member_epoch, interval_ms, assignment, comes_early)
         return _new(ConsumerHeartbeatReply, told)
 
-    def refuse_when_full(self, group: ConsumerGroup, member_id: str) -> GroupRefusal | None:
+    def refuse_when_full(self, members: Collection[str], member_id: str) -> GroupRefusal | None:
         limit = self._settings.group_consumer_max_size
-        if len(group.members) >= limit and member_id not in group.members:
+        if len(members) >= limit and member_id not in members:
             return GroupRefusal(Fault.GROUP_MAX_SIZE_REACHED, f"the group has {limit} members, which is the limit")
+        return None
+
+    def refuse_regex(self, regex: str | None) -> GroupRefusal | None:
+        try:
+            if regex:
+                BoundedRegex(regex)
+        except InvalidRegex as error:
+            return GroupRefusal(Fault.INVALID_REGULAR_EXPRESSION, f"{regex}: {error}")
         return None
 
     def _find_member(
@@ -279,10 +287,8 @@ class ConsumerDecisions:
                 change = RegexChange(True, is_resolved=has_left or after in group.resolved)
             else:
                 change = RegexChange(True, is_resolved=has_left)
-                try:
-                    BoundedRegex(after)
-                except InvalidRegex as error:
-                    return GroupRefusal(Fault.INVALID_REGULAR_EXPRESSION, f"{after}: {error}")
+                if (refusal := self.refuse_regex(after)) is not None:
+                    return refusal
                 is_new = True
         if group.tallies.using or is_new:
             self._maybe_resolve(group, is_new or bool(group.unresolved), draft)

@@ -11,9 +11,10 @@ Not supported, as in Kafka: turning a group whose assignor puts user data into a
 read.
 """
 
+import sys
 from collections import Counter
-from collections.abc import Collection, Iterable
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from service.groups.classic_decisions import resumed
@@ -65,8 +66,9 @@ from service.groups.records import (
     target_record,
 )
 from service.groups.settings import GroupSettings
+from service.groups.small_steps import SmallSteps, take
 from service.groups.states import ClassicState, MemberState
-from service.groups.topics import TopicView, fingerprint
+from service.groups.topics import TopicView, fingerprint_in_small_steps
 from service.groups.verdicts import Draft, Fault, GroupRefusal, RecordPair, Replacement, Token
 
 # How much an upgrade may write. All members must be in one batch, so that no crash leaves half a group, and a topic
@@ -74,9 +76,15 @@ from service.groups.verdicts import Draft, Fault, GroupRefusal, RecordPair, Repl
 UPGRADE_BYTES_MAX = 1_000_000
 UPGRADE_FRAME_BYTES = 100  # the size of a member's three records without the names and the member's own data
 
-# All that can be prepared for each member by itself is prepared for so many in one turn of the loop.
+# An upgrade is made ready in turns of so many steps. In one a member is read, or a few are put into the new group. What
+# takes no longer than one turn is done in the turn of the heartbeat.
 PREPARED_AT_ONCE = 100
+BYTES_A_STEP = 1_000
+MEMBERS_A_STEP = 10
+SIZES_A_STEP = 100
 PREPARED_KEPT_MS = 30_000
+# A group that has changed each time it was made ready, for so long, is made ready in one turn.
+RESTLESS_MS = 10_000
 
 
 class Upgraded(NamedTuple):
@@ -91,6 +99,25 @@ class Upgraded(NamedTuple):
     member_record: RecordPair
     target_record: RecordPair
     current_record: RecordPair
+
+
+class Made(NamedTuple):
+    """The consumer group that a classic group can be turned into, and the records that do it."""
+
+    group: ConsumerGroup
+    records: list[RecordPair]
+
+
+@dataclass(slots=True)
+class Upgrade:
+    """What is made ready for an upgrade. It is kept from one heartbeat to the next."""
+
+    asked_ms: int
+    kept_until_ms: int = 0
+    stamp: tuple[int, int] = (-1, -1)  # of the group and of the topics as they were when the work was begun
+    work: SmallSteps[Made | GroupRefusal] | None = None
+    made: Made | GroupRefusal | None = None
+    members: dict[str, Upgraded] = field(default_factory=dict)  # serve again if the work has to be begun anew
 
 
 class Migration:
@@ -108,7 +135,7 @@ class Migration:
         self._classic_kind = classic
         self._classic = classic.decisions
         self._consumer = consumer
-        classic.deadlines["prepare"] = lambda group, _, draft: self._prepare_some(group, draft)
+        classic.deadlines["prepare"] = lambda group, _, draft: self._go_on(group, draft)
         self.passages: dict[tuple[type, type], Decide] = {
             (ConsumerHeartbeat, ClassicGroup): self._beat,
             (JoinGroup, ConsumerGroup): self._join,
@@ -142,7 +169,7 @@ class Migration:
     def _upgrade_by(
         self, group: ClassicGroup, ask: ConsumerHeartbeat, draft: Draft
     ) -> ConsumerHeartbeatReply | GroupRefusal:
-        upgraded = self._upgraded(group, draft)
+        upgraded = self._refuse_upgrade(group, ask) or self._upgraded(group, draft)
         if isinstance(upgraded, GroupRefusal):
             return upgraded
         made, records = upgraded
@@ -157,35 +184,91 @@ class Migration:
             draft.records.extend(attempt.records)
         return answer
 
-    def _upgraded(self, group: ClassicGroup, draft: Draft) -> tuple[ConsumerGroup, list[RecordPair]] | GroupRefusal:
-        """The consumer group that this group can be turned into, and the records that do it, or why it can't."""
+    def _refuse_upgrade(self, group: ClassicGroup, ask: ConsumerHeartbeat) -> GroupRefusal | None:
+        """What can be judged without looking at each member. A refused client may ask again at once."""
         if not self._settings.may_upgrade:
             return _not_upgradable(group, "the migration policy does not allow it")
         if not group.uses_consumer_protocol:
             return _not_upgradable(group, f"it uses the protocol {group.protocol_type}")
         if len(group.members) > self._settings.group_consumer_max_size:
             return _not_upgradable(group, "it has too many members")
-        if _upgrade_bytes(group) > UPGRADE_BYTES_MAX:
-            return _not_upgradable(group, "what is to be written of its members is more than one batch may hold")
-        if not self._is_prepared(group, draft):
-            return GroupRefusal(
-                Fault.COORDINATOR_LOAD_IN_PROGRESS, "the group's members are being made ready; ask again"
-            )
+        full = self._consumer.refuse_when_full(group.members, ask.member_id)
+        return full or self._consumer.refuse_regex(ask.subscribed_regex)
+
+    def _upgraded(self, group: ClassicGroup, draft: Draft) -> Made | GroupRefusal:
+        """What this group can be turned into, or why it can't. If that takes more than one turn of the loop, it is
+        begun, and the client asks again.
+        """
+        upgrade, group.upgrade = group.upgrade, None  # what raises is begun anew
+        if not isinstance(upgrade, Upgrade):
+            upgrade = Upgrade(draft.now_ms)
+        if upgrade.stamp != self._stamp(group):
+            upgrade.stamp, upgrade.made = self._stamp(group), None
+            upgrade.work = self._make(group, upgrade.members)
+        if upgrade.made is None:
+            assert upgrade.work is not None
+            is_restless = draft.now_ms >= upgrade.asked_ms + RESTLESS_MS
+            upgrade.made = take(upgrade.work, sys.maxsize if is_restless else PREPARED_AT_ONCE)
+            if is_restless:
+                upgrade.asked_ms = draft.now_ms
+        upgrade.kept_until_ms = draft.now_ms + PREPARED_KEPT_MS
+        group.upgrade = upgrade
+        due_ms = draft.now_ms if upgrade.made is None else upgrade.kept_until_ms
+        self._deadlines.set(("prepare", group.group_id, ""), due_ms)
+        return upgrade.made or GroupRefusal(
+            Fault.COORDINATOR_LOAD_IN_PROGRESS, "the group's members are being made ready; ask again"
+        )
+
+    def _go_on(self, group: ClassicGroup, draft: Draft) -> None:
+        """Do one turn of what makes an upgrade ready. If the group has changed, that is begun anew when a client asks
+        again.
+        """
+        upgrade, group.upgrade = group.upgrade, None
+        if not isinstance(upgrade, Upgrade) or draft.now_ms >= upgrade.kept_until_ms:
+            return
+        if upgrade.made is None and upgrade.work is not None and upgrade.stamp == self._stamp(group):
+            upgrade.made = take(upgrade.work, PREPARED_AT_ONCE)
+            due_ms = draft.now_ms if upgrade.made is None else upgrade.kept_until_ms
+        else:
+            due_ms = upgrade.kept_until_ms
+        group.upgrade = upgrade
+        self._deadlines.set(("prepare", group.group_id, ""), due_ms)
+
+    def _stamp(self, group: ClassicGroup) -> tuple[int, int]:
+        return group.changes, self._topics.version
+
+    def _make(self, group: ClassicGroup, known: dict[str, Upgraded]) -> SmallSteps[Made | GroupRefusal]:
+        """`known`: what was made of members before. It is kept up to date."""
+        size_bytes = 0
+        for count, classic_member in enumerate(group.members.values(), 1):
+            size_bytes += _upgrade_bytes(group, classic_member)
+            if size_bytes > UPGRADE_BYTES_MAX:
+                return _not_upgradable(group, "what is to be written of its members is more than one batch may hold")
+            if not count % SIZES_A_STEP:
+                yield
+        for gone in [member_id for member_id in known if member_id not in group.members]:
+            del known[gone]
         # The generation of a group that never had one is 0. It can't be a member epoch: 0 is the epoch of a join.
         epoch = max(group.generation, INITIAL_EPOCH)
         made = ConsumerGroup(group.group_id, epoch=epoch, assignment_epoch=epoch)
         parts: dict[str, Upgraded] = {}
         for classic_member in group.members.values():
-            upgraded = self._upgraded_member(group, classic_member)
+            upgraded = self._upgraded_member(group, classic_member, known.get(classic_member.member_id))
             if isinstance(upgraded, GroupRefusal):
                 return upgraded
-            member = upgraded.member
-            if any(made.is_held(topic_id, each) for topic_id, given in member.assigned.items() for each in given):
+            parts[classic_member.member_id] = known[classic_member.member_id] = upgraded
+            for _ in range(1 + _upgrade_bytes(group, classic_member) // BYTES_A_STEP):
+                yield
+        given: Counter[bytes] = Counter()
+        for count, member in enumerate((part.member for part in parts.values()), 1):
+            if any(made.is_held(topic_id, each) for topic_id, has in member.assigned.items() for each in has):
                 return _not_upgradable(group, "its assignor gave one partition to two members")
             made.put(member)
             made.target[member.member_id] = _target(member)
-            parts[member.member_id] = upgraded
-        for member_id, part in parts.items():
+            given.update({topic_id: len(partitions) for topic_id, partitions in member.assigned.items()})
+            if not count % MEMBERS_A_STEP:
+                yield
+        for count, (member_id, part) in enumerate(parts.items(), 1):
             revoking = {
                 topic_id: dict.fromkeys(left, group.generation)
                 for topic_id, partitions in part.claimed.items()
@@ -198,54 +281,30 @@ class Migration:
                 member = made.members[member_id]._replace(state=state, revoking=revoking)
                 made.put(member)
                 parts[member_id] = part._replace(current_record=current_record(group.group_id, member))
-        if not self._leaves_some_out(made):  # otherwise the heartbeat raises the epoch, because the hash does not match
-            made.metadata_hash = fingerprint(self._topics, made.topics_subscribed())
-        return made, _records_of_upgrade(made, parts.values())
+            if not count % MEMBERS_A_STEP:
+                yield
+        if not self._leaves_some_out(made, given):  # otherwise the heartbeat raises the epoch: the hash does not match
+            made.metadata_hash = yield from fingerprint_in_small_steps(self._topics, made.topics_subscribed)
+        yield
+        return Made(made, _records_of_upgrade(made, parts.values()))
 
-    def _leaves_some_out(self, made: ConsumerGroup) -> bool:
+    def _leaves_some_out(self, made: ConsumerGroup, given: Mapping[bytes, int]) -> bool:
         """Whether a partition of a subscribed topic is in nobody's target: the group was turned in the middle of a
         rebalance, or a topic has got more partitions since the last one. A static member that comes back with the same
-        subscription changes nothing, so nobody would get such a partition.
+        subscription changes nothing, so nobody would get such a partition. `given`: how many partitions are in targets.
         """
-        given = Counter(topic_id for part in made.target.values() for topic_id in part for _ in part[topic_id])
         known = (self._topics.by_name(topic) for topic in made.topics_subscribed())
-        return any(facts is not None and given[facts.topic_id] < facts.partitions for facts in known)
+        return any(facts is not None and given.get(facts.topic_id, 0) < facts.partitions for facts in known)
 
-    # Getting the members of a large group ready -----------------------------------------------------------------------
-
-    def _is_prepared(self, group: ClassicGroup, draft: Draft) -> bool:
-        """Whether the members of this group can be turned in one turn of the loop. If they are many, the first
-        heartbeat of the new protocol begins to prepare them, and its client asks again. What changes after that is
-        prepared in the last turn, so that a group that never rests can be turned, too.
-        """
-        if len(group.members) > PREPARED_AT_ONCE and group.prepared is None:
-            group.prepared = {}
-            group.unprepared = list(group.members)
-            self._deadlines.set(("prepare", group.group_id, ""), draft.now_ms)
-        return not group.unprepared
-
-    def _prepare_some(self, group: ClassicGroup, draft: Draft) -> None:
-        if not group.unprepared:
-            group.prepared = None  # nobody has asked again
-            return
-        assert group.prepared is not None
-        some, group.unprepared = group.unprepared[:PREPARED_AT_ONCE], group.unprepared[PREPARED_AT_ONCE:]
-        for member_id in some:
-            if (member := group.members.get(member_id)) is not None:
-                upgraded = self._upgraded_member(group, member)
-                if isinstance(upgraded, Upgraded):
-                    group.prepared[member_id] = upgraded
-        due_ms = draft.now_ms if group.unprepared else draft.now_ms + PREPARED_KEPT_MS
-        self._deadlines.set(("prepare", group.group_id, ""), due_ms)
-
-    def _upgraded_member(self, group: ClassicGroup, member: ClassicMember) -> Upgraded | GroupRefusal:
+    def _upgraded_member(
+        self, group: ClassicGroup, member: ClassicMember, known: Upgraded | None
+    ) -> Upgraded | GroupRefusal:
         # Before the first generation of a group no protocol is chosen, and a member that came after the last generation
         # may not support that one's protocol. Then the member's first protocol is read.
         _, metadata = next((each for each in member.protocols if each[0] == group.protocol_name), member.protocols[0])
         times_ms = member.rebalance_timeout_ms, member.session_timeout_ms
         said = member, member.protocols, metadata, member.assignment, times_ms, group.generation
-        known = (group.prepared or {}).get(member.member_id)
-        if isinstance(known, Upgraded) and known.said == said and self._ids_of(known.topic_ids) == known.topic_ids:
+        if known is not None and known.said == said and self._ids_of(known.topic_ids) == known.topic_ids:
             return known
         subscription = read_subscription(metadata)
         assignment = read_assignment(member.assignment)
@@ -425,7 +484,7 @@ class Migration:
         draft.answer(token, reply)
 
     def _refuse_join(self, group: ConsumerGroup, ask: JoinGroup) -> GroupRefusal | None:
-        if (full := self._consumer.refuse_when_full(group, ask.member_id)) is not None:
+        if (full := self._consumer.refuse_when_full(group.members, ask.member_id)) is not None:
             return full
         supported = ask.protocol_type == PROTOCOL_TYPE and any(
             group.tallies.supporting.get(name, 0) == group.tallies.classic for name, _ in ask.protocols
@@ -562,18 +621,15 @@ class Migration:
         }
 
 
-def _upgrade_bytes(group: ClassicGroup) -> int:
-    """About how many bytes an upgrade writes. It is computed before anything else, because a refused member may ask
-    again at once, and the refusal must be cheap.
-    """
-    return sum(
+def _upgrade_bytes(group: ClassicGroup, member: ClassicMember) -> int:
+    """About how many bytes an upgrade writes for this member."""
+    return (
         3 * (len(group.group_id) + len(member.member_id))
         + len(member.client_id)
         + len(member.client_host)
         + 2 * len(member.assignment)
         + sum(len(name) + len(metadata) for name, metadata in member.protocols)
         + UPGRADE_FRAME_BYTES
-        for member in group.members.values()
     )
 
 

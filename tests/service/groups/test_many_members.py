@@ -73,10 +73,11 @@ def test_the_members_of_a_large_group_are_made_ready_in_turns_before_it_turns(dr
     assert driver.beat("d", 0).fault is Fault.COORDINATOR_LOAD_IN_PROGRESS
     assert driver.listed()["g"][0] == "classic"
     driver.wait(0)
-    assert [turn for turn in read if turn] == [100, 100, 50]
     assert driver.beat("c", 0).fault is None
     assert sum(read) == MANY
-    assert max(put) <= MANY + 2  # the group is made once, and not a second time when its records are applied
+    assert max(read) <= migration.PREPARED_AT_ONCE
+    assert sum(put) <= MANY + 2  # the group is made once, and not a second time when its records are applied
+    assert max(put) <= migration.PREPARED_AT_ONCE * migration.MEMBERS_A_STEP
     assert len(driver.consumer().members) == MANY + 1
     driver.check_replay()
 
@@ -89,6 +90,8 @@ def test_what_has_changed_since_a_group_was_made_ready_is_looked_at_again(driver
     driver.start_join(member=changed, topics=("events",))
     driver.leave(joined[9].member_id)
     read = counted(migration, "read_subscription")
+    assert driver.beat("c", 0).fault is Fault.COORDINATOR_LOAD_IN_PROGRESS
+    driver.wait(0)
     assert driver.beat("c", 0).fault is None
     assert sum(read) == 1
     members = {member.member_id: member for member in driver.consumer().members}
@@ -104,10 +107,63 @@ def test_a_topic_that_was_made_again_meanwhile_is_not_assigned_by_its_old_id(dri
     old = driver.topics.id_of("orders")
     driver.topics.remove("orders")
     driver.topics.put("orders", 4)
+    assert driver.beat("c", 0).fault is Fault.COORDINATOR_LOAD_IN_PROGRESS
+    driver.wait(0)
     assert driver.beat("c", 0).fault is None
     group = driver.machine._groups["g"]
     assert isinstance(group, ConsumerGroup)
     assert not any(old in member.assigned for member in group.members.values())
+
+
+def test_a_join_that_is_refused_anyway_makes_nothing_ready(driver: Driver, counted: Counted) -> None:
+    classic_group(driver)
+    put = counted(ConsumerGroup, "put")
+    for _ in range(3):
+        refused = driver.beat("c", 0, subscribed_topics=None, subscribed_regex="(")
+        assert refused.fault is Fault.INVALID_REGULAR_EXPRESSION
+    driver.wait(0)
+    assert sum(put) == 0
+
+
+def test_why_a_group_can_not_turn_is_found_out_once(driver: Driver, counted: Counted) -> None:
+    """As often as a client asks, until something changes."""
+    joined = classic_group(driver)
+    leaders_first = sorted(joined, key=lambda reply: reply.member_id != reply.leader)
+    tokens = [driver.start_join(member=each.member_id) for each in leaders_first]
+    driver.wait(0)
+    driver.sync(driver.answers[tokens[0]], assignments={each.member_id: assignment(orders=[0]) for each in joined})
+    read, put = counted(migration, "read_subscription"), counted(ConsumerGroup, "put")
+    for _ in range(5):
+        refused = driver.beat("c", 0)
+        driver.wait(0)
+    assert refused.fault is Fault.GROUP_ID_NOT_FOUND
+    assert "one partition to two members" in (refused.message or "")
+    assert (sum(read), sum(put)) == (MANY, 1)
+    driver.leave(joined[7].member_id)
+    assert driver.beat("c", 0).fault is Fault.COORDINATOR_LOAD_IN_PROGRESS
+
+
+def test_a_group_that_changes_between_any_two_heartbeats_is_turned_nevertheless(driver: Driver) -> None:
+    joined = classic_group(driver, session_timeout_ms=300_000, rebalance_timeout_ms=300_000)
+    asked = 0
+    while driver.beat("c", 0).fault is Fault.COORDINATOR_LOAD_IN_PROGRESS:
+        driver.wait(500)
+        driver.start_join(member=joined[7].member_id, topics=("events", f"t{asked}"))
+        asked += 1
+    assert driver.listed()["g"][0] == "consumer"
+    assert asked == migration.RESTLESS_MS // 500
+    driver.check_replay()
+
+
+def test_an_upgrade_that_raises_is_begun_anew(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    classic_group(driver)
+    with monkeypatch.context() as broken:
+        broken.delattr(migration, "read_subscription")
+        with pytest.raises(NameError):
+            driver.beat("c", 0)
+    assert driver.beat("c", 0).fault is Fault.COORDINATOR_LOAD_IN_PROGRESS
+    driver.wait(0)
+    assert driver.beat("c", 0).fault is None
 
 
 def test_what_was_made_ready_is_forgotten_if_nobody_asks_again(driver: Driver, counted: Counted) -> None:
@@ -116,7 +172,7 @@ def test_what_was_made_ready_is_forgotten_if_nobody_asks_again(driver: Driver, c
     driver.wait(migration.PREPARED_KEPT_MS)
     group = driver.machine._groups["g"]
     assert isinstance(group, ClassicGroup)
-    assert group.prepared is None
+    assert group.upgrade is None
     assert driver.beat("c", 0).fault is Fault.COORDINATOR_LOAD_IN_PROGRESS
 
 

@@ -105,6 +105,8 @@ def test_a_group_whose_members_fill_more_than_one_batch_stays_classic(driver: Dr
     assert "more than one batch" in (refused.message or "")
     assert {driver.answers[token].generation for token in tokens} == {1}
     driver.leave(LeavingMember("", "i0"))  # which makes it small enough
+    assert driver.beat("c", 0).fault is Fault.COORDINATOR_LOAD_IN_PROGRESS
+    driver.wait(0)
     assert driver.beat("c", 0).fault is None
 
 
