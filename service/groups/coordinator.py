@@ -80,7 +80,7 @@ class GroupCoordinator:
         self._put: OffsetsPut | None = None  # what the last decision commits and is not applied yet
         self._put_ahead = 0  # how many of the next records were applied with it
         self._asleep: dict[str, None] = {}  # groups as the log left them: the first command about a group wakes it
-        self._offset_decisions = OffsetDecisions(settings, self._offsets)
+        self._offset_decisions = OffsetDecisions(settings, self._offsets, topics)
         # Nothing here refers back to this object, so that a machine that is thrown away is freed at once. It may have
         # a hundred thousand offsets, and the next pass of the collector over all objects may be far.
         groups, weakly = self._groups, proxy(self)

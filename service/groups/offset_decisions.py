@@ -31,6 +31,7 @@ from service.groups.records import (
     partition_bytes,
 )
 from service.groups.settings import GroupSettings
+from service.groups.topics import TopicView
 from service.groups.verdicts import Draft, Fault, OffsetsPut
 
 ZERO_TOPIC_ID = bytes(16)
@@ -41,9 +42,10 @@ END_OF_TIME_MS = (1 << 63) - 1
 
 
 class OffsetDecisions:
-    def __init__(self, settings: GroupSettings, offsets: Offsets) -> None:
+    def __init__(self, settings: GroupSettings, offsets: Offsets, topics: TopicView) -> None:
         self._settings = settings
         self._offsets = offsets
+        self._topics = topics
 
     # Committing -------------------------------------------------------------------------------------------------------
 
@@ -118,10 +120,17 @@ class OffsetDecisions:
         return FetchReply(None, tuple(self._fetch_topic(group, ask, topic) for topic in ask.topics))
 
     def name(self, ask: NameOffsets) -> OffsetNamesReply:
+        """All that has an offset. A topic that there is has its id here: offsets of a former topic of this name may be
+        left, beside one of an open transaction.
+        """
         known = self._offsets.of_group(ask.group_id)
         return OffsetNamesReply(
-            tuple(PartitionsAsked(topic, ZERO_TOPIC_ID, tuple(found)) for topic, found in known.items())
+            tuple(PartitionsAsked(topic, self._present_id(topic), tuple(found)) for topic, found in known.items())
         )
+
+    def _present_id(self, topic: str) -> bytes:
+        facts = self._topics.by_name(topic)
+        return ZERO_TOPIC_ID if facts is None else facts.topic_id
 
     def _fetch_topic(self, group: Group | None, ask: FetchOffsets, wanted: PartitionsAsked) -> FetchedTopic:
         known = {} if group is None else self._offsets.of_group(ask.group_id).get(wanted.topic, {})

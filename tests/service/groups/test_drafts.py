@@ -9,6 +9,7 @@ from service.groups.offset_decisions import OffsetDecisions
 from service.groups.offsets import Offsets
 from service.groups.settings import GroupSettings
 from service.groups.verdicts import Draft, Fault, GroupRefusal
+from tests.service.groups.driver import Topics
 
 OTHERS = (b"another decision's key", b"its value")
 
@@ -36,7 +37,9 @@ def test_a_refused_commit_takes_back_only_its_own_records() -> None:
     group: Group = SecondPartitionRefused()  # type: ignore[assignment]
     offsets = tuple(OffsetToCommit("orders", bytes(16), partition, 5, -1, "") for partition in range(2))
 
-    reply = OffsetDecisions(GroupSettings(), Offsets()).commit(group, CommitOffsets("g", "m", None, 1, offsets), draft)
+    reply = OffsetDecisions(GroupSettings(), Offsets(), Topics()).commit(
+        group, CommitOffsets("g", "m", None, 1, offsets), draft
+    )
 
     assert reply.fault is Fault.STALE_MEMBER_EPOCH
     assert draft.records == [OTHERS]

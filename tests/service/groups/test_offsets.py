@@ -459,6 +459,27 @@ def test_a_topic_made_again_does_not_inherit_what_a_transaction_committed(driver
     assert driver.fetch(topics=(present,)).topics[0].offsets[0].offset == -1
 
 
+@pytest.mark.parametrize("committed", [False, True])
+def test_an_offset_of_a_former_topic_is_not_told_though_a_transaction_has_kept_it(
+    driver: Driver, committed: bool
+) -> None:
+    """A tombstone would remove what the transaction has committed to the topic of the same name."""
+    driver.commit(50)
+    former = driver.topics.id_of("orders")
+    driver.topics.remove("orders")
+    driver.topics.put("orders", 4)
+    driver.commit_in_transaction(7, 3)
+    driver.ask(ForgetTopic("orders", former))
+    assert told(driver) == [-1]
+    driver.end_transaction(7, committed=committed)
+    assert told(driver) == ([3] if committed else [-1])
+
+
+def told(driver: Driver) -> list[int]:
+    """What is told of all topics."""
+    return [each.offset for topic in driver.fetch().topics for each in topic.offsets]
+
+
 # Expiring
 
 
