@@ -557,8 +557,14 @@ class GroupWorld:
         return [(group_id, name, each) for name in topics for each in offsets.partitions(group_id, name)]
 
     def knows(self, member_id: str, epoch: int) -> bool:
-        """Whether the group has this member, and is not ahead of it. Without a coordinator the log says it."""
-        group = (self.machine or self.replayed(self.log))._groups.get("g")
+        """Whether the group has this member, and is not ahead of it. Without a coordinator the log says it, and while a
+        group is asleep it has no members yet.
+        """
+        machine = self.machine
+        if machine is None or not machine._is_live or "g" in machine._asleep:
+            machine = self.replayed(self.log)
+            machine.expire(self.steady_ms)
+        group = machine._groups.get("g")
         if group is None or member_id not in group.members:
             return False
         return not isinstance(group, ClassicGroup) or group.generation == epoch
