@@ -6,10 +6,11 @@ assignment may take longer than one turn of the loop, so an assignor yields afte
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from heapq import heappush, heapreplace
+from heapq import heappop, heappush, heapreplace
+from itertools import chain
 from typing import NamedTuple
 
-from service.groups.small_steps import SmallSteps
+from service.groups.small_steps import SmallSteps, steps_for
 
 Target = dict[str, Mapping[bytes, frozenset[int]]]
 TopicIdPartition = tuple[bytes, int]
@@ -52,19 +53,23 @@ def assign_uniform(members: Mapping[str, MemberSpec], partition_counts: Mapping[
     """Members get equal numbers of partitions, as far as subscriptions allow, and keep what they have if possible."""
     if not members:
         return {}
-    kept, free = yield from _kept(members, partition_counts)
-    if len({spec.topics for spec in members.values()}) == 1:
+    subscriptions = {spec.topics for spec in members.values()}
+    kept, free = yield from _kept(members, subscriptions, partition_counts)
+    if len(subscriptions) == 1:
         return (yield from _level_equal(kept, free))
     return (yield from _level_unequal(kept, free, members))
 
 
 def _kept(
-    members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, int]
+    members: Mapping[str, MemberSpec], subscriptions: set[frozenset[bytes]], partition_counts: Mapping[bytes, int]
 ) -> SmallSteps[tuple[Target, list[TopicIdPartition]]]:
     """What each member may keep of its present part, and the partitions that are left over. A member keeps a partition
     that exists, to which it subscribes, and which no other member keeps.
     """
-    wanted = set[bytes]().union(*{spec.topics for spec in members.values()})
+    wanted: set[bytes] = set()
+    for topics in subscriptions:
+        wanted |= topics
+        yield from steps_for(len(topics))
     left: dict[bytes, set[int]] = {}
     for topic_id in sorted(wanted):
         left[topic_id] = set(range(partition_counts.get(topic_id, 0)))
@@ -75,7 +80,8 @@ def _kept(
         held = spec.current
         for topic_id, partitions in held.items():  # `all` would make a generator for each member
             if topic_id not in spec.topics or not partitions <= left[topic_id]:
-                held = {each: held[each] & left[each] for each in held if each in spec.topics}
+                shared = ((each, held[each] & left[each]) for each in held if each in spec.topics)
+                held = {each: partitions for each, partitions in shared if partitions}
                 break
         for topic_id, partitions in held.items():
             left[topic_id] -= partitions
@@ -135,75 +141,143 @@ def _level_unequal(kept: Target, free: list[TopicIdPartition], members: Mapping[
         holdings[member_id] = dict.fromkeys(_partitions_of(held))
         yield
     emptiest = yield from Emptiest.among(holdings, members)
-    for partition in emptiest.hardest_first(free):
-        holdings[emptiest.of(partition[0])][partition] = None
+    changed: set[str] = set()
+    for partition in (yield from emptiest.hardest_first(free)):
+        while (receiver := emptiest.of(partition[0])) is None:
+            yield
+        holdings[receiver][partition] = None
+        changed.add(receiver)
         yield
     moved = True
     while moved:
         moved = False
         for member_id in sorted(holdings, key=lambda member_id: (-len(holdings[member_id]), member_id)):
-            if (yield from _give_away(member_id, holdings, emptiest)):
+            if (yield from _give_away(member_id, holdings, emptiest, changed)):
                 moved = True
-                emptiest.has_fewer(member_id, members[member_id].topics)
-    target: Target = {}
+                yield from emptiest.has_fewer(member_id, members[member_id].topics)
+    target = kept.copy()
     for member_id, mine in holdings.items():
-        target[member_id] = yield from _by_topic(mine)
+        if member_id in changed:
+            target[member_id] = yield from _by_topic(mine)
         yield
     return target
 
 
-def _give_away(member_id: str, holdings: HeldByMember, emptiest: "Emptiest") -> SmallSteps[bool]:
-    """Move partitions of one member to subscribers that have at least two fewer. Returns whether any was moved."""
+def _give_away(member_id: str, holdings: HeldByMember, emptiest: "Emptiest", changed: set[str]) -> SmallSteps[bool]:
+    """Move partitions of one member to subscribers that have at least two fewer. Returns whether any was moved.
+    `changed`: who has given or got any.
+    """
     mine = holdings[member_id]
     before = len(mine)
     for partition in reversed(list(mine)):
-        receiver = emptiest.of(partition[0])
+        while (receiver := emptiest.of(partition[0])) is None:
+            yield
         if len(mine) - len(holdings[receiver]) > 1:
             del mine[partition]
             holdings[receiver][partition] = None
+            changed.add(receiver)
         yield
-    return len(mine) < before
+    if len(mine) == before:
+        return False
+    changed.add(member_id)
+    return True
+
+
+Entry = tuple[int, str, int]
+
+
+class Alike:
+    """Members with the same subscription. `heap`: how many partitions each had, and its id. `entry`: the first of them,
+    for the topics, with the number `told`: how often they had to be told that one has fewer.
+    """
+
+    __slots__ = ("entry", "heap", "told")
+
+    def __init__(self, size: int, member_id: str) -> None:
+        self.heap = [(size, member_id)]
+        self.told = 0
+        self.entry: Entry = size, member_id, 0
+
+    def correct(self, size: int) -> None:
+        """The first one has so many now."""
+        heapreplace(self.heap, (size, self.entry[1]))
+        self.entry = *self.heap[0], self.told
+
+    def has_fewer(self, size: int, member_id: str) -> bool:
+        """Returns whether the member has become the first one, and the topics must be told that."""
+        heappush(self.heap, (size, member_id))
+        if self.heap[0] < (size, member_id):
+            return False
+        self.told += 1
+        self.entry = size, member_id, self.told
+        return True
 
 
 class Emptiest:
-    """For each topic its subscribers, those with the fewest partitions first, and equal ones by name.
+    """For each topic, the subscriber with the fewest partitions, the first by name among equals.
 
-    A member that has got more partitions since may stand too far ahead; that is corrected when it comes to the front.
-    A member that has fewer since must be announced by `has_fewer`.
+    Members with the same subscription, in most groups nearly all, stand in one heap. Each topic has a heap with the
+    first one of each subscription that has the topic. A member that has got more partitions since may stand too far
+    ahead, as may the first one of a subscription; that is corrected when it comes to the front. A member that has fewer
+    since must be announced by `has_fewer`. If it becomes the first one of its subscription, the topics get new entries
+    with another number `told`, and the old ones don't count any more.
     """
 
-    def __init__(self, holdings: HeldByMember, queues: dict[bytes, list[tuple[int, str]]]) -> None:
+    def __init__(self, holdings: HeldByMember) -> None:
         self._holdings = holdings
-        self._queues = queues
+        self._alike: dict[str, Alike] = {}  # by member
+        self._first: dict[bytes, list[Entry]] = {}  # by topic
+        self._subscribers: dict[bytes, int] = {}  # by topic: how many
 
     @classmethod
     def among(cls, holdings: HeldByMember, members: Mapping[str, MemberSpec]) -> SmallSteps["Emptiest"]:
-        queues: dict[bytes, list[tuple[int, str]]] = {}  # each is sorted, and so it is a heap
-        for entry in sorted((len(held), member_id) for member_id, held in holdings.items()):
-            for topic_id in members[entry[1]].topics:
-                queues.setdefault(topic_id, []).append(entry)
+        made = cls(holdings)
+        by_subscription: dict[frozenset[bytes], Alike] = {}
+        for size, member_id in sorted((len(held), member_id) for member_id, held in holdings.items()):
+            alike = by_subscription.get(members[member_id].topics)
+            if alike is None:
+                alike = by_subscription[members[member_id].topics] = Alike(size, member_id)
+            else:
+                alike.heap.append((size, member_id))  # all heaps are sorted at first
+            made._alike[member_id] = alike
+            yield
+        for topics, alike in by_subscription.items():
+            for topic_id in topics:
+                made._first.setdefault(topic_id, []).append(alike.entry)
+                made._subscribers[topic_id] = made._subscribers.get(topic_id, 0) + len(alike.heap)
                 yield
-        return cls(holdings, queues)
+        return made
 
-    def hardest_first(self, free: list[TopicIdPartition]) -> Iterator[TopicIdPartition]:
-        """`free`, topics with the fewest subscribers first. Within each topic it is sorted already."""
-        topics: dict[bytes, list[TopicIdPartition]] = {}
+    def hardest_first(self, free: list[TopicIdPartition]) -> SmallSteps[Iterator[TopicIdPartition]]:
+        """`free`, topics with the fewest subscribers first, and otherwise as it was."""
+        by_subscribers: dict[int, list[TopicIdPartition]] = {}
         for partition in free:
-            topics.setdefault(partition[0], []).append(partition)
-        for topic_id in sorted(topics, key=lambda topic_id: (len(self._queues[topic_id]), topic_id)):
-            yield from topics[topic_id]
+            by_subscribers.setdefault(self._subscribers[partition[0]], []).append(partition)
+            yield
+        return chain.from_iterable(by_subscribers[count] for count in sorted(by_subscribers))
 
-    def of(self, topic_id: bytes) -> str:
-        queue = self._queues[topic_id]
-        while True:
-            size, member_id = queue[0]
-            if size == (present := len(self._holdings[member_id])):
-                return member_id
-            heapreplace(queue, (present, member_id))
+    def of(self, topic_id: bytes) -> str | None:
+        """None: an entry had to be corrected, which is a step of its own. Then this must be called again."""
+        queue = self._first[topic_id]
+        _, member_id, told = queue[0]
+        alike = self._alike[member_id]
+        size, first_id, _ = alike.entry
+        if told != alike.told:
+            heappop(queue)
+        elif size != (present := len(self._holdings[first_id])):
+            alike.correct(present)
+        elif queue[0] is not alike.entry:
+            heapreplace(queue, alike.entry)
+        else:
+            return member_id
+        return None
 
-    def has_fewer(self, member_id: str, topics: frozenset[bytes]) -> None:
-        for topic_id in topics:
-            heappush(self._queues[topic_id], (len(self._holdings[member_id]), member_id))
+    def has_fewer(self, member_id: str, topics: frozenset[bytes]) -> SmallSteps[None]:
+        alike = self._alike[member_id]
+        if alike.has_fewer(len(self._holdings[member_id]), member_id):
+            for topic_id in topics:
+                heappush(self._first[topic_id], alike.entry)
+                yield
 
 
 def _subscribers(members: Mapping[str, MemberSpec], ordered: list[str]) -> SmallSteps[dict[bytes, list[str]]]:

@@ -65,7 +65,7 @@ from service.groups.records import (
 from service.groups.regex import MATCHED_AT_ONCE, BoundedRegex, InvalidRegex, RegexRound, TopicMatches
 from service.groups.resuming import Resuming
 from service.groups.settings import ConsumerTimes, GroupSettings
-from service.groups.small_steps import SMALL_STEPS_A_TURN, SmallSteps, take
+from service.groups.small_steps import SMALL_STEPS_A_TURN, SmallSteps, steps_for, take
 from service.groups.states import MemberState
 from service.groups.topics import TopicView, fingerprint, fingerprint_in_small_steps
 from service.groups.verdicts import Draft, Fault, GroupRefusal, Token
@@ -85,9 +85,6 @@ MEMBER_DEADLINES = ("session", "rebalance", "rejoin", "resync")
 # of five seconds. Members of a large group are told a longer one, so that they send at most this many in a millisecond.
 UNSETTLED_INTERVAL_MS = 1_000
 UNSETTLED_BEATS_A_MS = 5
-
-# So many names are compared in one step.
-NAMES_A_STEP = 50
 
 # The target of a member that gets nothing. It has no record, unless its member had partitions before.
 NO_PARTITIONS: TargetByTopic = {}
@@ -531,21 +528,28 @@ class ConsumerDecisions:
         return min(wait_ms, max(group.raised_ms + quiet_ms - draft.now_ms, 0))
 
     def _specs(self, group: ConsumerGroup, members: Iterable[ConsumerMember]) -> SmallSteps[dict[str, MemberSpec]]:
-        """The members as assignors need them. Members with the same subscription share one set of topic ids; in most
-        groups all do.
+        """The members as assignors need them. Members that subscribe to the same topics, by whatever names and
+        expressions, share one set of topic ids; in most groups all do.
         """
         known: dict[tuple[frozenset[str], str | None], frozenset[bytes]] = {}
+        by_names: dict[frozenset[str], frozenset[bytes]] = {}
+        alike: dict[frozenset[bytes], frozenset[bytes]] = {}
         specs: dict[str, MemberSpec] = {}
         for member in members:
             subscription = (member.subscribed_topics, member.regex_or_none)
             topic_ids = known.get(subscription)
             if topic_ids is None:
-                topic_ids = known[subscription] = yield from self._topic_ids(group.topics_of(member))
+                names = group.topics_of(member)
+                topic_ids = by_names.get(names)
+                if topic_ids is None:
+                    topic_ids = yield from self._topic_ids(names)
+                    topic_ids = by_names[names] = alike.setdefault(topic_ids, topic_ids)
+                known[subscription] = topic_ids
+                yield from steps_for(len(names))
             current = group.target_of(member.member_id, member.instance_id)
             specs[member.member_id] = _new(MemberSpec, (member.instance_id, topic_ids, current))
             yield
-            for _ in range(len(member.subscribed_topics) // NAMES_A_STEP):
-                yield  # because two long lists of names were compared
+            yield from steps_for(len(member.subscribed_topics))  # two long lists of names were compared
         return specs
 
     def _topic_ids(self, names: Iterable[str]) -> SmallSteps[frozenset[bytes]]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+import heapq
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis.strategies import DrawFn, booleans, composite, integers
 
+from service.groups import assignors
 from service.groups.assignors import ASSIGNORS, MemberSpec, Target
 
 TOPICS = (b"a", b"b", b"c")
@@ -193,3 +195,61 @@ def test_a_member_with_very_many_partitions_gives_them_away_in_many_small_steps(
     }
     steps = ASSIGNORS["uniform"](members, {b"a": many, b"b": many})
     assert sum(1 for _ in steps) > 2 * many
+
+
+@pytest.fixture
+def moved_in_heaps(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], list[int]]:
+    """What is done in the heaps of a group of so many members and topics, step by step. All subscribe to all topics,
+    but one of them to one more; another one has half of all partitions so far.
+    """
+    done = [0]
+
+    def count(operation: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            done[-1] += 1
+            return operation(*arguments)
+
+        return call
+
+    for name in ("heappush", "heappop", "heapreplace"):
+        monkeypatch.setattr(assignors, name, count(getattr(heapq, name)), raising=False)
+
+    def measure(members: int, topics: int) -> list[int]:
+        names = [number.to_bytes(2) for number in range(topics)]
+        specs = {f"m{number:05}": member(*names) for number in range(members)}
+        specs["more"] = member(*names, b"one more")
+        specs["full"] = member(*names, current={name: {0} for name in names[: topics // 2]})
+        done[:] = [0]
+        for _ in assignors.assign_uniform(specs, dict.fromkeys([*names, b"one more"], 1)):
+            done.append(0)
+        return done.copy()
+
+    return measure
+
+
+def test_no_step_puts_more_than_one_entry_right_although_subscriptions_differ(
+    moved_in_heaps: Callable[[int, int], list[int]],
+) -> None:
+    steps = moved_in_heaps(100, 300)
+    assert max(steps) <= 2  # it is the first one of its subscription, and of a topic
+    assert len(steps) > 300, "each free partition is a step"
+
+
+def test_most_members_with_the_same_subscription_are_put_right_once_for_all_their_topics(
+    moved_in_heaps: Callable[[int, int], list[int]],
+) -> None:
+    assert sum(moved_in_heaps(100, 300)) < 5 * (100 + 300)
+    assert sum(moved_in_heaps(200, 600)) < 5 * (200 + 600)
+
+
+def test_members_that_each_become_the_first_one_of_their_subscription_are_put_right_once_each() -> None:
+    """Half of the members subscribe to a second topic, which one of them has whole. What it gives to these makes them
+    give up partitions of the first topic, one after the other.
+    """
+
+    def steps(size: int) -> int:
+        members = {f"m{number:05}": member(b"b", *(b"a" for _ in range(number % 2))) for number in range(size)}
+        members["m00001"] = member(b"a", b"b", current={b"a": set(range(2 * size))})
+        return sum(1 for _ in assignors.assign_uniform(members, {b"a": 2 * size, b"b": 2 * size}))
+
+    assert steps(1_000) < 2.2 * steps(500)

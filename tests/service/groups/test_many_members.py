@@ -392,6 +392,17 @@ def test_what_many_expressions_match_is_counted_and_not_looked_up_for_each_topic
     assert max(looks) <= MANY
 
 
+def test_topics_that_many_expressions_match_are_looked_up_once_for_a_target(driver: Driver, counted: Counted) -> None:
+    for number in range(FEW):
+        driver.topics.put(f"t{number}", 1)
+    for number in range(MANY):
+        driver.beat(f"m{number}", 0, subscribed_topics=None, subscribed_regex=f"t.*|m{number}")
+    by_name = counted(Topics, "by_name")
+    driver.wait(20_000)
+    assert sum(map(len, group_of(driver).target.values())) == FEW
+    assert sum(by_name) < FEW * MANY / 2
+
+
 def group_of(driver: Driver) -> ConsumerGroup:
     group = driver.machine._groups["g"]
     assert isinstance(group, ConsumerGroup)
