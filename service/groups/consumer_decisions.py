@@ -62,7 +62,7 @@ from service.groups.records import (
     target_epoch_record,
     target_record,
 )
-from service.groups.regex import MATCHED_AT_ONCE, BoundedRegex, InvalidRegex, RegexRound, TopicMatches
+from service.groups.regex import MATCHED_AT_ONCE, STEPS_OF_A_MATCH, BoundedRegex, InvalidRegex, RegexRound, TopicMatches
 from service.groups.resuming import Resuming
 from service.groups.settings import ConsumerTimes, GroupSettings
 from service.groups.small_steps import SMALL_STEPS_A_TURN, SmallSteps, steps_for, take
@@ -310,16 +310,14 @@ class ConsumerDecisions:
             group.regex_round = RegexRound.over(self._topics.names(), group.tallies.using)
             group.regex_time_ms = draft.now_ms
             group.regex_version = self._topics.version
-        matched, is_over = self._match(group, group.regex_round)
+        news, is_over = self._match(group, group.regex_round)
         changed = False
         new_topics: set[str] = set()
-        for regex, topics in matched.items():
-            before = group.resolved.get(regex)
-            if before is None or before.topics != topics:
-                changed = changed or bool(topics) or before is not None
-                resolved = ResolvedRegex(topics, self._topics.version, draft.wall_ms)
-                draft.records.append(regex_record(group.group_id, regex, resolved))
-                new_topics |= topics
+        for regex, topics in news.items():
+            changed = changed or bool(topics) or regex in group.resolved
+            resolved = ResolvedRegex(topics, self._topics.version, draft.wall_ms)
+            draft.records.append(regex_record(group.group_id, regex, resolved))
+            new_topics |= topics
         if changed or is_over:
             metadata_hash = self._hash_of(group, group.topics_subscribed() | new_topics, draft)
             if changed or metadata_hash not in (None, group.metadata_hash):
@@ -336,8 +334,10 @@ class ConsumerDecisions:
             self._deadlines.set(("regex", group.group_id, ""), draft.now_ms)
 
     def _match(self, group: ConsumerGroup, ahead: RegexRound) -> tuple[dict[str, frozenset[str]], bool]:
-        """The topics of as many expressions as fit into one turn, and whether these were the last expressions."""
-        matched: dict[str, frozenset[str]] = {}
+        """Go through as many expressions as fit into one turn. Returns the topics of those that match others than is
+        recorded, and whether these were the last expressions.
+        """
+        news: dict[str, frozenset[str]] = {}
         steps = MATCHED_AT_ONCE
         while ahead.regexes and steps > 0:
             regex = ahead.regexes[-1]
@@ -349,11 +349,14 @@ class ConsumerDecisions:
                 if left is None:
                     break
                 steps = left
-                matched[regex] = known.topics
+                before = group.resolved.get(regex)
+                if before is None or before.topics != known.topics:
+                    news[regex] = known.topics
+                    steps -= STEPS_OF_A_MATCH * len(known.topics)
             else:  # if it comes back, its names are not those that it was half-way through
                 group.regex_matches.pop(regex, None)
             ahead.regexes.pop()
-        return matched, not ahead.regexes
+        return news, not ahead.regexes
 
     def maybe_raise_epoch(
         self, group: ConsumerGroup, member: ConsumerMember, subscription_changed: bool, draft: Draft

@@ -38,6 +38,7 @@ STEPS_OF_A_CALL = 1_000  # a match costs as much besides
 MATCHED_AT_ONCE = STEPS_OF_A_CALL + MAX_INSTRUCTIONS * 250
 STEPS_OF_A_CHARACTER = 200  # when an expression is compiled
 STEPS_OF_A_NAME = 10  # to find out whether it is new
+STEPS_OF_A_MATCH = 100  # to record it, with all others of the expression
 
 
 class InvalidRegex(ValueError):

@@ -1,6 +1,7 @@
-"""How long members of very many topics hold the event loop: a coordinator of groups by itself, because so many topics
-would take a broker minutes to make. Each decision is timed with what a shard does in the same turn: its records are
-applied, and put into a batch. `tests.bench.turns` shows the longest of each kind.
+"""How long large groups hold the event loop: members of very many topics, many members that don't all subscribe to the
+same, and many expressions. A coordinator of groups by itself, because so many topics would take a broker minutes to
+make. Each decision is timed with what a shard does in the same turn: its records are applied, and put into a batch.
+`tests.bench.turns` shows the longest of each kind.
 """
 
 from __future__ import annotations
@@ -10,7 +11,14 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from log.batch import build_plain_batch
-from service.groups.commands import LEAVE_EPOCH, DeleteGroup, PartitionsByTopic
+from service.groups.commands import (
+    LEAVE_EPOCH,
+    CommitOffsets,
+    DeleteGroup,
+    DeleteOffsets,
+    OffsetToCommit,
+    PartitionsByTopic,
+)
 from service.groups.coordinator import GroupCoordinator
 from service.groups.verdicts import GroupDecision
 from tests.service.groups import driver as drivers
@@ -18,6 +26,12 @@ from tests.service.groups.driver import Driver, Topics
 
 TOPICS: Final = 15_000
 SETTLED_MS: Final = 10_000  # a new target has been made
+MEMBERS: Final = 300  # each has named so many topics, and one of them one more
+NAMED: Final = 2_000
+EXPRESSIONS: Final = 200  # each of another member
+MATCHED: Final = 2_000
+LOOKED_AT: Final = 5_000  # offsets that may have expired
+DELETED: Final = 250  # topics whose offsets one request deletes
 
 
 class TimedCoordinator(GroupCoordinator):
@@ -84,6 +98,12 @@ def longest_turns() -> Iterator[tuple[str, float]]:
         lives = (_life(TimedDriver(topics=topics), said) for _ in range(2))
         for (what, once_ms), (_, again_ms) in zip(*lives, strict=True):
             yield f"{what}, {TOPICS:,} topics {how}", min(once_ms, again_ms)
+    for life, of in (
+        (_life_of_unequal, f"{MEMBERS:,} members, {NAMED:,} topics and one that is one's alone"),
+        (_life_of_expressions, f"{EXPRESSIONS:,} expressions over {MATCHED:,} topics"),
+    ):
+        for (what, once_ms), (_, again_ms) in zip(life(), life(), strict=True):
+            yield f"{what}, {of}", min(once_ms, again_ms)
 
 
 def _life(driver: TimedDriver, said: dict[str, Any]) -> Iterator[tuple[str, float]]:
@@ -120,6 +140,59 @@ def _life(driver: TimedDriver, said: dict[str, Any]) -> Iterator[tuple[str, floa
     driver.ask(DeleteGroup("g"))
     assert driver.machine.group("g") is None
     yield "the last one leaves", driver.take_longest_ms()
+
+
+def _life_of_unequal() -> Iterator[tuple[str, float]]:
+    names = tuple(f"topic {number}" for number in range(NAMED))
+    driver = TimedDriver(topics=Topics(**dict.fromkeys((*names, "alone"), 1)))
+    Member(driver, "first", subscribed_topics=(*names, "alone")).beat()
+    members = [Member(driver, f"m{number}", subscribed_topics=names) for number in range(MEMBERS)]
+    for member in members[1:]:
+        member.beat()
+    driver.wait(SETTLED_MS)
+    yield "all join", driver.take_longest_ms()
+    for member in members[1 : MEMBERS // 3]:
+        member.beat(member_epoch=LEAVE_EPOCH)
+    driver.wait(SETTLED_MS)
+    yield "a third leave", driver.take_longest_ms()
+    for number in range(MEMBERS // 3):
+        Member(driver, f"new{number}", subscribed_topics=names).beat()
+    driver.wait(SETTLED_MS)
+    yield "as many come", driver.take_longest_ms()
+    members[-1].beat(subscribed_topics=(*names, "alone"))
+    driver.wait(SETTLED_MS)
+    yield "another names one topic more", driver.take_longest_ms()
+
+
+def _life_of_expressions() -> Iterator[tuple[str, float]]:
+    driver = TimedDriver(topics=Topics(**{f"topic {number}": 1 for number in range(MATCHED)}, other=LOOKED_AT))
+    members = [
+        Member(driver, f"m{number}", subscribed_topics=None, subscribed_regex=f"topic.*|{number}")
+        for number in range(EXPRESSIONS)
+    ]
+    for member in members:
+        member.beat()
+    driver.wait(SETTLED_MS)
+    yield "all join", driver.take_longest_ms()
+    new = Member(driver, "new", subscribed_topics=("another",))
+    new.beat()
+    new.beat(subscribed_topics=("another", "topic 1"))
+    new.beat(member_epoch=LEAVE_EPOCH)
+    members[1].beat(member_epoch=LEAVE_EPOCH)
+    yield "one joins, another leaves", driver.take_longest_ms()
+    driver.topics.put("topic that is new", 1)
+    driver.now_ms += SETTLED_MS
+    members[0].beat()
+    driver.wait(SETTLED_MS)
+    yield "the metadata change", driver.take_longest_ms()
+    other = driver.topics.id_of("other")
+    offsets = (OffsetToCommit("other", other, partition, 7, 0, "") for partition in range(LOOKED_AT))
+    driver.ask(CommitOffsets("g", "m0", None, members[0].epoch, tuple(offsets)))
+    driver.take_longest_ms()
+    driver.ask(DeleteOffsets("g", tuple((f"none {number}", (0,)) for number in range(DELETED))))
+    yield "offsets are deleted", driver.take_longest_ms()
+    driver.wait(driver.settings.offsets_retention_check_interval_ms)
+    yield "offsets are looked at, and all members are lost", driver.take_longest_ms()
 
 
 def _longest_replay_ms(driver: TimedDriver) -> float:

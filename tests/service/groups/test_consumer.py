@@ -1,7 +1,7 @@
 """Consumer groups (KIP-848): joining, walking to the target, fencing, leaving, topics that change; every refusal."""
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from service.groups.consumer_decisions import (
 from service.groups.consumer_group import ConsumerGroup
 from service.groups.coordinator import FAILED_AGAIN_MS
 from service.groups.records import current_record
-from service.groups.regex import MATCHED_AT_ONCE, STEPS_OF_A_NAME
+from service.groups.regex import MATCHED_AT_ONCE, STEPS_OF_A_MATCH, STEPS_OF_A_NAME
 from service.groups.settings import ConsumerTimes, GroupSettings
 from service.groups.small_steps import SMALL_STEPS_A_TURN, SmallSteps
 from service.groups.states import MemberState
@@ -455,6 +455,25 @@ def test_many_expressions_are_looked_at_in_turns_although_no_topic_is_new(driver
     driver.beat("m0", group_of(driver).members["m0"].member_epoch)
     unfinished = sum(1 for _ in turns(driver) if group_of(driver).regex_round is not None)
     assert unfinished >= 200 * 500 * STEPS_OF_A_NAME // MATCHED_AT_ONCE
+
+
+def test_what_many_expressions_come_to_match_is_recorded_in_turns(driver: Driver) -> None:
+    for number in range(500):
+        driver.topics.put(f"orders-{number}", 1)
+    for number in range(100):
+        driver.beat(f"m{number}", 0, subscribed_topics=None, subscribed_regex=f"orders.*|{number}")
+    for _ in turns(driver):
+        pass
+    driver.topics.put("orders-new", 1)
+    driver.now_ms += REGEX_MIN_INTERVAL_MS + 1
+    driver.beat("m0", group_of(driver).members["m0"].member_epoch)
+    recorded = [
+        sum(len(resolved.topics) for resolved in group_of(driver).resolved.values() if "orders-new" in resolved.topics)
+        for _ in turns(driver)
+    ]
+    assert recorded[-1] == 100 * 502
+    most = max(after - before for before, after in pairwise(recorded))
+    assert most <= MATCHED_AT_ONCE // STEPS_OF_A_MATCH + 502
 
 
 # A large group's target
