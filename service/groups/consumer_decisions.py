@@ -312,14 +312,12 @@ class ConsumerDecisions:
             group.regex_version = self._topics.version
         news, is_over = self._match(group, group.regex_round)
         changed = False
-        new_topics: set[str] = set()
         for regex, topics in news.items():
             changed = changed or bool(topics) or regex in group.resolved
             resolved = ResolvedRegex(topics, self._topics.version, draft.wall_ms)
             draft.records.append(regex_record(group.group_id, regex, resolved))
-            new_topics |= topics
         if changed or is_over:
-            metadata_hash = self._hash_of(group, group.topics_subscribed() | new_topics, draft)
+            metadata_hash = self._hash_of(group, group.topics_subscribed().union(*news.values()), draft)
             if changed or metadata_hash not in (None, group.metadata_hash):
                 epoch = self._raise_epoch(group, metadata_hash, draft)
                 if metadata_hash is not None:

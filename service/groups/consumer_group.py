@@ -254,10 +254,17 @@ def _left(counts: Mapping[str, int], fewer: Mapping[str, int]) -> set[str]:
 
 def _replace(counts: dict[str, int], before: frozenset[str], after: frozenset[str]) -> None:
     """Count the topics of one set instead of those of the other. What is in both is left as it is."""
-    for topic in after - before:
-        _add(counts, topic, 1)
+    more = after - before if before else after
+    new = more.difference(counts) if counts else more
+    if len(new) < len(more):
+        for topic in more - new:
+            counts[topic] += 1
+    counts.update(dict.fromkeys(new, 1))
     for topic in before - after:
-        _add(counts, topic, -1)
+        if (count := counts[topic]) > 1:
+            counts[topic] = count - 1
+        else:
+            del counts[topic]
 
 
 def _add(counts: dict[Key, int], key: Key, by: int) -> None:
