@@ -294,7 +294,10 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
                 assert not isinstance(reply, (list, Held))
                 self._await(header, reply)
         if out:
-            outbox.send(out)
+            if server.burst is None or unanswered:
+                outbox.send(out)
+            else:
+                server.burst.append((outbox, out))
         if unanswered and unanswered[0].reply is not None:
             self._answer_in_order()
         return start

@@ -20,6 +20,9 @@ from service.net.room import Room
 if TYPE_CHECKING:
     from ssl import SSLContext
 
+    from log.disk import FileSlice
+    from service.net.outbox import Outbox
+
 __all__ = ["CLOSE", "NO_REPLY", "Door", "Held", "Limits", "PeerInfo", "Reply", "Room", "Server", "Signal", "serve"]
 
 logger = logging.getLogger("oncelog.net")
@@ -78,6 +81,11 @@ class Server(Generic[SessionT]):
         # Requests of these start after that: first those of the others, then heartbeats.
         self._next: dict[bool, OrderedDict[Connection[SessionT], None]] = {False: OrderedDict(), True: OrderedDict()}
         self._turn: asyncio.Handle | None = None
+        self.burst: list[tuple[Outbox, list[bytes | FileSlice]]] | None = None
+        """Answers that leave together at the end of a turn; None when no turn is taken. To write to many sockets takes
+        a third of the time when no other work is in between: a client that gets one answer at a time sleeps after each,
+        and must be woken for the next.
+        """
         self._ended: deque[Connection[SessionT]] = deque()  # clients send nothing more on these
         self._spare: list[LentBuffer] = []
         self._least_spare = 0  # the fewest that were unused since the last look
@@ -172,9 +180,16 @@ class Server(Generic[SessionT]):
         others, heartbeats = self._next.values()
         self.frames_left = FRAMES_A_TURN
         kept = min(len(heartbeats), FRAMES_A_TURN // 2)
-        self._start_some(others, kept)
-        self._start_some(heartbeats, 0)
-        self._start_some(others, 0)
+        burst: list[tuple[Outbox, list[bytes | FileSlice]]] = []
+        self.burst = burst
+        try:
+            self._start_some(others, kept)
+            self._start_some(heartbeats, 0)
+            self._start_some(others, 0)
+        finally:
+            self.burst = None
+            for outbox, answers in burst:
+                outbox.send(answers)
         if (others or heartbeats) and self._turn is None:
             self._turn = self.loop.call_soon(self._take_turns)
 
