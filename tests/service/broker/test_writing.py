@@ -59,6 +59,12 @@ def told_of(write: Write) -> int | ErrorCode:
     return write.outcome.base_offset if isinstance(write.outcome, Appended) else write.outcome.error
 
 
+def append_markers(partition: Partition, count: int) -> None:
+    marker: dict[str, int] = {"producer_id": 9, "producer_epoch": 0, "coordinator_epoch": 0}
+    for _ in range(count):
+        partition.append_marker(ControlType.COMMIT, **marker, transaction_version=1, now_ms=1)
+
+
 async def orders(stage: Stage) -> Partition:
     await stage.create("orders")
     return await stage.served("orders")
@@ -172,9 +178,7 @@ def test_with_an_expected_offset_nobody_has_written_in_between(tmp_path: Path) -
         assert tried(0, batch()) is ErrorCode.OFFSET_OUT_OF_RANGE
         assert tried(0, of_producer(5)) == 0, "this very batch is there"
         assert tried(0, of_producer(6)) is ErrorCode.OFFSET_OUT_OF_RANGE
-        for _ in range(3):
-            marker: dict[str, int] = {"producer_id": 9, "producer_epoch": 0, "coordinator_epoch": 0}
-            partition.append_marker(ControlType.COMMIT, **marker, transaction_version=1, now_ms=1)
+        append_markers(partition, 3)
         assert tried(1, batch()) == 4
         assert tried(7, batch()) is ErrorCode.OFFSET_OUT_OF_RANGE
         assert partition.log.end_offset == 5
@@ -190,15 +194,7 @@ def test_markers_that_were_looked_past_in_an_earlier_leadership_say_nothing_of_w
 
     async def scene(stage: Stage) -> None:
         partition = await orders(stage)
-        for _ in range(2 * MARKERS_LOOKED_AT):
-            partition.append_marker(
-                ControlType.COMMIT,
-                producer_id=9,
-                producer_epoch=0,
-                coordinator_epoch=0,
-                transaction_version=1,
-                now_ms=1,
-            )
+        append_markers(partition, 2 * MARKERS_LOOKED_AT)
         write = Write({0: partition}, 0, batch(b"mine"))
         write.expected_offset = 0
         writing = Writing(stage.broker.writing, terms(acks=1), [write])
@@ -370,15 +366,7 @@ def test_a_conditional_write_that_needs_lost_indexes_is_refused_for_now(tmp_path
         for _ in range(300):
             partition.append_from_client(batch(bytes(300)), acks=1, now_ms=1)
         end = partition.log.end_offset
-        for _ in range(2):
-            partition.append_marker(
-                ControlType.COMMIT,
-                producer_id=9,
-                producer_epoch=0,
-                coordinator_epoch=0,
-                transaction_version=1,
-                now_ms=1,
-            )
+        append_markers(partition, 2)
         partition.log.segments[-1].close()  # an active segment has no index files before a stop
         outcomes: list[int | ErrorCode] = []
         while not outcomes or outcomes[-1] is ErrorCode.KAFKA_STORAGE_ERROR:

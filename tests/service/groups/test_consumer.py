@@ -1,6 +1,6 @@
 """Consumer groups (KIP-848): joining, walking to the target, fencing, leaving, topics that change; every refusal."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice, pairwise
 from typing import Any
 
@@ -443,13 +443,18 @@ def test_an_expression_that_is_dropped_in_a_round_and_comes_back_sees_later_topi
         assert "made-since-d" in group_of(driver).resolved[regex].topics, regex
 
 
-def test_many_expressions_are_looked_at_in_turns_although_no_topic_is_new(driver: Driver) -> None:
-    for number in range(500):
+def subscribed_by_expressions(driver: Driver, topics: int, expressions: Iterable[str]) -> None:
+    """A member for each expression, all resolved."""
+    for number in range(topics):
         driver.topics.put(f"orders-{number}", 1)
-    for number in range(200):
-        driver.beat(f"m{number}", 0, subscribed_topics=None, subscribed_regex=f"orders-1{number}|other.*")
+    for number, expression in enumerate(expressions):
+        driver.beat(f"m{number}", 0, subscribed_topics=None, subscribed_regex=expression)
     for _ in turns(driver):
         pass
+
+
+def test_many_expressions_are_looked_at_in_turns_although_no_topic_is_new(driver: Driver) -> None:
+    subscribed_by_expressions(driver, 500, [f"orders-1{number}|other.*" for number in range(200)])
     driver.topics.remove("orders-7")
     driver.now_ms += REGEX_MIN_INTERVAL_MS + 1
     driver.beat("m0", group_of(driver).members["m0"].member_epoch)
@@ -458,12 +463,7 @@ def test_many_expressions_are_looked_at_in_turns_although_no_topic_is_new(driver
 
 
 def test_what_many_expressions_come_to_match_is_recorded_in_turns(driver: Driver) -> None:
-    for number in range(500):
-        driver.topics.put(f"orders-{number}", 1)
-    for number in range(100):
-        driver.beat(f"m{number}", 0, subscribed_topics=None, subscribed_regex=f"orders.*|{number}")
-    for _ in turns(driver):
-        pass
+    subscribed_by_expressions(driver, 500, [f"orders.*|{number}" for number in range(100)])
     driver.topics.put("orders-new", 1)
     driver.now_ms += REGEX_MIN_INTERVAL_MS + 1
     driver.beat("m0", group_of(driver).members["m0"].member_epoch)
