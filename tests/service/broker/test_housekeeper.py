@@ -237,11 +237,7 @@ def test_a_full_disk_has_no_list_of_points_while_a_log_is_cut(tmp_path: Path, mo
 
 async def with_a_point(stage: Stage) -> Partition:
     """A partition with 10 records, of which the list of recovery points says that they are durable."""
-    await stage.create("orders")
-    partition = await stage.served("orders")
-    for _ in range(10):
-        await write(partition, b"x")
-    await partition.flush()
+    partition = await ten_flushed(stage)
     await stage.broker.housekeeper.write_points(partition.folder)
     return partition
 
