@@ -12,6 +12,7 @@ import errno
 import gc
 import json
 import logging
+import math
 import os
 import shutil
 import signal
@@ -40,6 +41,9 @@ AGAIN_S = 1.0
 LINE_EVERY_S = 10.0
 # A broker whose supervisor was killed stops within this time.
 PARENT_EVERY_S = 1.0
+# Loggers of which a client may cause lines as fast as it asks, and how many lines of a kind they write.
+CAUSED_BY_CLIENTS = ("oncelog.door", "oncelog.net", "oncelog.topics")
+LINES_A_PERIOD, PERIOD_S = 10, 10.0
 
 
 @click.command()
@@ -219,6 +223,33 @@ def _log_to_stderr() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    for name in CAUSED_BY_CLIENTS:
+        logging.getLogger(name).addFilter(Seldom())
+
+
+class Seldom(logging.Filter):
+    """Lets few lines of a kind through, and says how many it has left out: a client that repeats a bad request at once
+    would fill the disk with log lines.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._now_s = now_s
+        self._kinds: dict[str, tuple[float, int]] = {}
+        """For each text of the code, arguments not filled in: when its period began, and the lines since then."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind, now_s = str(record.msg), self._now_s()
+        since_s, lines = self._kinds.get(kind, (-math.inf, 0))
+        if now_s - since_s < PERIOD_S:
+            self._kinds[kind] = since_s, lines + 1
+            if lines + 1 == LINES_A_PERIOD:
+                record.msg = f"{kind} (more of this kind are left out for {PERIOD_S - (now_s - since_s):.0f} s)"
+            return lines < LINES_A_PERIOD
+        self._kinds[kind] = now_s, 1
+        if lines > LINES_A_PERIOD:
+            record.msg = f"{kind} ({lines - LINES_A_PERIOD} of this kind were left out before)"
+        return True
 
 
 def _check_port(endpoint: Endpoint, what_for: str = "", *, cure: str) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -16,6 +18,7 @@ import pytest
 
 from log.manifest import MANIFEST
 from service.broker.data_folder import LAYOUT
+from service.cli.serve import LINES_A_PERIOD, PERIOD_S, Seldom
 from tests.peers.process import free_port
 from tests.service.cli.kit import COMMAND, PATIENCE_S, ROOT, Ended, Running, Serving, oncelog, process
 
@@ -343,6 +346,38 @@ group.initial.rebalance.delay.ms=0
         ended = serving.stop()
     assert ended.status == 0
     assert "num.io.threads" in ended.err
+
+
+def test_a_client_that_asks_in_vain_without_end_does_not_fill_the_log(tmp_path: Path) -> None:
+    began_s = time.monotonic()
+    with Serving.on(tmp_path / "data") as serving:
+        for _ in range(60):
+            with socket.create_connection(("127.0.0.1", serving.port)) as client:
+                client.sendall(struct.pack(">ihhih", 10, 999, 0, 1, -1))
+                assert client.recv(1) == b"", "its connection is closed"
+        said = [line for line in serving.stop().err.splitlines() if "API 999" in line]
+    periods = (time.monotonic() - began_s) // PERIOD_S + 1
+    assert LINES_A_PERIOD <= len(said) <= LINES_A_PERIOD * periods
+    assert "more of this kind are left out for" in said[LINES_A_PERIOD - 1]
+
+
+def test_lines_that_were_left_out_are_counted() -> None:
+    now_s, seldom = 100.0, Seldom(lambda: now_s)
+
+    def said(text: str, *filled_in: object) -> str | None:
+        record = logging.LogRecord("oncelog.door", logging.INFO, "", 1, text, filled_in, None)
+        return record.getMessage() if seldom.filter(record) else None
+
+    assert [said("%d asks", number) for number in range(9)] == [f"{number} asks" for number in range(9)]
+    now_s += 4
+    assert said("%d asks", 9) == "9 asks (more of this kind are left out for 6 s)"
+    assert [said("%d asks", number) for number in range(3)] == [None] * 3
+    assert said("%d is refused", 7) == "7 is refused", "it is of another kind"
+    now_s += 6
+    assert said("%d asks", 8) == "8 asks (3 of this kind were left out before)"
+    assert said("%d asks", 9) == "9 asks"
+    now_s += 60
+    assert said("%d asks", 9) == "9 asks"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
