@@ -7,9 +7,12 @@ and to turn a group from one protocol into the other.
 
 import struct
 from dataclasses import dataclass
+from typing import TypeVar
 
-from service.wire.codec import MalformedRequest, decode_data
+from service.wire.codec import MAX_REQUEST_ELEMENTS, MalformedRequest, decode_data
 from service.wire.messages import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+
+Read = TypeVar("Read", ConsumerProtocolAssignment, ConsumerProtocolSubscription)
 
 PROTOCOL_TYPE = "consumer"
 NEWEST_VERSION = 3
@@ -31,13 +34,18 @@ def read_version(data: bytes) -> int | None:
     return None if version < 0 else version
 
 
+def _read(cls: type[Read], version: int, data: bytes) -> Read:
+    """What stands behind the version. A member may name as much as any request: its bytes are read in one turn."""
+    return decode_data(cls, version, memoryview(data)[2:], MAX_REQUEST_ELEMENTS)
+
+
 def read_subscription(data: bytes) -> Subscription | None:
     """None when the bytes are not a subscription."""
     version = read_version(data)
     if version is None:
         return None
     try:
-        said = decode_data(ConsumerProtocolSubscription, min(version, NEWEST_VERSION), memoryview(data)[2:])
+        said = _read(ConsumerProtocolSubscription, min(version, NEWEST_VERSION), data)
     except MalformedRequest:
         return None
     owned = tuple((topic.topic, tuple(topic.partitions)) for topic in said.owned_partitions)
@@ -49,7 +57,7 @@ def subscribed_topics(data: bytes) -> tuple[str, ...] | None:
     if read_version(data) is None:
         return None
     try:
-        return tuple(decode_data(ConsumerProtocolSubscription, 0, memoryview(data)[2:]).topics)
+        return tuple(_read(ConsumerProtocolSubscription, 0, data).topics)
     except MalformedRequest:
         return None
 
@@ -68,7 +76,7 @@ def read_assignment(data: bytes) -> Assignment | None:
     if version is None:
         return None
     try:
-        said = decode_data(ConsumerProtocolAssignment, min(version, NEWEST_VERSION), memoryview(data)[2:])
+        said = _read(ConsumerProtocolAssignment, min(version, NEWEST_VERSION), data)
     except MalformedRequest:
         return None
     return Assignment(

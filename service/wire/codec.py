@@ -13,7 +13,7 @@ from struct import Struct as Format
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from service.wire.base import Struct
-from service.wire.decoders import Decode, Malformed, compile_decoder, long_varint
+from service.wire.decoders import MOST_TAGS, Decode, Malformed, compile_decoder, long_varint
 from service.wire.encoders import Encode, compile_encoder
 from service.wire.layout import UnknownVersion, within
 from service.wire.messages.schemas import MESSAGES
@@ -29,9 +29,9 @@ RESPONSE_HEADER = Format(">ii")
 RESPONSE_HEADER_WITH_TAGS = Format(">iix")  # an empty section of tagged fields
 
 
-# Elements of all arrays of one message. Twice what a client names that reads or commits 15,000 topics of one partition
-# each, and some 15 MB at worst. Answers come from a broker that was chosen, and name every partition of a cluster
-# several times.
+# Elements of all arrays of one message, and its tagged fields. Twice what a client names that reads or commits 15,000
+# topics of one partition each, and some 15 MB at worst. Answers come from a broker that was chosen, and name every
+# partition of a cluster several times.
 MAX_REQUEST_ELEMENTS = 60_000
 # A Produce is read in one turn. As many would be topics of one partition each on a broker that leads five thousand, and
 # no producer has a batch for each of them at once.
@@ -101,12 +101,13 @@ def read_request_header(frame: memoryview | bytes) -> RequestHeader:
 
 def _skip_tags(frame: memoryview | bytes, at: int, count: int) -> int:
     """Where the tagged fields end of which `count` begin at `at`."""
-    if count > 127:
-        count, at = long_varint(frame, at, count)
-    for _ in range(count):  # each turn takes two bytes at least, or raises IndexError
-        while frame[at] > 127:
-            at += 1
+    if count > MOST_TAGS:
+        raise Malformed("more tagged fields than can be there")
+    for _ in range(count):
+        tag = frame[at]
         at += 1
+        if tag > 127:
+            _, at = long_varint(frame, at, tag)
         size = frame[at]
         at += 1
         if size > 127:
@@ -226,7 +227,9 @@ def encode_data(data: Struct, version: int) -> bytes:
     return _only_bytes(encode(data))
 
 
-def decode_data(cls: type[StructClass], version: int, data: memoryview | bytes) -> StructClass:
+def decode_data(
+    cls: type[StructClass], version: int, data: memoryview | bytes, most_elements: int = MAX_ELEMENTS
+) -> StructClass:
     """The opposite of `encode_data`. MalformedRequest, too, if `cls` has no such version."""
     name = cls.__name__
     decode = _data_decoders.get((name, version))
@@ -234,7 +237,7 @@ def decode_data(cls: type[StructClass], version: int, data: memoryview | bytes) 
         if name not in MESSAGES or not within(version, MESSAGES[name][2]):
             raise MalformedRequest(f"{name} has no version {version}")
         decode = _data_decoders[name, version] = compile_decoder(name, version)
-    decoded: StructClass = _decoded(decode, data, MAX_ELEMENTS)
+    decoded: StructClass = _decoded(decode, data, most_elements)
     return decoded
 
 

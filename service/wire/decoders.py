@@ -1,9 +1,9 @@
 """Compiles the decoder of one struct in one version: bytes to a message, without trusting them. codec.py calls it.
 
 What always holds: no count or length is believed before it is compared with the bytes that remain (a count times the
-least size of an element), a message holds no more elements than the caller allows, a null is accepted only where the
-version allows one, an unknown tag is skipped, and nothing nests deeper than the definitions do. Whatever is wrong
-raises Malformed, `struct.error`, IndexError or UnicodeDecodeError, which codec.py turns into MalformedRequest.
+least size of an element), a message holds no more elements and tagged fields than the caller allows, a null is accepted
+only where the version allows one, an unknown tag is skipped, and nothing nests deeper than the definitions do. Whatever
+is wrong raises Malformed, `struct.error`, IndexError or UnicodeDecodeError, which codec.py turns into MalformedRequest.
 
 The source that is compiled is straight: neighbouring fields of fixed size, and the length or count behind them, are one
 `Struct.unpack_from`; a struct inside an array is a loop, not a call. So the cost is that of the fields:
@@ -48,6 +48,8 @@ SMALL_BYTES = 8192
 LONGEST_STRING = 2**15 - 1
 
 ELEMENTS_A_STEP = 1_000  # a millisecond or two
+
+MOST_TAGS = 127  # of one struct: as many as one byte counts. No definition has more than ten.
 
 Decode = Callable[[memoryview | bytes, int, int, int], Any]
 
@@ -122,10 +124,9 @@ class DecoderWriter:
         body.lines = [
             f"def {name}(buf, at, end, left, count, o0):",
             " text = bytes.decode if isinstance(buf, bytes) else view_text",
-            " if count > 127:",
-            "  count, at = long_varint(buf, at, count)",
-            " if count * 2 > end - at:",
-            '  raise Malformed("more tagged fields than bytes")',
+            " left -= count",
+            f" if count > {MOST_TAGS} or left < 0:",
+            '  raise Malformed("more tagged fields than can be there")',
             " for _ in range(count):",
         ]
         body.indent = 2
@@ -144,7 +145,7 @@ class DecoderWriter:
             body.indent -= 1
         body.line("at = tag_end")
         body.indent = 1
-        body.line("return at")
+        body.line("return at, left")
         self.functions[int(name.removeprefix("tags_"))] = "\n".join(body.lines)
         return name
 
@@ -187,7 +188,7 @@ class DecoderBody(FunctionBody):
             self.fixed("B", "n")
             self.flush()
             tags = self.writer.tags_function(layout.tagged)
-            self.line(f"if n: at = {tags}(buf, at, end, left, n, {own})")
+            self.line(f"if n: at, left = {tags}(buf, at, end, left, n, {own}){'; step -= n' if self.in_steps else ''}")
         self.flush()
 
     def default(self, field: Field) -> str:

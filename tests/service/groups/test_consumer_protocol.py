@@ -1,10 +1,20 @@
-"""The consumer's embedded protocol: what is written by hand is what the codec writes."""
+"""The consumer's embedded protocol: what is written by hand is what the codec writes, and how much is read."""
 
 import pytest
 
-from service.groups.consumer_protocol import NEWEST_VERSION, read_assignment, write_assignment
-from service.wire.codec import encode_data
-from service.wire.messages import ConsumerProtocolAssignment, ConsumerProtocolAssignmentTopicPartition
+from service.groups.consumer_protocol import (
+    NEWEST_VERSION,
+    read_assignment,
+    read_subscription,
+    subscribed_topics,
+    write_assignment,
+)
+from service.wire.codec import MAX_REQUEST_ELEMENTS, encode_data
+from service.wire.messages import (
+    ConsumerProtocolAssignment,
+    ConsumerProtocolAssignmentTopicPartition,
+    ConsumerProtocolSubscription,
+)
 
 
 @pytest.mark.parametrize("version", range(NEWEST_VERSION + 3))
@@ -18,3 +28,11 @@ def test_an_assignment_is_written_as_the_codec_writes_it(partitions: list[tuple[
     read = read_assignment(written)
     assert read is not None
     assert read.partitions == tuple((topic, tuple(numbers)) for topic, numbers in partitions)
+
+
+def test_a_subscription_names_no_more_topics_than_a_request_may() -> None:
+    """Millions of empty names would be read in one turn, again and again."""
+    for count, is_read in ((MAX_REQUEST_ELEMENTS, True), (MAX_REQUEST_ELEMENTS + 1, False)):
+        said = b"\0\0" + encode_data(ConsumerProtocolSubscription(["t"] * count), 0)
+        assert (subscribed_topics(said) is not None) is is_read
+        assert (read_subscription(said) is not None) is is_read

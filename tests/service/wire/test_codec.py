@@ -16,6 +16,7 @@ from service.wire import encoders, messages
 from service.wire.base import Struct
 from service.wire.codec import (
     MAX_PRODUCE_ELEMENTS,
+    MAX_REQUEST_ELEMENTS,
     MalformedRequest,
     RequestHeader,
     decode_request,
@@ -29,7 +30,7 @@ from service.wire.codec import (
     write_request_header,
     write_response_header,
 )
-from service.wire.decoders import ELEMENTS_A_STEP, LONGEST_STRING
+from service.wire.decoders import ELEMENTS_A_STEP, LONGEST_STRING, MOST_TAGS
 from service.wire.error_codes import ErrorCode
 from service.wire.layout import is_flexible, layout_of
 from service.wire.messages import (
@@ -119,9 +120,17 @@ def test_a_request_header_that_is_cut_off_is_malformed(frame: bytes) -> None:
         read_request_header(frame)
 
 
-def test_tags_of_a_header_that_end_behind_the_frame_are_malformed() -> None:
+def test_tags_of_a_header_that_end_behind_the_frame_or_are_too_many_are_malformed() -> None:
     written = write_request_header(ApiKey.METADATA, 12, 1, None)[:-1]
-    for tags in (b"\x01\x00\x7f", b"\x05", b"\xff\xff\xff\xff\x0f\x01\x01", b"\xff" * 9):
+    too_many = b"\x80\x01" + b"\x09\x00" * 128
+    for tags in (
+        b"\x01\x00\x7f",
+        b"\x05",
+        b"\xff\xff\xff\xff\x0f\x01\x01",
+        b"\xff" * 9,
+        b"\x01" + b"\xff" * 9,
+        too_many,
+    ):
         with pytest.raises(MalformedRequest):
             read_request_header(written + tags)
 
@@ -235,6 +244,7 @@ def test_a_null_is_accepted_only_where_the_version_allows_one() -> None:
         (8, 2, struct.pack(">h", 32767)),  # a string
         (37, 0, struct.pack(">ih", 1, 1) + b"t" + struct.pack(">ii", 1, 2**30)),  # an array of numbers, in a struct
         (3, 12, b"\x01\x00\x00" + b"\xff\xff\xff\xff\x0f"),  # tagged fields
+        (3, 12, b"\x01\x00\x00" + b"\x80\x01" + b"\x09\x00" * 128),  # more of them than any struct has
         (3, 12, b"\x01\x00\x00" + b"\x01\x09\xff\xff\xff\xff\x0f"),  # the size of one
         (3, 12, b"\xff" * 12),  # a varint without end
         (3, 12, b"\xff\xff\xff\xff\x1f"),  # one of 33 bits
@@ -260,6 +270,23 @@ def test_a_message_has_a_most_of_elements_however_long_its_frame_is() -> None:
     varint = bytes([compact & 0x7F | 0x80, compact >> 7 & 0x7F | 0x80, compact >> 14])
     with pytest.raises(MalformedRequest, match="topic_data"):
         decode_request(0, 9, empty_topics + varint + b"\x01\x01\x00" * count + b"\x00")
+
+
+@pytest.mark.parametrize("in_steps", [False, True])
+def test_tagged_fields_count_as_elements(in_steps: bool) -> None:
+    """Millions that nobody knows would be skipped in one turn."""
+    topic = b"\x00" * 16 + b"\x02a" + bytes([MOST_TAGS]) + b"\x09\x00" * MOST_TAGS
+    most = MAX_REQUEST_ELEMENTS // (MOST_TAGS + 1)
+
+    def read(count: int) -> list[Any]:
+        body = bytes([count + 1 & 0x7F | 0x80, count + 1 >> 7]) + topic * count + b"\x00\x00\x00"
+        return ended(decode_request_in_steps(3, 12, body)) if in_steps else [decode_request(3, 12, body)]
+
+    *steps, request = read(most)
+    assert len(request.topics) == most
+    assert len(steps) >= (most * (MOST_TAGS + 1) // (ELEMENTS_A_STEP + MOST_TAGS) if in_steps else 0)
+    with pytest.raises(MalformedRequest):
+        read(most + 1)
 
 
 @pytest.mark.parametrize(("name", "version"), REQUESTS)
