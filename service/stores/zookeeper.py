@@ -13,7 +13,8 @@ size. A session that is over appends nothing, even if its request was already on
 lost, the next append makes the lost one fail or come before it. A lease is extended only by what the ensemble's leader
 has answered: a server that lost its leader goes on answering reads for a while, and the session may end meanwhile.
 
-kazoo has threads of its own. Their calls enter the loop at one place, `_from_kazoo`.
+kazoo has threads of its own. Their calls enter the loop at one place, `_from_kazoo`. Beside that they set one number,
+the granted timeout.
 """
 
 import asyncio
@@ -40,6 +41,7 @@ from service.ports import Env
 from service.stores.lease import BEATS, Leased
 from service.stores.ledger import AppendOutcome, LedgerAway
 from service.stores.port import SessionExpired, StoreError
+from service.stores.zookeeper_connection import Connection
 
 logger = logging.getLogger("oncelog.store")
 
@@ -47,8 +49,6 @@ PART_BYTES: Final = 512 * 1024
 """Half of what ZooKeeper takes in one request (`jute.maxbuffer`)."""
 WHOLE, IN_PARTS = b"\0", b"\1"
 READ_AT_ONCE: Final = 500
-HANDSHAKES: Final = 3
-"""How many attempts to connect fit into a session's timeout if servers accept connections and do not answer on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,27 +88,10 @@ class ZooKeeperSession(Leased):
             logger=logging.getLogger("oncelog.zookeeper"),
         )
         self._client.add_listener(lambda state: self._from_kazoo(self._state_changed, state))
-        self._mind_handshakes()
+        self._client._connection = Connection(self._client, timeout_s, self._granted)
 
-    def _mind_handshakes(self) -> None:
-        """Learn the session timeout that was granted. The ensemble may grant less than was asked for, and kazoo does
-        not report it, so it is read where kazoo connects.
-
-        A server that has just started may accept a connection and never answer on it. With one server, kazoo would wait
-        until the session is over; it is made to try again sooner.
-        """
-        connection = self._client._connection
-        connect, invoke = connection._connect, connection._invoke
-
-        def connect_and_tell(*address: Any) -> tuple[float, float]:
-            read_timeout_ms, connect_timeout_ms = connect(*address)
-            self._timeout_s = read_timeout_ms * 1.5 / 1000  # kazoo's read timeout is two thirds of it
-            return read_timeout_ms, connect_timeout_ms
-
-        def invoke_in_time(patience_s: float, *request: Any, **more: Any) -> Any:
-            return invoke(min(patience_s, self._timeout_s / HANDSHAKES), *request, **more)
-
-        connection._connect, connection._invoke = connect_and_tell, invoke_in_time
+    def _granted(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
 
     # -- life
 
@@ -192,8 +175,7 @@ class ZooKeeperSession(Leased):
         try:
             async with asyncio.timeout(self._timeout_s):
                 found = await answer
-        except (TimeoutError, ConnectionLoss, RuntimeError) as error:
-            # A RuntimeError: the server answered out of turn. Kazoo's thread ends then, and the session with it.
+        except (TimeoutError, ConnectionLoss) as error:
             raise LedgerAway(repr(error)) from None
         except (SessionExpiredError, AuthFailedError):
             raise SessionExpired from None
