@@ -84,13 +84,16 @@ async def altered(
     """Carries out changes of settings. There is a row of the answer for each resource. `expected`: only if the settings
     are of one of these versions.
     """
+    seen = metadata.image
     kept = {topic.name: topic.kept(config) for topic in INTERNAL_TOPICS.values()}
     least = least_in_sync(config)
     times_named = await done_in_turns(counted((one.resource_type, one.resource_name) for one in asked))
     rows: list[Row] = []
     async for some in slices_in_turns(asked, RESOURCES_A_COMMIT):
         resources = await done_in_turns(changes(some, change, replace_all=replace_all))
-        command = AlterConfigs(resources, config, metadata.broker_id, kept, least, times_named, validate_only, expected)
+        command = AlterConfigs(
+            resources, config, metadata.broker_id, kept, least, times_named, validate_only, expected, seen
+        )
         results = await executed(metadata, command)
         if isinstance(results, Refusal):
             rows += [row(results.error, results.message, one.kind, one.name) for one in resources]

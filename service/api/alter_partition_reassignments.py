@@ -21,10 +21,10 @@ from service.wire.messages import (
 async def handle(
     metadata: ClusterMetadata, session: Session, header: RequestHeader, request: AlterPartitionReassignmentsRequest
 ) -> AlterPartitionReassignmentsResponse:
+    seen = metadata.image
     wanted = await done_in_turns(_wanted(request))
-    results = await executed(
-        metadata, Reassign(wanted, request.allow_replication_factor_change, metadata.min_in_sync())
-    )
+    command = Reassign(wanted, request.allow_replication_factor_change, metadata.min_in_sync(), seen)
+    results = await executed(metadata, command)
     if isinstance(results, Refusal):
         return AlterPartitionReassignmentsResponse(error_code=results.error, error_message=results.message)
     topics: dict[str, list[ReassignablePartitionResponse]] = {}

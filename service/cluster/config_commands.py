@@ -96,6 +96,10 @@ class AlterConfigs:
     that holds, which may be a static value of that broker. `kept` has, by topic, the settings that may only be
     left alone or set to this value, and `least` the lowest min.insync.replicas; `times_named` how often the request
     names each resource. With `expected`, settings change only if their version is one of these.
+
+    If an answer was lost, what this command set may have been changed since, by somebody who was told so, or the topic
+    been made again. So it is repeated only where the settings are those that were `seen` before. Otherwise the reply is
+    the error that lets the caller look, and ask again.
     """
 
     resources: tuple[ResourceChange, ...]
@@ -106,6 +110,7 @@ class AlterConfigs:
     times_named: Mapping[tuple[int, str], int]
     validate_only: bool = False
     expected: Collection[str] | None = None
+    seen: Image | None = None
 
     def decide(self, image: Image, *, retried: bool) -> Steps[MetadataDecision[list[ResourceResult]]]:
         turn = Turn(DECIDED_A_TURN)
@@ -119,9 +124,8 @@ class AlterConfigs:
                     raise ItemRefused(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
                 _check_changes(resource)
                 changes = self._alter(resource, image)
-                is_done = retried and not changes
-                if self.expected is not None and not is_done:
-                    self._check_version(version_of(image, resource.kind, resource.name), retried=retried)
+                if changes or not retried:
+                    self._check_version(image, resource, retried=retried)
             except ItemRefused as refused:
                 results.append(ResourceResult(resource.kind, resource.name, refused.error, refused.message))
                 continue
@@ -129,13 +133,27 @@ class AlterConfigs:
             ops += changes
         return MetadataDecision(results, () if self.validate_only else tuple(ops))
 
-    def _check_version(self, version: str, *, retried: bool) -> None:
-        if self.expected is None or version in self.expected:
-            return
-        if retried:
+    def _check_version(self, image: Image, resource: ResourceChange, *, retried: bool) -> None:
+        version = "" if self.expected is None else version_of(image, resource.kind, resource.name)
+        is_expected = self.expected is None or version in self.expected
+        if retried and not (is_expected and self._is_as_seen(image, resource)):
             message = "The settings may have been changed as asked, and were changed again since."
             raise ItemRefused(ErrorCode.REQUEST_TIMED_OUT, message)
-        raise ItemRefused(ErrorCode.INVALID_UPDATE_VERSION, f"The settings are of version {version} now.")
+        if not is_expected:
+            raise ItemRefused(ErrorCode.INVALID_UPDATE_VERSION, f"The settings are of version {version} now.")
+
+    def _is_as_seen(self, image: Image, resource: ResourceChange) -> bool:
+        if self.seen is None:
+            return False
+        match resource.kind:
+            case ResourceType.TOPIC:
+                before, now = self.seen.topics.get(resource.name), image.topics[resource.name]
+                return before is not None and (before.id, before.version) == (now.id, now.version)
+            case ResourceType.GROUP:
+                return self.seen.group_configs.get(resource.name) == image.group_configs.get(resource.name)
+            case _:
+                whose = self._whose(resource.name)
+                return self.seen.broker_config(whose) == image.broker_config(whose)
 
     @staticmethod
     def _work(resource: ResourceChange, image: Image) -> int:

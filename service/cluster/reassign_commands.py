@@ -28,11 +28,17 @@ class ReassignResult:
 
 @dataclass(frozen=True, slots=True)
 class Reassign:
-    """The wanted replicas of partitions, the preferred leader first. None cancels the reassignment in progress."""
+    """The wanted replicas of partitions, the preferred leader first. None cancels the reassignment in progress.
+
+    If an answer was lost, what this command did may have been changed since, by somebody who was told so, or the topic
+    been made again. So it is repeated only where the partition is as it was `seen` before. Otherwise the reply is the
+    error that lets the operator look, and ask again.
+    """
 
     wanted: tuple[tuple[TopicPartition, tuple[int, ...] | None], ...]
     may_change_factor: bool = True
     min_in_sync: int = 1
+    seen: Image | None = None
 
     def decide(self, image: Image, *, retried: bool) -> Steps[MetadataDecision[list[ReassignResult]]]:
         turn = Turn(DECIDED_A_TURN)
@@ -52,6 +58,10 @@ class Reassign:
                 _taken_back(state, image, least) if replicas is None else self._assigned(state, replicas, image, least)
             )
             if isinstance(new, PartitionState):
+                if new != state and retried and not self._is_as_seen(topic, partition.partition):
+                    message = "The replicas may have been changed as asked, and the partition was changed again since."
+                    results.append(ReassignResult(partition, ErrorCode.REQUEST_TIMED_OUT, message))
+                    continue
                 results.append(ReassignResult(partition))
                 if new != state:
                     ops.append(changed(topic.id, partition.partition, state, new))
@@ -60,6 +70,10 @@ class Reassign:
             else:
                 results.append(ReassignResult(partition, *new))
         return MetadataDecision(results, tuple(ops))
+
+    def _is_as_seen(self, topic: Topic, index: int) -> bool:
+        seen = None if self.seen is None else self.seen.topics.get(topic.name)
+        return seen is not None and seen.id == topic.id and seen.partitions.get(index) == topic.partitions[index]
 
     def _assigned(
         self, state: PartitionState, replicas: tuple[int, ...], image: Image, least: int

@@ -16,9 +16,10 @@ from service.cluster.config_commands import (
     version_of,
 )
 from service.cluster.image import ALL_BROKERS
+from service.cluster.topic_commands import DeleteTopics
 from service.settings.broker import BrokerConfig
 from service.wire.error_codes import ErrorCode
-from tests.service.cluster.worlds import World, decided
+from tests.service.cluster.worlds import World, decided, topic_id
 
 TOPIC, BROKER = ResourceType.TOPIC, ResourceType.BROKER
 SET, DELETE, APPEND, SUBTRACT = Operation
@@ -381,6 +382,42 @@ def test_a_change_of_a_version_recognises_its_own_work(world: World) -> None:
     alter(world, change(TOPIC, "orders", ("segment.bytes", SET, "6000000")))
     again = decided(asked, world.image, retried=True)
     assert (again.reply[0].error, again.ops) == (ErrorCode.REQUEST_TIMED_OUT, ()), "nobody knows"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "key"),
+    [
+        (TOPIC, "orders", "retention.ms"),
+        (BROKER, "1", "log.retention.ms"),
+        (BROKER, "", "log.retention.ms"),
+        (ResourceType.GROUP, "readers", "consumer.session.timeout.ms"),
+    ],
+)
+def test_a_change_whose_answer_was_lost_is_not_repeated_over_what_was_set_since(
+    world: World, kind: ResourceType, name: str, key: str
+) -> None:
+    asked = replace(command(change(kind, name, (key, SET, "45000"))), seen=world.image)
+
+    def again() -> tuple[ErrorCode, int]:
+        decision = decided(asked, world.image, retried=True)
+        return decision.reply[0].error, len(decision.ops)
+
+    failed = again()
+    assert (failed[0], failed[1] > 0) == (ErrorCode.NONE, True), "the first commit has failed"
+    world.run(asked)
+    assert again() == (ErrorCode.NONE, 0)
+    alter(world, change(kind, name, (key, SET, "50000")))
+    assert again() == (ErrorCode.REQUEST_TIMED_OUT, 0)
+    alter(world, change(kind, name, (key, DELETE, None)))
+    assert again() == (ErrorCode.REQUEST_TIMED_OUT, 0), "also if that is what was set before"
+
+
+def test_a_change_whose_answer_was_lost_is_not_made_to_a_topic_that_was_made_again(world: World) -> None:
+    asked = replace(command(change(TOPIC, "orders", ("retention.ms", SET, "5"))), seen=world.image)
+    world.run(DeleteTopics((topic_id(1),)))
+    world.add_topic("orders", 2)
+    decision = decided(asked, world.image, retried=True)
+    assert (decision.reply[0].error, decision.ops) == (ErrorCode.REQUEST_TIMED_OUT, ())
 
 
 def test_what_a_topic_requires_in_sync_is_raised_and_never_lowered(world: World) -> None:

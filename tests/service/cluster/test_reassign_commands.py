@@ -8,6 +8,7 @@ from log.ids import TopicPartition
 from service.cluster.controller import AlterPartition, Refusal, RemoveDead, Successors
 from service.cluster.image import PartitionState
 from service.cluster.reassign_commands import PREFERRED, UNCLEAN, ElectLeaders, Reassign
+from service.cluster.topic_commands import DeleteTopics
 from service.wire.error_codes import ErrorCode
 from tests.service.cluster.test_controller import alone_in_sync
 from tests.service.cluster.worlds import World, decided, topic_id
@@ -112,6 +113,37 @@ def test_a_reassignment_can_be_taken_back_and_changed() -> None:
     reassign(world, (3, 4))
     assert reassign(world, (1, 4)) is ErrorCode.NONE
     assert state_of(world)[:1] == ((1, 4, 3, 2),) or set(state_of(world).removing) == {2, 3}
+
+
+def test_a_reassignment_whose_answer_was_lost_is_not_repeated_over_what_was_asked_for_since() -> None:
+    world, epochs = world_of()
+    asked = Reassign(((ORDERS, (3, 4)),), seen=world.image)
+
+    def again() -> tuple[ErrorCode, int]:
+        decision = decided(asked, world.image, retried=True)
+        return decision.reply[0].error, len(decision.ops)
+
+    assert again() == (ErrorCode.NONE, 1), "the first commit has failed"
+    world.run(asked)
+    assert again() == (ErrorCode.NONE, 0)
+    assert reassign(world, None) is ErrorCode.NONE
+    assert again() == (ErrorCode.REQUEST_TIMED_OUT, 0), "it was taken back"
+    reassign(world, (3, 4))
+    admit(world, epochs, 1, 2, 3, 4)
+    assert again() == (ErrorCode.NONE, 0), "it was asked for once more, and has ended"
+    world.run(DeleteTopics((topic_id(1),)))
+    world.add_topic("orders", 2, replicas=2)
+    assert again() == (ErrorCode.REQUEST_TIMED_OUT, 0), "another topic"
+
+
+def test_a_cancellation_whose_answer_was_lost_does_not_take_back_what_was_asked_for_since() -> None:
+    world, _ = world_of()
+    reassign(world, (3, 4))
+    asked = Reassign(((ORDERS, None),), seen=world.image)
+    world.run(asked)
+    reassign(world, (1, 4))
+    decision = decided(asked, world.image, retried=True)
+    assert (decision.reply[0].error, decision.ops) == (ErrorCode.REQUEST_TIMED_OUT, ())
 
 
 @pytest.mark.parametrize(
