@@ -55,8 +55,9 @@ EQUAL_SETTINGS = {
 
 # Conversations mostly wait: for long polls, for rebalances, for a connection to stay silent.
 AT_ONCE = 4
-# What these change, the whole broker shows.
-ONE_BY_ONE = ("settings",)
+# What settings change, the whole broker shows. Of several producers whose transactions Kafka verifies in one go, all
+# are answered in the words of the first one's version: TRANSACTION_ABORTABLE for INVALID_TXN_STATE, or the reverse.
+ONE_BY_ONE = ("settings", "transactions")
 
 
 def hold_family(family: str, port: int, *, only: str = "") -> Transcripts:
