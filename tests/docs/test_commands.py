@@ -106,6 +106,18 @@ def test_the_commands_of_the_explaining_pages_do_what_they_say(tmp_path: Path) -
     assert "group reset billing" in ran
 
 
+def test_readme_tells_of_every_command_and_of_every_target_that_proves_something() -> None:
+    """Of the others `make` alone tells."""
+    text = (ROOT / "README.md").read_text()
+    rows = "\n".join(line.split(" | ")[0] for line in text.splitlines() if line.startswith("| `"))
+    commands = cli.list_commands(click.Context(cli))
+    assert [name for name in commands if f"`oncelog {name}`" not in rows] == []
+    targets = re.findall(r"^([a-z-]+):.* ## ", (ROOT / "Makefile").read_text(), flags=re.M)
+    assert len(targets) > 30
+    small = {"help", "clean", "lint", "types", "format", "docs"}
+    assert [name for name in targets if name not in small and not re.search(rf"`(make )?{name}[ `]", rows)] == []
+
+
 def _shown() -> list[tuple[str, str, bool]]:
     """Each line with a command of ours, and whether it is to be typed as it is: in a block, not within a sentence."""
     found = {}
