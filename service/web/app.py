@@ -56,7 +56,7 @@ from service.web.gateway import ASKING, Gateway
 from service.web.holding import HOLDER, SMALL_BYTES
 from service.web.idempotency import REPLAYED, Keys
 from service.web.instances import Instances
-from service.web.lane import Lane, Lanes
+from service.web.lane import General, Lane, Lanes
 from service.web.members import Members
 from service.web.origins import Origins
 from service.web.pages import routes as pages
@@ -122,7 +122,7 @@ class Unwanted(asyncio.Protocol):
         transport.close()
 
 
-class Connection(web.RequestHandler):
+class Connection(General):
     """aiohttp's connection. Bytes that it can't read are refused with a problem, too. A head that does not end, and an
     answer that nobody takes, end it.
     """
@@ -133,7 +133,7 @@ class Connection(web.RequestHandler):
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
-            access_log=None,  # type: ignore[arg-type]
+            access_log=None,
             logger=logger,
             auto_decompress=False,
             read_bufsize=PIECE_BYTES,
@@ -153,7 +153,7 @@ class Connection(web.RequestHandler):
             # noticed when more of it comes; until then the connection is idle.
             is_coming = self._messages[-1][1] is EMPTY_PAYLOAD and data[-1:] not in (b"", b"\n")
         else:
-            is_coming = self._awaits_head and data.strip(b"\r\n") != b""  # empty lines before a request are none of it
+            is_coming = self.awaits_head and data.strip(b"\r\n") != b""  # empty lines before a request are none of it
         if is_coming and self._late is None:
             self._late = self._loop.call_later(HEAD_S, self._end_late)
 
@@ -191,10 +191,6 @@ class Connection(web.RequestHandler):
             self._unread.cancel()
             self._unread = None
 
-    @property
-    def _awaits_head(self) -> bool:
-        return self._waiter is not None and not self._waiter.done()
-
     def _head_ended(self) -> None:
         if self._late is not None:
             self._late.cancel()
@@ -202,7 +198,7 @@ class Connection(web.RequestHandler):
 
     def _end_late(self) -> None:
         self._late = None
-        if not self._awaits_head:  # what came before it is still being answered
+        if not self.awaits_head:  # what came before it is still being answered
             self._late = self._loop.call_later(HEAD_S, self._end_late)
         elif self.transport is not None:
             self.transport.abort()

@@ -1,7 +1,9 @@
 # Hot path: one `data_received` a request; `python -m tests.bench --only web` answers for it.
 """A short way for requests that come again and again, on a connection that is kept: `POST /v1/topics/{topic}/records`
 with JSON or bytes, also with an Idempotency-Key, and the REST Proxy's `POST /topics/{topic}`. Every other request goes
-to aiohttp, and so does everything after it on that connection.
+to aiohttp, and so does everything after it on that connection. Only a request that has the simple form, and can't be
+served here as things are (there is no such topic yet, another broker leads), is lent to aiohttp: it gets this one, and
+the next goes the short way again.
 
 What always holds: a request that does not have exactly the simple form below is left to aiohttp, which reads or refuses
 it. Requests are answered one after the other, in their order. While a client does not read its answers, nothing is read
@@ -21,7 +23,7 @@ from email.utils import formatdate
 from functools import partial
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from aiohttp import web
 
@@ -205,14 +207,53 @@ class Lanes:
         return self._date
 
 
+class General(web.RequestHandler):
+    """aiohttp's connection, which is its own for good, or for one request."""
+
+    __slots__ = ("_answered",)
+
+    _answered: asyncio.Future[None] | None
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._answered = None
+
+    async def answer(self, request: bytes) -> bool:
+        """Answer this request, which is whole. Whether this may be done again; else the connection is aiohttp's."""
+        self._answered = self._loop.create_future()
+        self.data_received(request)
+        await self._answered
+        await asyncio.sleep(0)  # aiohttp goes on: it ends the connection, or waits for the next head
+        if not self.awaits_head:
+            return False
+        await self._drain_helper()
+        self.keep_alive(True)  # aiohttp would end the connection as idle although a request may be under way
+        return True
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        told = await super().finish_response(request, resp, start_time)
+        if self._answered is not None and not self._answered.done():
+            self._answered.set_result(None)
+        return told
+
+    @property
+    def awaits_head(self) -> bool:
+        return self._waiter is not None and not self._waiter.done()
+
+
 class Lane(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, lanes: Lanes, slow: web.RequestHandler, head_s: float) -> None:
+    def __init__(self, lanes: Lanes, slow: General, head_s: float) -> None:
         self._lanes = lanes
         self._gateway = lanes.gateway
         self._slow = slow
         self._is_slow = False
+        """The connection is aiohttp's for good."""
+        self._is_lent = False
+        """The request whose answer is not ready yet is with aiohttp."""
         self._transport: asyncio.Transport
         self._rest = bytearray()
         """The bytes that have come of requests that are not begun."""
@@ -258,6 +299,8 @@ class Lane(asyncio.Protocol):
         self._lanes.connected -= 1
         self._timer.cancel()
         self._count_coming(0)
+        if self._is_lent and self._task is not None:
+            self._task.cancel()  # it only waits for aiohttp
         for each in list(self.given):
             each.ended(error)
         # aiohttp fails if a request and the end of its connection come in one turn
@@ -277,7 +320,7 @@ class Lane(asyncio.Protocol):
         return self._task is not None or (bool(self._rest) and self._lacks_bytes <= 0)
 
     def pause_writing(self) -> None:
-        if self._is_slow:
+        if self._is_slow or self._is_lent:
             self._slow.pause_writing()
         else:
             self._transport.pause_reading()
@@ -285,7 +328,7 @@ class Lane(asyncio.Protocol):
             self._wait(UNREAD_S)
 
     def resume_writing(self) -> None:
-        if self._is_slow:
+        if self._is_slow or self._is_lent:
             self._slow.resume_writing()
         else:
             self._taking = None
@@ -353,7 +396,8 @@ class Lane(asyncio.Protocol):
                 self._loop.call_soon(self._resume)
                 return at
             left -= 1
-            asked = lanes.read(data[at:end])
+            head = data[at:end]
+            asked = lanes.read(head)
             if asked is None:
                 break
             whole = end + 4 + asked.body_bytes
@@ -366,7 +410,7 @@ class Lane(asyncio.Protocol):
                 if self._patience_s != BODY_S:
                     self._wait(BODY_S)
                 return at
-            if not self._serve(asked, data[end + 4 : whole]):
+            if not self._serve(asked, head, data[end + 4 : whole]):
                 break
             at = whole
             left_bytes -= asked.body_bytes
@@ -385,8 +429,28 @@ class Lane(asyncio.Protocol):
         self.came_s = self._lanes.stamp_s()
         self._slow.data_received(data)
 
-    def _serve(self, asked: QuickRequest, body: bytes) -> bool:
-        """Serve a request the short way. False: nothing was done, and the request must go the general way."""
+    def _lend(self, request: bytes) -> None:
+        """Have aiohttp answer this request. Those behind it wait."""
+        self.came_s = self._lanes.stamp_s()
+        self._is_lent = True
+        self._task = self._loop.create_task(self._wait_lent(request))
+
+    async def _wait_lent(self, request: bytes) -> None:
+        try:
+            comes_back = await self._slow.answer(request)
+        finally:
+            self._is_lent, self._task = False, None
+        self._seen_s = self._loop.time()
+        if comes_back:
+            self._resume()
+        elif not self._transport.is_closing():
+            self._transport.resume_reading()
+            self._leave(self._take_rest())
+
+    def _serve(self, asked: QuickRequest, head: bytes, body: bytes) -> bool:
+        """Serve a request the short way, or lend it. False: nothing was done, and the request must go the general way,
+        with the connection.
+        """
         gateway = self._gateway
         if not gateway.ready.is_set() or self._lanes.are_closed or len(body) > gateway.config.http_max_body_bytes:
             return False
@@ -394,7 +458,8 @@ class Lane(asyncio.Protocol):
             return False  # the general way tells what is wrong
         held_bytes = len(body) if len(body) > SMALL_BYTES else 0
         if held_bytes and self._lanes.writing_bytes + held_bytes > COMING_BYTES:
-            return False
+            self._lend(head + b"\r\n\r\n" + body)
+            return True
         self._seen_s = began_s = self._loop.time()
         self._patience_s = IDLE_S
         topic = asked.names["topic"]
@@ -409,6 +474,9 @@ class Lane(asyncio.Protocol):
             return True
         if answer is None:
             return False
+        if isinstance(answer, quick.NotNow):
+            self._lend(head + b"\r\n\r\n" + body)
+            return True
         if isinstance(answer, bytes):
             self._answer(asked, 200, answer, began_s)
         else:

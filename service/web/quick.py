@@ -34,8 +34,15 @@ RECORDS_MAX = 2000
 Plain = tuple[bytes | None, bytes | None]
 Told = tuple[bytes, bytes]
 """The body of an answer, and further header lines."""
-Answer = bytes | Awaitable[Told] | None
-"""None: the request must go the general way. An awaitable may raise a problem."""
+
+
+class NotNow:
+    """This broker can't serve the request the short way as things are. One like it may go that way soon."""
+
+
+NOT_NOW = NotNow()
+Answer = bytes | Awaitable[Told] | NotNow | None
+"""None: the request, and probably others like it, must go the general way. An awaitable may raise a problem."""
 
 
 class AnswerForm(Protocol):
@@ -114,22 +121,22 @@ def write(gateway: Gateway, topic_name: str, records: Sequence[Plain], form: Ans
     topic = gateway.image.topics.get(topic_name)
     partitions = gateway.partitions.topic(topic_name)
     if topic is None or partitions is None:
-        return None
+        return NOT_NOW
     index = partition_of(gateway, topic, records)
     if index < 0:
         return None
     partition = partitions.get(index)
     if partition is None or not partition.is_leading or topic.partitions[index].leader != gateway.node_id:
-        return None
+        return NOT_NOW
     now_ms = gateway.env.clock.wall_ms()
     batch = build_plain_batch(records, now_ms)
     write = Write(partitions, index, memoryview(batch))
     writing = Writing(gateway.writing, TERMS, (write,))
     if not writing.begin():
-        return None
+        return NOT_NOW
     writing.append()
     if not isinstance(write.outcome, Appended):
-        return None  # the append was refused: the general way tells why
+        return NOT_NOW  # the append was refused: the general way tells why
     if writing.is_settled:
         return form.written(topic_name, index, write.outcome, len(records), now_ms)
     return _when_settled(topic_name, index, writing, len(records), now_ms, form)

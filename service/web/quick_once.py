@@ -18,7 +18,7 @@ from service.web.gateway import ASKING, Gateway
 from service.web.idempotency import REPLAYED, asked_for, read_key
 from service.web.problems import Problem, of_failure
 from service.web.producing import BatchOut, PlacedRecords, Seal, write_together
-from service.web.quick import BODY_BYTES_MAX, Answer, Plain, Told, partition_of, read_json
+from service.web.quick import BODY_BYTES_MAX, NOT_NOW, Answer, Plain, Told, partition_of, read_json
 from service.web.routing import JSON, OCTETS
 
 READ: dict[str, Callable[[bytes], list[Plain] | None]] = {JSON: read_json, OCTETS: lambda body: [(None, body)]}
@@ -29,8 +29,10 @@ def write(
     media: str, given_key: bytes, gateway: Gateway, session: Session, path: str, topic_name: str, body: bytes
 ) -> Answer:
     topic = gateway.image.topics.get(topic_name)
-    if topic is None or len(body) > BODY_BYTES_MAX:
+    if len(body) > BODY_BYTES_MAX:
         return None
+    if topic is None:
+        return NOT_NOW
     try:
         key = read_key(given_key.decode())
     except Problem:
@@ -38,7 +40,7 @@ def write(
     home = gateway.home(HTTP_KEYS, key)
     partition, state = gateway.partitions.get(home), gateway.image.partition(home)
     if partition is None or not partition.is_leading or state is None or state.leader != gateway.node_id:
-        return None
+        return NOT_NOW
     if (records := READ[media](body)) is None:
         return None
     index = partition_of(gateway, topic, records)

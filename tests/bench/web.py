@@ -82,7 +82,7 @@ def measure(broker: BrokerProcess, url: str, seconds: float) -> Rows:
     for name in ("one", "keyed", "batch", "raw", "lines", "a", "b", "c"):
         post(url, "/v1/topics", {"name": name, "partitions": 1})
         post(url, f"/v1/topics/{name}/records", {"records": [RECORD]})
-    # A connection that is there before the topic of the keys is goes the long way for good (`service/web/lane.py`).
+    # What comes before the topic of the keys is there goes the long way (`service/web/lane.py`).
     post(url, "/v1/topics/keyed/records", {"records": [RECORD]}, {"Idempotency-Key": '"the first of all"'})
     json_media = "application/json"
     one = json.dumps({"records": [RECORD]}).encode()

@@ -150,12 +150,16 @@ class Server:
         await asyncio.sleep(0)
         return told
 
+    @property
+    def is_busy(self) -> bool:
+        return self._broker.requests.http.under_way > 0
+
     async def _is_busy(self, pipe: Pipe) -> bool:
         """Whether something may still be told."""
         before = len(pipe.told)
         for _ in range(QUIET_TURNS):
             await asyncio.sleep(0)
-        return self._broker.requests.http.under_way > 0 or len(pipe.told) > before
+        return self.is_busy or len(pipe.told) > before
 
 
 def plain(answers: bytes) -> bytes:

@@ -27,6 +27,9 @@ BODY = b'{"records":[{"key":"a","value":[1]}]}'
 WHOLE = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
 BYTES = OCTETS + b"Content-Length: 3\r\n\r\n\r\n\r"
 GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+LENT = WHOLE.replace(b"/t/", b"/none/")
+"""Of the form of the short way, but there is no such topic: aiohttp says so."""
+KEYED = WHOLE.replace(b"Content-L", b"Idempotency-Key: a\r\nContent-L")
 LINES = b'{"value":1}\n{"value":2}\n'
 KINDS = {
     "json": WHOLE,
@@ -38,6 +41,8 @@ KINDS = {
     "with a name of its own": HEAD + b"X-Request-Id: 7\r\nContent-Length: 37\r\n\r\n" + BODY,
     "lanes": WHOLE + BYTES + WHOLE,
     "both ways": WHOLE + GET + BYTES,
+    "lent": LENT + WHOLE + LENT + LENT + BYTES,
+    "lent, then left": WHOLE + LENT + GET + LENT + BYTES,
     "chunked": OCTETS + b"Transfer-Encoding: chunked\r\n\r\n3;a=b\r\none\r\n3\r\ntwo\r\n0\r\n\r\n",
     "lines": OCTETS.replace(b"octet-stream", b"x-ndjson") + b"Content-Length: 24\r\n\r\n" + LINES,
     "expects": OCTETS + b"Expect: 100-continue\r\nContent-Length: 3\r\n\r\none",
@@ -107,6 +112,7 @@ CHANGES = [
     (b"HTTP/1.1\r", b"HTTP/1.1 \r"),
     (b"/v1/topics/t/records", b"/v1/topics/%74/records"),
 ]
+V2_JSON = b"vnd.kafka.json.v2+json"
 ENDS_AFTER = 60
 """Turns of the loop, in which whatever was asked is answered."""
 
@@ -165,7 +171,7 @@ def test_of_a_request_that_ends_early_nothing_is_written(tmp_path: Path, kind: s
     at_server(tmp_path, scene)
 
 
-@pytest.mark.parametrize("kind", ["json", "bytes", "lanes"])
+@pytest.mark.parametrize("kind", ["json", "bytes", "lanes", "lent"])
 def test_a_client_that_says_no_more_is_answered(tmp_path: Path, kind: str) -> None:
     async def scene(server: Server) -> None:
         whole = await server.ask([KINDS[kind]])
@@ -213,8 +219,8 @@ def test_long_bodies_of_one_turn_are_counted_one_by_one(tmp_path: Path, monkeypa
     body = b"x" * 100_000
     serve, counted = lane_module.Lane._serve, []
 
-    def spy(lane: lane_module.Lane, asked: lane_module.QuickRequest, body: bytes) -> bool:
-        is_served = serve(lane, asked, body)
+    def spy(lane: lane_module.Lane, asked: lane_module.QuickRequest, head: bytes, body: bytes) -> bool:
+        is_served = serve(lane, asked, head, body)
         counted.append((lane._lanes.writing_bytes, lane._lanes.tally.under_way))
         return is_served
 
@@ -287,6 +293,32 @@ def test_a_connection_that_is_busy_here_is_not_idle_for_aiohttp(tmp_path: Path) 
     at_server(tmp_path, scene)
 
 
+@pytest.mark.parametrize(
+    ("early", "then"),
+    [
+        (KEYED, KEYED),
+        (LENT, WHOLE),
+        (LENT.replace(b"/v1/topics/none/records", b"/topics/none").replace(b"json", V2_JSON), WHOLE),
+    ],
+    ids=["key", "own", "version 2"],
+)
+def test_a_connection_comes_back_to_the_short_way(tmp_path: Path, early: bytes, then: bytes) -> None:
+    """It was aiohttp's for good when its first request came before the topic, or the one of the keys."""
+
+    async def scene(server: Server) -> None:
+        pipe = Pipe(server.web._connected())
+        await pipe.send([early])
+        await until(lambda: b"\r\nServer:" in pipe.told and not server.is_busy)
+        pipe.told.clear()
+        await pipe.send([then, then])
+        await until(lambda: pipe.told.count(b"200 OK") == 2)
+        assert b"\r\nServer:" not in pipe.told, "it is aiohttp's answer"
+        pipe.close()
+        await asyncio.sleep(0)
+
+    at_server(tmp_path, scene)
+
+
 async def _fails_later(*_: object) -> bytes:
     raise ZeroDivisionError
 
@@ -306,7 +338,7 @@ def test_what_nobody_foresaw_is_answered(tmp_path: Path, write: Callable[..., ob
 
 def hostile(draw: random.Random) -> tuple[bytes, list[int]]:
     """Requests in a row, something about them wrong, and where they are cut."""
-    requests = [draw.choice([WHOLE, BYTES, BYTES, KINDS["nothing"], KINDS["chunked"], GET]) for _ in range(2)]
+    requests = [draw.choice([WHOLE, BYTES, BYTES, LENT, KINDS["nothing"], KINDS["chunked"], GET]) for _ in range(2)]
     first = requests[0]
     for _ in range(draw.choice([1, 1, 2])):
         ends = [each.end() for each in re.finditer(rb"\n", first)]
