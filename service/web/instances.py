@@ -49,7 +49,7 @@ from service.web.following import passes
 from service.web.forwarding import FORWARDED, client_gone, url_of, waited
 from service.web.gateway import PAUSE_S, Gateway
 from service.web.groups import offsets_by_now
-from service.web.holding import HOLDER, Holder
+from service.web.holding import HOLDER, Holder, NoRoom
 from service.web.members import (
     EARLIEST,
     LATEST,
@@ -294,6 +294,8 @@ class Instance(HttpMember):
     """The positions that the client is known to have read to since the last commit."""
     before: dict[TopicPartition, int] = field(default_factory=dict)
     """The positions before the answer that is being written."""
+    untold: dict[TopicPartition, tuple[int, Problem]] = field(default_factory=dict)
+    """Where the last answer with records had met what can't be read, and what that is."""
     reads: dict[str, ForwardedRead] = field(default_factory=dict)
     """The reads that were forwarded, by their names, as long as it is not known that the client has the answer. The
     older ones of each broker are one, under a name that the broker does not know. If one of them is lost, all are.
@@ -313,12 +315,20 @@ class Instance(HttpMember):
 
     def lose(self, partitions: Iterable[TopicPartition]) -> None:
         for each in partitions:
+            self.untold.pop(each, None)
             for known in (self.positions, self.shown, self.uncommitted, *self.begins()):
                 known.pop(each, None)
 
     def stands(self, partition: TopicPartition, position: int, ids: Mapping[str, TopicId]) -> bool:
         """Whether its position there is this one. `ids`: those of the topics in which that was."""
         return self.positions.get(partition) == position and self.ids.get(partition.topic) == ids.get(partition.topic)
+
+    def tell_unreadable(self) -> None:
+        """Raises a problem if the instance still stands where the last answer had met one, but gave other records."""
+        untold, self.untold = self.untold, {}
+        for partition, (offset, problem) in untold.items():
+            if self.positions.get(partition) == offset:
+                raise problem
 
     def holds(self, partition: TopicPartition) -> bool:
         """Whether the instance reads from there, and knows where it stands."""
@@ -750,6 +760,7 @@ class Instances(Members):
             if is_due:
                 instance.committed_s = loop.time()
                 await self._commit_known(instance)
+            instance.tell_unreadable()
             records: list[RecordV2] = []
             while not records:
                 answer = RecordsAnswer(self._gateway, request[HOLDER], instance, max_bytes)
@@ -801,7 +812,7 @@ class Instances(Members):
             failure = await self._begin(instance, deadline)
             ids = dict(instance.ids)
             elsewhere = await answer.take(wait_ms, deadline)
-            failure = await self._reset_all(instance, elsewhere, ids, deadline) or failure
+            failure = await self._reset_all(instance, elsewhere, ids, deadline) or answer.problem or failure
             if failure is not None and not answer.records:
                 raise failure
 
@@ -900,6 +911,8 @@ class RecordsAnswer:
         self._ends: dict[TopicPartition, int] = {}
         self._ids: dict[TopicPartition, TopicId] = {}
         """In which topic that is."""
+        self._unreadable: dict[TopicPartition, Problem] = {}
+        """Where something can't be read or shown."""
         is_json = instance.wishes.form is Form.JSON
         self._lens = Lens(form="json" if is_json else "base64")  # however long it is
         self._show = _in_json if is_json else _in_binary
@@ -907,6 +920,11 @@ class RecordsAnswer:
     @property
     def is_enough(self) -> bool:
         return self._is_full or (bool(self.records) and self._bytes >= self.instance.wishes.min_bytes)
+
+    @property
+    def problem(self) -> Problem | None:
+        """What can't be read or shown, if there is something."""
+        return next(iter(self._unreadable.values()), None)
 
     @property
     def stands(self) -> bool:
@@ -924,16 +942,36 @@ class RecordsAnswer:
         kept = {each: end for each, end in self._ends.items() if self._is_still(each)}
         self.instance.before = {each: self._begins[each] for each in kept}
         self.instance.move(kept)
+        self.instance.untold = {
+            each: (self.instance.positions[each], problem)
+            for each, problem in self._unreadable.items()
+            if each in self.instance.positions and not passes(problem)
+        }
         return [each for each in self.records if (each.topic, each.partition) in kept]
 
     async def take(self, wait_ms: int, deadline: float) -> dict[TopicPartition, int]:
-        """Read on; if there is nothing, wait for this long. Returns the positions that are in their logs no more."""
+        """Read on; if there is nothing, wait for this long. Returns the positions that are in their logs no more. What
+        can't be read may fill a leader's answer each time, so the other partitions are read without it.
+        """
+        elsewhere = dict[TopicPartition, int]()
+        self._unreadable = {each: problem for each, problem in self._unreadable.items() if not passes(problem)}
+        while True:
+            known = len(self._unreadable)
+            elsewhere |= await self._take_once(wait_ms, deadline, elsewhere)
+            wait_ms = 0
+            if self.records or len(self._unreadable) == known:
+                return elsewhere
+
+    async def _take_once(
+        self, wait_ms: int, deadline: float, but: Collection[TopicPartition]
+    ) -> dict[TopicPartition, int]:
         image, instance = self._gateway.image, self.instance
         ids = dict(instance.ids)
         asked = {
             each: offset
             for each, offset in instance.positions.items()
             if offset != SOMEWHERE and (topic_id := ids.get(each.topic)) and self._ids.get(each, topic_id) == topic_id
+            if each not in self._unreadable and each not in but
         }
         by_leader: dict[int, dict[TopicPartition, int]] = {}
         for partition, offset in asked.items():
@@ -956,10 +994,15 @@ class RecordsAnswer:
                 if piece.error == ErrorCode.OFFSET_OUT_OF_RANGE and piece.partition not in self._ends:
                     elsewhere[piece.partition] = begin
                 elif not self._is_full and piece.error not in PASSING:
-                    if piece.error:
-                        raise of_error(piece.error, f"{piece.partition.topic}-{piece.partition.partition}")
                     self._ids[piece.partition] = topic_id
-                    await self._open(piece, begin)
+                    try:
+                        if piece.error:
+                            raise of_error(piece.error, f"{piece.partition.topic}-{piece.partition.partition}")
+                        await self._open(piece, begin)
+                    except Problem as problem:
+                        if isinstance(problem, NoRoom):
+                            raise  # the others will find none either
+                        self._unreadable[piece.partition] = problem.with_traceback(None)  # that has all pieces
         finally:
             self._held.drop(pieces)
         return elsewhere

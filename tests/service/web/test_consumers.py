@@ -35,6 +35,7 @@ from service.web.instances import (
     NAMES_MAX,
     READS_MAX,
     Fates,
+    Form,
     ForwardedRead,
     ForwardedReads,
     Front,
@@ -1019,6 +1020,44 @@ def test_a_read_that_waits_for_more_goes_on_where_its_client_sends_the_instance(
         records = await Instances(MagicMock(image=image)).read(instance, asking(), Front(), 1000, 2000)
         assert [each.offset for each in records] == [0, 1]
         assert asked == [9, 10, 0]
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("kind", ["damaged", "refused", "no JSON"])
+def test_what_can_not_be_read_in_one_partition_keeps_no_client_from_the_others(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """It came first each time, and may fill the answer of its leader: the others were never read. It is told when they
+    have nothing, and between two answers with their records.
+    """
+    bad, good = (TopicPartition("t", index) for index in (0, 1))
+    instance = Instance("g", "i", Join([]), 0.0, is_assigned=True, wishes=Wishes(Form.JSON))
+    instance.positions, instance.ids["t"] = {bad: 0, good: 0}, TopicId(bytes(range(16)))
+    end = 3
+
+    async def fetched(_: Gateway, by_leader: dict[int, dict[TopicPartition, int]], *__: Any, **___: Any) -> list[Piece]:
+        if bad in by_leader[1]:
+            data = bytes(1000) if kind == "damaged" else bytes(build_plain_batch([(None, b"plain")], 0))
+            return [Piece(bad, 0, data=data) if kind != "refused" else Piece(bad, ErrorCode.UNKNOWN_SERVER_ERROR)]
+        offset = by_leader[1][good]
+        record = offset.to_bytes(8, "big") + bytes(build_plain_batch([(None, b"1")], 0))[8:]
+        return [Piece(good, 0, data=record if offset < end else b"")]
+
+    async def play() -> None:
+        monkeypatch.setattr("service.web.instances.fetch_all", fetched)
+        monkeypatch.setattr("service.web.instances.is_there", lambda _: True)
+        topics = {"t": SimpleNamespace(id=instance.ids["t"])}
+        image = SimpleNamespace(partition=lambda _: SimpleNamespace(leader=1), topics=topics, brokers={})
+        instances, told = Instances(MagicMock(image=image)), list[int | str]()
+        instance.committed_s = asyncio.get_running_loop().time()
+        for _ in range(7):
+            try:
+                told += [each.offset for each in await instances.read(instance, asking(), Front(), 1000, 0)]
+            except Problem as problem:
+                told.append("t-0" if "t-0" in str(problem.detail) else str(problem))
+        assert told == [0, "t-0", 1, "t-0", 2, "t-0", "t-0"]
+        assert instance.positions == {bad: 0, good: end}
 
     asyncio.run(play())
 
