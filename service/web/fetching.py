@@ -244,7 +244,8 @@ class Together:
         if any(piece.data for piece in pieces):
             self._has_some = True
             for each in self._waits:
-                each.reschedule(0)
+                if not each.expired():
+                    each.reschedule(0)
 
     async def take(self, held: Held, *, stored: int) -> None:
         if self._has_some:
@@ -310,22 +311,35 @@ async def fetch_all(
     deadline: float,
 ) -> list[Piece]:
     """What these leaders have. An error of one of them, or that it has not answered in time, is told if no other one
-    has records, or tells that a position is not in its log.
+    has records, or tells that a position is not in its log. Those that have are not kept waiting for the others until
+    the deadline.
     """
     together = Together()
     how: dict[str, Any] = {"max_bytes": max_bytes, "wait_ms": wait_ms, "together": together}
-    until_s = max(deadline, asyncio.get_running_loop().time() + LEADER_S)
+    soon_s = asyncio.get_running_loop().time() + wait_ms / 1000 + LEADER_S
+    until_s = max(deadline, soon_s)
+    under_way: dict[asyncio.Timeout, None] = {}
 
     async def of_leader(node: int, positions: Mapping[TopicPartition, int]) -> list[Piece]:
-        async with asyncio.timeout_at(until_s):
-            return await fetch(gateway, node, positions, ids, isolation, held, **how)
+        nonlocal until_s
+        async with asyncio.timeout_at(until_s) as patience:
+            under_way[patience] = None
+            try:
+                found = await fetch(gateway, node, positions, ids, isolation, held, **how)
+            finally:
+                del under_way[patience]
+        if _has_some(found):
+            until_s = soon_s
+            for each in under_way:
+                if not each.expired():
+                    each.reschedule(soon_s)
+        return found
 
     # All are waited for: what comes after the end of the request would be held for ever.
     work = (of_leader(node, positions) for node, positions in by_leader.items())
     found = await asyncio.gather(*work, return_exceptions=True)
     pieces = [piece for each in found if not isinstance(each, BaseException) for piece in each]
-    has_some = any(piece.data or piece.error == ErrorCode.OFFSET_OUT_OF_RANGE for piece in pieces)
-    passed_over = (Problem, ClientFailure, TimeoutError) if has_some else ()
+    passed_over = (Problem, ClientFailure, TimeoutError) if _has_some(pieces) else ()
     for node, each in zip(by_leader, found, strict=True):
         if isinstance(each, BaseException) and not isinstance(each, passed_over):
             held.drop(pieces)
@@ -333,6 +347,10 @@ async def fetch_all(
                 raise Problem("not-now", f"broker {node} does not answer in time") from None
             raise each
     return pieces
+
+
+def _has_some(pieces: Iterable[Piece]) -> bool:
+    return any(piece.data or piece.error == ErrorCode.OFFSET_OUT_OF_RANGE for piece in pieces)
 
 
 async def _fetch_there(
