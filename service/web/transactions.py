@@ -18,7 +18,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 from weakref import WeakValueDictionary
@@ -81,7 +82,9 @@ class Begin(msgspec.Struct, forbid_unknown_fields=True):
     transactional_id: str
     timeout_ms: int = TIMEOUT_MS
     steal: bool = True
-    """Abort what another owner of the id has open. Without it, that is a conflict."""
+    """Abort what another owner of the id has open. Without it, that is a conflict; so is what was begun over HTTP and
+    not written yet.
+    """
 
 
 class Begun(msgspec.Struct):
@@ -246,6 +249,8 @@ class Open:
     """
     is_broken: bool = False
     """A part of what it was given was written, and the rest can't be. The transaction can only be aborted."""
+    was_ended: bool = False
+    """Its end was asked for while nothing was written."""
     is_ending: bool = False
     """Its commit, or its seal, was asked for: it may be decided, or sealed, although nobody was told."""
     unsure: set[str] = field(default_factory=set)
@@ -273,18 +278,39 @@ class OpenTransactions:
     def __init__(self) -> None:
         self._open: dict[str, tuple[Name, Open]] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._begins: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._beginning: dict[str, None] = {}
+        """The ids that are being taken over."""
 
     def turn(self, name: Name) -> asyncio.Lock:
         """For what writes to a transaction or ends it, one request at a time; also if it was begun elsewhere."""
         return self._turns.setdefault(str(name), asyncio.Lock())
 
-    def add(self, name: Name, producer: Producer) -> None:
+    @asynccontextmanager
+    async def beginning(self, transactional_id: str) -> AsyncGenerator[Open | None, None]:
+        """One request at a time takes the id over, and there is room for its transaction: otherwise nothing is done,
+        and what the id's owner has open goes on. The transaction that was begun here before, unless its time is over.
+        """
+        async with self._begins.setdefault(transactional_id, asyncio.Lock()):
+            self._forget_old()
+            _, before = self._open.get(transactional_id, (None, None))
+            if before is None and len(self._open) + len(self._beginning) >= SESSIONS_MAX:
+                raise Problem("throttled", f"{SESSIONS_MAX} transactions are open here")
+            if before is None:
+                self._beginning[transactional_id] = None
+            try:
+                yield before
+            finally:
+                self._beginning.pop(transactional_id, None)
+
+    def _forget_old(self) -> None:
         now_s = asyncio.get_running_loop().time()
         for each in [each for each, (_, known) in self._open.items() if known.until_s < now_s]:
             del self._open[each]
+
+    def add(self, name: Name, producer: Producer) -> None:
+        self._forget_old()
         before = self._open.get(name.transactional_id)
-        if before is None and len(self._open) >= SESSIONS_MAX:
-            raise Problem("throttled", f"{SESSIONS_MAX} transactions are open here")
         if before is not None and before[0].producer_id == name.producer_id and before[0].epoch > name.epoch:
             return  # while this one was told of, another has taken the id over
         begun = Open(producer)
@@ -318,14 +344,18 @@ async def begin(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         raise Problem("invalid-request", "timeout_ms is a time", error=ErrorCode.INVALID_TRANSACTION_TIMEOUT)
     if (node := await _elsewhere(gateway, wanted.transactional_id)) is not None:
         return await forward(gateway, node, request, body)
-    if not wanted.steal:
-        now = await find_transaction(gateway.cluster, wanted.transactional_id)
-        if now is not None and now.is_open:
-            raise Problem("concurrent-transactions", f"{wanted.transactional_id!r} has a transaction open")
-    producer = Producer(gateway, wanted.transactional_id, wanted.timeout_ms, ends_anywhere=True)
-    await producer.own()
-    name = Name(wanted.transactional_id, producer.producer_id, producer.epoch)
-    gateway.open_transactions.add(name, producer)
+    async with gateway.open_transactions.beginning(wanted.transactional_id) as before:
+        if not wanted.steal:
+            now = await find_transaction(gateway.cluster, wanted.transactional_id)
+            is_open = now is not None and now.is_open
+            if not is_open and before is not None and before.is_empty and not before.was_ended:
+                is_open = await before.producer.refusal() not in FENCED
+            if is_open:
+                raise Problem("concurrent-transactions", f"{wanted.transactional_id!r} has a transaction open")
+        producer = Producer(gateway, wanted.transactional_id, wanted.timeout_ms, ends_anywhere=True)
+        await producer.own()
+        name = Name(wanted.transactional_id, producer.producer_id, producer.epoch)
+        gateway.open_transactions.add(name, producer)
     expires_ms = gateway.env.clock.wall_ms() + wanted.timeout_ms
     begun = Begun(str(name), wanted.transactional_id, producer.producer_id, producer.epoch, expires_ms)
     return as_json(begun, status=201, headers={"Location": f"/v1/transactions/{name}"})
@@ -522,6 +552,8 @@ async def _end(gateway: Gateway, request: web.Request, *, is_commit: bool) -> we
                 state.next_batch = len(known.batches)
                 known.is_ending = known.is_ending and state.state != "Empty"
             if problem.error == ErrorCode.INVALID_TXN_STATE and state.state == "Empty":
+                if known is not None:
+                    known.was_ended = True
                 return as_json(state)  # nothing was written
             if state.state != "Ongoing" and state.outcome == meant and state.state != "Empty":
                 gateway.open_transactions.close(name)

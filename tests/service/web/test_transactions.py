@@ -17,11 +17,13 @@ import requests
 from confluent_kafka import Producer
 
 from log.ids import TopicPartition
-from service.client.transactions import TransactionState
-from service.web import groups
+from service.client.transactions import TransactionState, find_transaction
+from service.web import groups, transactions
 from service.web.problems import Problem
 from service.web.transactions import Name, OpenTransactions, _seen
 from tests.service.web.kit import PATIENCE_S, Answer, Http, Served, read_all
+from tests.service.web.pipes import Server
+from tests.service.web.test_cuts import at_server
 from txn.states import State, Txn
 
 
@@ -156,6 +158,37 @@ def test_who_begins_later_shuts_the_former_owner_out(served: Served, http: Http,
         assert (answer.status, answer.json["kafka_error"]) == (409, "PRODUCER_FENCED"), answer
     assert http.post(f"{second}:commit").status == 200
     assert values(served, topic) == [b'"second"']
+
+
+def test_who_does_not_steal_leaves_alone_what_was_begun_and_not_written_yet(http: Http, topic: str) -> None:
+    """It was taken over, as it had no partitions; and of several who asked at once each was told that it had it."""
+    wanted = {"transactional_id": topic, "steal": False}
+
+    def ask() -> int:
+        return http.post("/v1/transactions", wanted).status
+
+    with ThreadPoolExecutor(4) as clients:
+        assert sorted(each.result() for each in [clients.submit(ask) for _ in range(4)]) == [201, 409, 409, 409]
+    first = begin(http, topic)
+    assert ask() == 409
+    assert http.post(f"{first}:commit").status == 200
+    assert ask() == 201, "it was ended, although nothing was written"
+
+
+def test_a_begin_for_which_there_is_no_room_takes_nothing_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the id's owner had open was aborted, each time that it was refused."""
+    monkeypatch.setattr(transactions, "SESSIONS_MAX", 1)
+
+    async def scene(server: Server) -> None:
+        for name, status in (b"a", b"201"), (b"b", b"429"), (b"a", b"201"):
+            body = b'{"transactional_id":"%b"}' % name
+            head = b"POST /v1/transactions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            told = await server.ask([head + b"Content-Length: %d\r\n\r\n" % len(body) + body])
+            assert told.answers.startswith(b"HTTP/1.1 " + status)
+        assert await find_transaction(server.web.gateway.cluster, "a") is not None
+        assert await find_transaction(server.web.gateway.cluster, "b") is None
+
+    at_server(tmp_path, scene)
 
 
 def test_what_became_of_a_transaction_that_others_followed_is_told_where_it_is_known(tmp_path: Path) -> None:
