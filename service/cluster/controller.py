@@ -8,7 +8,7 @@ module has the commands about brokers, partitions and producer ids. Those about 
 about configuration in `config_commands`.
 """
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from types import MappingProxyType
@@ -19,6 +19,7 @@ from log.ids import TopicId, TopicPartition
 from service.cluster.election import elect, is_caught_up, least_in_sync, settled, with_isr
 from service.cluster.image import (
     ABSENT,
+    ALL_BROKERS,
     BROKER_EPOCH,
     BROKER_IDS,
     CLUSTER,
@@ -32,6 +33,7 @@ from service.cluster.image import (
     RegisteredBroker,
     StoredCounter,
     Topic,
+    broker_config_key,
     broker_key,
     directories_key,
     encode_broker,
@@ -41,6 +43,7 @@ from service.cluster.image import (
     encode_features,
     encode_partition,
     partition_key,
+    topic_key,
 )
 from service.settings.broker import Endpoint
 from service.stores.port import Check, Create, Delete, Op, Put
@@ -319,11 +322,13 @@ class RemoveDead:
 
     If all in-sync and eligible replicas of a partition are gone, the partition stays as it is. They alone are known to
     hold everything that was acknowledged, so one of them leads next. Only where `unclean` names other replicas, the
-    first of them that is alive leads, and the records that it lacks are lost.
+    first of them that is alive leads, and the records that it lacks are lost. The topic must be one of which `may_lose`
+    is true then, and its settings those on which that was decided: to ask the replicas takes a while.
     """
 
     unclean: Mapping[TopicPartition, Successors] = field(default_factory=dict)
     min_in_sync: int = 1
+    may_lose: Callable[[Topic], bool] = lambda topic: True
 
     def decide(self, image: Image, *, retried: bool) -> MetadataDecision[int]:
         alive = image.brokers
@@ -334,8 +339,21 @@ class RemoveDead:
                 known = touched[state.isr] = any(member not in alive for member in state.isr)
             return known or state.leader not in alive
 
-        ops = tuple(islice(_without(image, alive, concerned, self.min_in_sync, self.unclean), MOST_AT_ONCE))
-        return MetadataDecision(len(ops), ops)
+        unclean = {each: found for each, found in self.unclean.items() if self._may_lose(image.topics.get(each.topic))}
+        ops = tuple(islice(_without(image, alive, concerned, self.min_in_sync, unclean), MOST_AT_ONCE))
+        return MetadataDecision(len(ops), (*ops, *_with_settings_as_now(image, unclean)) if ops else ())
+
+    def _may_lose(self, topic: Topic | None) -> bool:
+        return topic is not None and self.may_lose(topic)
+
+
+def _with_settings_as_now(image: Image, partitions: Iterable[TopicPartition]) -> Iterator[Op]:
+    """Checks that nobody has changed the settings of these topics, or those of brokers that hold for them."""
+    names = dict.fromkeys(partition.topic for partition in partitions)
+    yield from (Check(topic_key(name), image.topics[name].version) for name in names)
+    for whose in (ALL_BROKERS, str(image.controller_id)) if names else ():
+        if (stored := image.broker_configs.get(whose)) is not None:
+            yield Check(broker_config_key(whose), stored.version)
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,7 @@ class Duties:
         image = metadata.image
         if lost := self._without_holders(image):
             best = _in(image, await self._best_first(lost))
-            given += await self._all(RemoveDead(best, metadata.min_in_sync()))
+            given += await self._all(RemoveDead(best, metadata.min_in_sync(), self._may_lose))
         image = metadata.image
         if (lost := self._without_members(image)) and (empty := _in(image, await self._without_any(lost))):
             logger.critical(

@@ -1,7 +1,7 @@
 """The controller sees to it that partitions have living leaders, whatever was decided while a broker died."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,15 +10,19 @@ import pytest
 
 from log.ids import TopicPartition
 from service.cluster import metadata as cluster_metadata
+from service.cluster.config_commands import AlterConfigs, ConfigChange, Operation, ResourceChange, ResourceType
 from service.cluster.controller import Command, MetadataDecision, RemoveDead
 from service.cluster.duties import Duties
-from service.cluster.image import Image
+from service.cluster.election import claim
+from service.cluster.image import ALL_BROKERS, Image
 from service.cluster.topic_commands import CreateTopics, NewTopic, TopicResult
 from service.settings.broker import BrokerConfig
+from service.stores.port import Result
 from service.turns import Steps
+from service.wire.error_codes import ErrorCode
 from tests.service.broker.cluster_stage import ClusterStage, on_cluster_stage, until
 from tests.service.cluster.test_controller import alone_in_sync
-from tests.service.cluster.worlds import topic_id
+from tests.service.cluster.worlds import World, decided, topic_id
 
 
 @pytest.mark.parametrize("dips", [False, True], ids=["", "while the store is silent"])
@@ -59,6 +63,91 @@ def test_a_topic_that_was_decided_on_before_its_leader_died_gets_another(
     on_cluster_stage(tmp_path, scene)
 
 
+class Metadata:
+    """Of a broker that controls the cluster; its commands are carried out at once."""
+
+    in_session = controlling = is_controller = True
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    @property
+    def image(self) -> Image:
+        return self.world.image
+
+    async def claim(self) -> None:
+        return
+
+    def min_in_sync(self) -> int:
+        return 1
+
+    async def execute(self, command: Command[int], *, as_controller: bool) -> int:
+        return self.world.run(command)
+
+
+Asked = Mapping[TopicPartition, Sequence[int]]
+
+
+async def nobody(lost: Asked) -> Asked:
+    return {}
+
+
+def control_once(
+    metadata: Any,
+    best_first: Callable[[Asked], Awaitable[Asked]],
+    without_any: Callable[[Asked], Awaitable[Asked]] = nobody,
+    config: BrokerConfig | None = None,
+) -> None:
+    env: Any = SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: 0.0))
+    duties = Duties(env, config or BrokerConfig(), metadata, lambda broker: ("", 0), {}, best_first, without_any)
+    duties._plan_rebalance()
+    asyncio.run(duties._do())
+
+
+@pytest.mark.parametrize("when", ["never", "while the replicas are asked", "after the decision"])
+@pytest.mark.parametrize(
+    ("kind", "whose"), [(ResourceType.TOPIC, "orders"), (ResourceType.BROKER, ""), (ResourceType.BROKER, "2")]
+)
+def test_no_replica_is_let_lead_uncleanly_once_that_has_been_turned_off(
+    when: str, kind: ResourceType, whose: str
+) -> None:
+    config = BrokerConfig()
+    world = alone_in_sync(3)
+    for broker in (2, 3):
+        world.add_broker(broker, clean=False)
+    world.commit(claim(world.image, broker_id=2, session=world._sessions[2]))
+
+    def switch(value: str) -> None:
+        change = ConfigChange("unclean.leader.election.enable", Operation.SET, value)
+        resource = ResourceChange(kind, whose, (change,))
+        times_named = {(int(kind), whose): 1}
+        [result] = world.run(AlterConfigs((resource,), BrokerConfig(), 2, {}, {}, times_named))
+        assert result.error is ErrorCode.NONE, result
+        config.set_dynamic(*(world.image.broker_config(each).values for each in (ALL_BROKERS, "2")))
+
+    async def ask(lost: Asked) -> Asked:
+        assert list(lost) == [TopicPartition("orders", 0)]
+        if when == "while the replicas are asked":
+            switch("false")
+        return lost
+
+    class HearsLate(Metadata):
+        async def execute(self, command: Command[int], *, as_controller: bool) -> int:
+            decision = decided(command, world.image)
+            if when == "after the decision" and isinstance(command, RemoveDead) and command.unclean:
+                switch("false")
+                assert world.server.commit(world.server.open_session(1e9), decision.ops) is Result.CONFLICT
+                return 0
+            world.commit(decision.ops)
+            return decision.reply
+
+    switch("true")
+    control_once(HearsLate(world), ask, config=config)
+    state = world.image.partition(TopicPartition("orders", 0))
+    assert state is not None
+    assert state.isr == ((2,) if when == "never" else (1,))
+
+
 def test_a_leader_that_was_chosen_among_empty_ones_is_not_replaced_by_another_of_them() -> None:
     """All were empty, and one led. It acknowledged, and died before the command was repeated, which takes as long as
     the store needs: then another led, without what the first had alone.
@@ -69,19 +158,7 @@ def test_a_leader_that_was_chosen_among_empty_ones_is_not_replaced_by_another_of
         world.add_broker(other, clean=False)
     orders, elections = TopicPartition("orders", 0), 0
 
-    class Metadata:
-        in_session = controlling = is_controller = True
-
-        @property
-        def image(self) -> Image:
-            return world.image
-
-        async def claim(self) -> None:
-            return
-
-        def min_in_sync(self) -> int:
-            return 1
-
+    class DiesAfterTheFirst(Metadata):
         async def execute(self, command: Command[int], *, as_controller: bool) -> int:
             nonlocal elections
             if not isinstance(command, RemoveDead) or not command.unclean:
@@ -91,17 +168,10 @@ def test_a_leader_that_was_chosen_among_empty_ones_is_not_replaced_by_another_of
                 world.lose_broker(1)
             return world.run(command)
 
-    async def nobody(lost: Mapping[TopicPartition, Sequence[int]]) -> Mapping[TopicPartition, Sequence[int]]:
-        return {}
-
-    async def all_are_empty(lost: Mapping[TopicPartition, Sequence[int]]) -> Mapping[TopicPartition, Sequence[int]]:
+    async def all_are_empty(lost: Asked) -> Asked:
         return lost
 
-    env: Any = SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: 0.0))
-    metadata: Any = Metadata()
-    duties = Duties(env, BrokerConfig(), metadata, lambda broker: ("", 0), {}, nobody, all_are_empty)
-    duties._plan_rebalance()
-    asyncio.run(duties._do())
+    control_once(DiesAfterTheFirst(world), nobody, all_are_empty)
     assert elections == 2
     state = world.image.partition(orders)
     assert state is not None
