@@ -601,7 +601,11 @@ def _nullable(content: bytes | None) -> bytes:
 def _varint(number: int) -> bytes:
     """Zigzag, least significant seven bits first."""
     number = (number << 1) ^ (number >> 63)
-    return ONE_BYTE[number] if number < 0x80 else unsigned_varint(number)
+    if number < 0x80:
+        return ONE_BYTE[number]
+    if 0x4000 <= number < 0x20_0000:  # the places of many records in one batch
+        return THREE_BYTES.pack(number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80, number >> 14)
+    return unsigned_varint(number)
 
 
 def unsigned_varint(number: int) -> bytes:
@@ -618,6 +622,7 @@ def _size(number: int) -> bytes:
     return SIZES[number] if number < len(SIZES) else _varint(number)
 
 
+THREE_BYTES: Final = struct.Struct("BBB")
 ONE_BYTE: Final = tuple(bytes((number,)) for number in range(0x80))
 SIZES: Final = tuple(map(_varint, range(1 << 13)))
 """The varints of one and two bytes, by number. They hold the sizes and offset deltas of most records."""
