@@ -5,6 +5,8 @@ records and answers into the draft. The token of a JoinGroup or SyncGroup that m
 later decision answers it. Such a request is called parked.
 """
 
+from itertools import product
+
 from service.groups.classic_group import ClassicGroup, ClassicMember, leader_or_nobody
 from service.groups.commands import (
     NO_MEMBER,
@@ -442,8 +444,7 @@ class ClassicDecisions:
         self.resuming.forget(group.group_id)
         for what in ("join", "initial", "sync", "answers", "prepare"):
             self._deadlines.cancel((what, group.group_id, ""))
-        for member_id in (*group.members, *group.pending_joins):
-            self._deadlines.cancel(("session", group.group_id, member_id))
+        self._deadlines.cancel_each(product(("session",), (group.group_id,), (*group.members, *group.pending_joins)))
 
     def dismiss(self, group: ClassicGroup, draft: Draft) -> None:
         """Tell all members with a parked request to join again, because the group changes its protocol."""

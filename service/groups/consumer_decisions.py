@@ -20,6 +20,7 @@ the right one in its place.
 """
 
 from collections.abc import Callable, Collection, Iterable, Set
+from itertools import product
 from typing import NamedTuple
 
 from service.groups.assignment_round import (
@@ -663,10 +664,9 @@ class ConsumerDecisions:
     def forget(self, group: ConsumerGroup) -> None:
         """Cancel all deadlines of a group that is removed."""
         self.resuming.forget(group.group_id)
-        for what in ("regex", "look", "assign"):
+        for what in ("regex", "look", "assign", "downgrade"):
             self._deadlines.cancel((what, group.group_id, ""))
-        for member_id in group.members:
-            self.forget_member(group.group_id, member_id)
+        self._deadlines.cancel_each(product(MEMBER_DEADLINES, (group.group_id,), group.members))
 
     def resume(self, group: ConsumerGroup, draft: Draft) -> None:
         """Take the group up after the log was read."""

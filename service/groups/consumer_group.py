@@ -311,6 +311,7 @@ class ConsumerGroup:
     raised_ms: int = field(default=0, compare=False)
     raised: Raised | None = field(default=None, compare=False)
     assignment_round: AssignmentRound | None = field(default=None, compare=False)
+    downgrade: object = field(default=None, compare=False)  # what `migration.py` has prepared, and who leaves with it
 
     # Reading ----------------------------------------------------------------------------------------------------------
 

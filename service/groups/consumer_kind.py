@@ -24,6 +24,7 @@ from service.groups.records import (
     ConsumerKey,
     ConsumerPartKey,
     consumer_group_tombstones,
+    members_tombstones,
     read_current,
     read_key,
     read_said,
@@ -33,7 +34,7 @@ from service.groups.records import (
 from service.groups.settings import GroupSettings
 from service.groups.states import MemberState
 from service.groups.topics import TopicView
-from service.groups.verdicts import Draft, GroupRefusal, RecordPair, Token
+from service.groups.verdicts import Answer, Draft, GroupRefusal, RecordPair, Token
 from service.wire.messages import (
     ConsumerGroupCurrentMemberAssignmentKey,
     ConsumerGroupMemberMetadataKey,
@@ -47,17 +48,24 @@ from service.wire.messages import (
     ConsumerGroupTargetAssignmentMetadataValue,
 )
 
-# Removes members. If these are the last ones of this protocol, the group may be turned into one of another kind.
-Remove = Callable[[ConsumerGroup, list[ConsumerMember], Draft], None]
+# Removes members. If these are the last ones of this protocol, the group may be turned into one of another kind. If
+# that is done in several turns, they are removed with the last one. Then the list is returned that keeps the answers.
+Remove = Callable[[ConsumerGroup, list[ConsumerMember], Draft], list[Answer] | None]
 
 
 class ConsumerKind:
     group_type = ConsumerGroup
-    done_in_turns = frozenset({"regex", "look", "assign", "resume"})
+    done_in_turns = frozenset({"regex", "look", "assign", "resume", "downgrade"})
     record_prefixes = frozenset(CONSUMER_KEYS)
 
     def __init__(
-        self, settings: GroupSettings, topics: TopicView, decisions: ConsumerDecisions, *, remove: Remove
+        self,
+        settings: GroupSettings,
+        topics: TopicView,
+        decisions: ConsumerDecisions,
+        *,
+        remove: Remove,
+        downgrade: FallDue,
     ) -> None:
         self._settings = settings
         self._topics = topics
@@ -72,6 +80,7 @@ class ConsumerKind:
             "look": lambda group, _, draft: decisions.look_some(group, draft),
             "assign": lambda group, _, draft: decisions.assign_some(group, draft),
             "resume": lambda group, _, draft: decisions.resuming.go_on(group, draft),
+            "downgrade": downgrade,
             "session": self._member_is_lost,
             "rebalance": self._revocation_is_over,
             "rejoin": self._classic_time_is_over,
@@ -104,7 +113,7 @@ class ConsumerKind:
         if ask.member_epoch == STATIC_LEAVE_EPOCH and ask.instance_id is not None:
             self._decisions.leave_for_a_while(group, member, draft)
         else:
-            self._remove(group, [member], draft)
+            draft.kept = self._remove(group, [member], draft)
         return ConsumerHeartbeatReply(member_id=member.member_id, member_epoch=ask.member_epoch)
 
     def _member_is_lost(self, group: ConsumerGroup, member_id: str, draft: Draft) -> None:
@@ -173,7 +182,8 @@ class ConsumerKind:
 
     def bury(self, group: ConsumerGroup) -> list[RecordPair]:
         self._decisions.forget(group)
-        return consumer_group_tombstones(group.group_id, group.members, group.resolved)
+        of_members = members_tombstones(group.group_id, group.members)
+        return consumer_group_tombstones(group.group_id, of_members, group.resolved)
 
     def facts(self, group: ConsumerGroup, *, is_awake: bool) -> object:
         return group

@@ -76,9 +76,9 @@ class GroupCoordinator:
         self._deadlines: Deadlines[DeadlineName] = Deadlines()
         self._is_live = False
         self._replacement: Replacement | None = None  # what the last decision makes of a group
-        self._applied = 0  # how many records of that decision were applied
         self._put: OffsetsPut | None = None  # what the last decision commits and is not applied yet
-        self._put_ahead = 0  # how many of the next records were applied with it
+        self._before = 0  # how many of the next records come before what it makes of a group
+        self._ahead = 0  # how many of the next records were applied with one of these
         self._asleep: dict[str, None] = {}  # groups as the log left them: the first command about a group wakes it
         self._offset_decisions = OffsetDecisions(settings, self._offsets, topics)
         # Nothing here refers back to this object, so that a machine that is thrown away is freed at once. It may have
@@ -139,11 +139,10 @@ class GroupCoordinator:
         return self._sealed(draft)
 
     def _sealed(self, draft: Draft) -> GroupDecision:
-        assert self._replacement is None and not self._put_ahead, "the last decision is applied whole before the next"
+        assert self._replacement is None and not self._ahead, "the last decision is applied whole before the next"
         self._replacement = draft.replacement
-        self._applied = 0
+        self._before = 0 if draft.replacement is None else draft.replacement.first
         self._put = draft.offsets
-        self._put_ahead = 0
         return draft.seal()
 
     def apply(
@@ -157,15 +156,19 @@ class GroupCoordinator:
         """Take up one record of the partition, in the order of the log. `producer_id`: if its batch is
         transactional.
         """
-        if self._put_ahead:
-            self._put_ahead -= 1
+        if self._ahead:
+            self._ahead -= 1
             return
         if (put := self._put) is not None and put.first_key is key:
-            self._put_ahead = put.records - 1
+            self._ahead = put.records - 1
             self._put_offsets(put.group_id, put.offsets, producer_id)
             return
-        if self._replacement is not None and self._is_replaced_by(self._replacement):
-            return
+        if (made := self._replacement) is not None:
+            if not self._before:
+                self._ahead = made.end - made.first - 1
+                self._replace(made)
+                return
+            self._before -= 1
         if key[:PREFIX_BYTES] in OFFSET_KEYS:
             self._apply_offset(key, value, producer_id)
         elif (kind := self._appliers.get(key[:PREFIX_BYTES])) is not None:
@@ -174,18 +177,12 @@ class GroupCoordinator:
             raise ValueError("the key ends before its type")
         # The records of all other types belong to kinds of groups that are unknown here: they are skipped.
 
-    def _is_replaced_by(self, made: Replacement) -> bool:
-        """Count one more record of a decision that replaces a group. Returns whether the new group is what it says."""
-        at = self._applied
-        self._applied += 1
-        if at == made.first:
-            if made.group is None:
-                del self._groups[made.group_id]
-            else:
-                self._groups[made.group_id] = made.group
-        if at + 1 == made.end:
-            self._replacement = None
-        return at >= made.first
+    def _replace(self, made: Replacement) -> None:
+        self._replacement = None
+        if made.group is None:
+            del self._groups[made.group_id]
+        else:
+            self._groups[made.group_id] = made.group
 
     @staticmethod
     def only_last_counts(key: bytes, value: bytes | None) -> bool:

@@ -6,7 +6,7 @@ At most one entry of a name is valid. The others are swept out when they are mor
 some of the times, and may choose one weeks ahead.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Generic, TypeVar
 
@@ -39,6 +39,11 @@ class Deadlines(Generic[Name]):
 
     def cancel(self, name: Name) -> None:
         self._due.pop(name, None)
+
+    def cancel_each(self, names: Iterable[Name]) -> None:
+        due = self._due
+        for name in names:
+            due.pop(name, None)
 
     def __contains__(self, name: Name) -> bool:
         return name in self._due

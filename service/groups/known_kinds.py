@@ -15,5 +15,5 @@ def known_kinds(settings: GroupSettings, topics: TopicView, deadlines: Deadlines
     classic = ClassicKind(settings, deadlines)
     consumer_decisions = ConsumerDecisions(settings, topics, deadlines)
     migration = Migration(settings, topics, deadlines, classic, consumer_decisions)
-    consumer = ConsumerKind(settings, topics, consumer_decisions, remove=migration.remove)
+    consumer = ConsumerKind(settings, topics, consumer_decisions, remove=migration.remove, downgrade=migration.go_back)
     return Kinds((classic, consumer), migration.passages, holding_offsets=ClassicGroup)

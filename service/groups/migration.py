@@ -56,12 +56,15 @@ from service.groups.consumer_protocol import (
 from service.groups.deadlines import DeadlineName, Deadlines
 from service.groups.kinds import Decide
 from service.groups.records import (
+    MembersTombstones,
     classic_group_record,
     classic_group_tombstone,
     consumer_epoch_record,
     consumer_group_tombstones,
     consumer_member_record,
     current_record,
+    members_tombstones,
+    note_member,
     target_epoch_record,
     target_record,
 )
@@ -69,7 +72,7 @@ from service.groups.settings import GroupSettings
 from service.groups.small_steps import SmallSteps, take
 from service.groups.states import ClassicState, MemberState
 from service.groups.topics import TopicView, fingerprint_in_small_steps
-from service.groups.verdicts import Draft, Fault, GroupRefusal, RecordPair, Replacement, Token
+from service.groups.verdicts import Answer, Draft, Fault, GroupRefusal, RecordPair, Replacement, Token
 
 # How much an upgrade may write. All members must be in one batch, so that no crash leaves half a group, and a topic
 # takes batches of 1 MB. Kafka refuses a larger upgrade, too, with UNKNOWN_SERVER_ERROR.
@@ -85,6 +88,15 @@ SIZES_A_STEP = 100
 PREPARED_KEPT_MS = 30_000
 # A group that has changed each time it was made ready, for so long, is made ready in one turn.
 RESTLESS_MS = 10_000
+
+# So much may a downgrade write, for the same reason. A group for which that is too little stays a consumer group.
+DOWNGRADE_BYTES_MAX = UPGRADE_BYTES_MAX
+DOWNGRADE_FRAME_BYTES = 70  # the size of three tombstones without the names
+# A group of more members is made ready in turns in which so many are made, or get their assignment. If that is not over
+# after so long, because its members or topics change again and again, it stays a consumer group.
+DOWNGRADED_AT_ONCE = 200
+DOWNGRADED_WITHIN_MS = 5_000
+NO_TOMBSTONES = MembersTombstones([], [])
 
 
 class Upgraded(NamedTuple):
@@ -118,6 +130,21 @@ class Upgrade:
     work: SmallSteps[Made | GroupRefusal] | None = None
     made: Made | GroupRefusal | None = None
     members: dict[str, Upgraded] = field(default_factory=dict)  # serve again if the work has to be begun anew
+
+
+@dataclass(slots=True)
+class Downgrade:
+    """What is made ready for a downgrade of a group, which goes on meanwhile. The members that leave with it are in the
+    group until it is over, and are answered then.
+    """
+
+    made: ClassicGroup
+    asked_ms: int
+    topics_version: int
+    sources: dict[str, ConsumerMember] = field(default_factory=dict)  # what the members of `made` were made of
+    tombstones: MembersTombstones | None = None  # of these and of those that leave
+    leaving: dict[str, None] = field(default_factory=dict)
+    answers: list[Answer] = field(default_factory=list)
 
 
 class Migration:
@@ -349,7 +376,7 @@ class Migration:
 
     # From consumer to classic -----------------------------------------------------------------------------------------
 
-    def _may_downgrade_without(self, group: ConsumerGroup, leaving: set[str]) -> bool:
+    def _may_downgrade_without(self, group: ConsumerGroup, leaving: Collection[str]) -> bool:
         rest = len(group.members) - len(leaving)
         classic_leaving = sum(group.members[member_id].classic is not None for member_id in leaving)
         return (
@@ -372,36 +399,58 @@ class Migration:
         decides what they get. If a member of the new protocol joins before that, it must be given only partitions that
         no member is still reading.
         """
-        made = ClassicGroup(
-            group.group_id,
-            state=ClassicState.STABLE,
-            previous_state=ClassicState.STABLE,
-            generation=group.epoch,
-            protocol_type=PROTOCOL_TYPE,
-            state_timestamp_ms=draft.wall_ms,
-        )
-        for member in members:
-            assert member.classic is not None
-            made.add(
-                ClassicMember(
-                    member.member_id,
-                    member.instance_id,
-                    member.client_id,
-                    member.client_host,
-                    member.rebalance_timeout_ms,
-                    member.classic.session_timeout_ms,
-                    member.classic.protocols,
-                )
-            )
+        downgrade = self._begun(group, draft)
+        is_made = self._make_classic(downgrade, {each.member_id: each for each in members}, sys.maxsize)
+        assert is_made, "nothing bounds the work"
+        return self._turn_back(group, downgrade, leader, draft)
+
+    def _begun(self, group: ConsumerGroup, draft: Draft) -> Downgrade:
+        if isinstance(group.downgrade, Downgrade):
+            return group.downgrade
+        made = ClassicGroup(group.group_id, protocol_type=PROTOCOL_TYPE)
+        return Downgrade(made, draft.now_ms, self._topics.version)
+
+    def _make_classic(self, downgrade: Downgrade, members: Mapping[str, ConsumerMember], at_once: int) -> bool:
+        """Make so many members. Returns whether the group has all these members then, and each its assignment."""
+        made, sources = downgrade.made, downgrade.sources
+        if downgrade.topics_version != self._topics.version:
+            downgrade.topics_version = self._topics.version
+            for classic_member in made.members.values():
+                classic_member.noted = None  # its assignment has names of topics, which may be others now
+        for changed in [member_id for member_id, member in sources.items() if members.get(member_id) is not member]:
+            made.remove(changed)
+            del sources[changed]
+            downgrade.tombstones = None
+        missing = [member for member_id, member in members.items() if member_id not in sources]
+        for member in missing[:at_once]:
+            made.add(_classic_member(member))
+            sources[member.member_id] = member
+            downgrade.tombstones = None
+        if len(missing) >= at_once:
+            return False
+        made.protocol_name = protocol_name = made.select_protocol()
+        unassigned = [each for each in made.members.values() if each.noted is None or each.noted[0] != protocol_name]
+        for classic_member in unassigned:
+            if at_once <= 0:
+                return False
+            version = read_version(classic_member.metadata(protocol_name)) or 0
+            classic_member.assignment = self._written(sources[classic_member.member_id].held(), version)
+            noted = note_member(classic_member, protocol_name)
+            at_once -= 1 + (len(noted) + len(classic_member.assignment)) // BYTES_A_STEP
+        return True
+
+    def _turn_back(self, group: ConsumerGroup, downgrade: Downgrade, leader: str | None, draft: Draft) -> ClassicGroup:
+        made = downgrade.made
+        of_members = downgrade.tombstones or members_tombstones(group.group_id, group.members)
+        made.state = made.previous_state = ClassicState.STABLE
+        made.generation = group.epoch
+        made.state_timestamp_ms = draft.wall_ms
         made.leader = leader
-        made.protocol_name = made.select_protocol()
         made.subscribed_topics = made.topics_of_members()
-        for member, classic_member in zip(members, made.members.values(), strict=True):
-            version = read_version(classic_member.metadata(made.protocol_name)) or 0
-            classic_member.assignment = self._written(member.held(), version)
+        draft.answers.extend(downgrade.answers)
         self._consumer.forget(group)
         first = len(draft.records)
-        draft.records.extend(consumer_group_tombstones(group.group_id, group.members, group.resolved))
+        draft.records.extend(consumer_group_tombstones(group.group_id, of_members, group.resolved))
         draft.replacement = Replacement(group.group_id, None, first, len(draft.records))
         assignments = {member.member_id: member.assignment for member in made.members.values()}
         draft.records.append(classic_group_record(made, assignments))
@@ -417,16 +466,54 @@ class Migration:
         ]
         return write_assignment(named, version)
 
-    def remove(self, group: ConsumerGroup, leaving: list[ConsumerMember], draft: Draft) -> None:
-        """Remove members. If only classic ones are left, turn the group into a classic one."""
+    def remove(self, group: ConsumerGroup, leaving: list[ConsumerMember], draft: Draft) -> list[Answer] | None:
+        """Remove members. If only classic ones are left, turn the group into a classic one. If it has many members,
+        that is begun. Then the members are removed when it is over, and the list is returned that keeps the answers
+        until then: nobody is fenced, or gets other partitions, in a group that is about to be another one.
+        """
         gone = {member.member_id for member in leaving}
         if not gone:
+            return None
+        begun = self._begun(group, draft)
+        begun.leaving = {member_id: None for member_id in (*begun.leaving, *gone) if member_id in group.members}
+        if not self._may_downgrade_without(group, begun.leaving):
+            self._stay(group, begun, draft)
+            return None
+        if len(group.members) <= DOWNGRADED_AT_ONCE:
+            rest = [member for member_id, member in group.members.items() if member_id not in begun.leaving]
+            self._downgrade(group, rest, None, draft)
+            return None
+        group.downgrade = begun
+        self._deadlines.set(("downgrade", group.group_id, ""), draft.now_ms)
+        return begun.answers
+
+    def go_back(self, group: ConsumerGroup, _: str, draft: Draft) -> None:
+        """Do one turn of what makes a downgrade ready. The last turn writes it."""
+        begun = group.downgrade
+        if not isinstance(begun, Downgrade):
             return
-        if not self._may_downgrade_without(group, gone):
-            self._consumer.remove(group, leaving, draft)
+        begun.leaving = {member_id: None for member_id in begun.leaving if member_id in group.members}
+        is_over = draft.now_ms >= begun.asked_ms + DOWNGRADED_WITHIN_MS
+        is_too_large = _tombstone_bytes(group) > DOWNGRADE_BYTES_MAX  # first, because every member that leaves asks
+        if is_over or is_too_large or not self._may_downgrade_without(group, begun.leaving):
+            self._stay(group, begun, draft)
             return
-        rest = [member for member_id, member in group.members.items() if member_id not in gone]
-        self._downgrade(group, rest, None, draft)
+        rest = {member_id: member for member_id, member in group.members.items() if member_id not in begun.leaving}
+        if not self._make_classic(begun, rest, DOWNGRADED_AT_ONCE):
+            self._deadlines.set(("downgrade", group.group_id, ""), draft.now_ms)
+        elif _tombstone_bytes(group) + _noted_bytes(begun.made) > DOWNGRADE_BYTES_MAX:
+            self._stay(group, begun, draft)
+        elif begun.tombstones is None:
+            begun.tombstones = members_tombstones(group.group_id, group.members)
+            self._deadlines.set(("downgrade", group.group_id, ""), draft.now_ms)
+        else:
+            self._turn_back(group, begun, None, draft)
+
+    def _stay(self, group: ConsumerGroup, begun: Downgrade, draft: Draft) -> None:
+        """The group stays a consumer group, or turns into nothing: remove those that leave from it as it is."""
+        group.downgrade = None
+        self._consumer.remove(group, [group.members[member_id] for member_id in begun.leaving], draft)
+        draft.answers.extend(begun.answers)
 
     # Classic members of a consumer group ------------------------------------------------------------------------------
 
@@ -438,7 +525,7 @@ class Migration:
         else:
             if ask.member_id == NO_MEMBER:  # a classic group takes the place of the empty one
                 self._consumer.forget(group)
-                draft.records.extend(consumer_group_tombstones(group.group_id, (), group.resolved))
+                draft.records.extend(consumer_group_tombstones(group.group_id, NO_TOMBSTONES, group.resolved))
             self._classic_kind.join(None, ask, token, draft)
 
     def _join_members(self, group: ConsumerGroup, ask: JoinGroup, token: Token, draft: Draft) -> None:
@@ -467,7 +554,8 @@ class Migration:
         assert not isinstance(regex_change, GroupRefusal), "a classic member has no expression"
         changed = self._consumer.record_member(group, found, member, draft) or regex_change.has_changed
         epoch = self._consumer.maybe_raise_epoch(group, member, changed, draft)
-        if replaced is not None and self._replacement_downgrades(group, replaced):
+        is_small = len(group.members) <= DOWNGRADED_AT_ONCE
+        if replaced is not None and is_small and self._replacement_downgrades(group, replaced):
             reply = self._downgrade_by(group, replaced, member, epoch, ask, subscription, changed, draft)
         else:
             goal = self._consumer.maybe_assign(group, epoch, member, draft)
@@ -479,6 +567,9 @@ class Migration:
             self._keep_session(group, member, draft)
             due_ms = draft.now_ms + ask.rebalance_timeout_ms
             self._deadlines.set(("resync", group.group_id, member.member_id), due_ms)
+            if replaced is not None and self._replacement_downgrades(group, replaced):
+                group.downgrade = self._begun(group, draft)
+                self._deadlines.set(("downgrade", group.group_id, ""), draft.now_ms)
             reply = JoinReply(member.member_id, None, member.member_epoch, PROTOCOL_TYPE, ask.protocols[0][0])
         self._deadlines.cancel(("rejoin", group.group_id, member.member_id))
         draft.answer(token, reply)
@@ -597,8 +688,8 @@ class Migration:
             else:
                 leaving[found.member_id] = found
                 answered.append(LeftMember(member.member_id, member.instance_id, None))
+        draft.kept = self.remove(group, list(leaving.values()), draft)
         draft.answer(token, LeaveReply(None, tuple(answered)))
-        self.remove(group, list(leaving.values()), draft)
 
     def _expect_rejoin(self, group: ConsumerGroup, member: ConsumerMember, draft: Draft) -> None:
         name: DeadlineName = ("rejoin", group.group_id, member.member_id)
@@ -631,6 +722,28 @@ def _upgrade_bytes(group: ClassicGroup, member: ClassicMember) -> int:
         + sum(len(name) + len(metadata) for name, metadata in member.protocols)
         + UPGRADE_FRAME_BYTES
     )
+
+
+def _classic_member(member: ConsumerMember) -> ClassicMember:
+    assert member.classic is not None
+    return ClassicMember(
+        member.member_id,
+        member.instance_id,
+        member.client_id,
+        member.client_host,
+        member.rebalance_timeout_ms,
+        member.classic.session_timeout_ms,
+        member.classic.protocols,
+    )
+
+
+def _tombstone_bytes(group: ConsumerGroup) -> int:
+    """About how many bytes the tombstones of a group take up."""
+    return 3 * sum(map(len, group.members)) + len(group.members) * (3 * len(group.group_id) + DOWNGRADE_FRAME_BYTES)
+
+
+def _noted_bytes(made: ClassicGroup) -> int:
+    return sum(len(each.noted[1]) + len(each.assignment) for each in made.members.values() if each.noted is not None)
 
 
 def _records_of_upgrade(made: ConsumerGroup, parts: Collection[Upgraded]) -> list[RecordPair]:

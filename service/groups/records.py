@@ -642,14 +642,26 @@ def member_tombstones(group_id: str, member_id: str) -> tuple[RecordPair, ...]:
     )
 
 
-def consumer_group_tombstones(group_id: str, member_ids: Iterable[str], regexes: Iterable[str]) -> list[RecordPair]:
+class MembersTombstones(NamedTuple):
+    """Those of what members have, and of the members themselves."""
+
+    held: list[RecordPair]
+    members: list[RecordPair]
+
+
+def members_tombstones(group_id: str, member_ids: Iterable[str]) -> MembersTombstones:
     group, members = _text(group_id), [_text(member_id) for member_id in member_ids]  # of thousands: written by hand
     current, target, metadata = (PREFIX_OF_KEY[key] + group for key in KEYS_OF_MEMBER)
+    held: list[RecordPair] = [(current + member, None) for member in members]
+    held += [(target + member, None) for member in members]
+    return MembersTombstones(held, [(metadata + member, None) for member in members])
+
+
+def consumer_group_tombstones(group_id: str, of_members: MembersTombstones, regexes: Iterable[str]) -> list[RecordPair]:
     return [
-        *((current + member, None) for member in members),
-        *((target + member, None) for member in members),
+        *of_members.held,
         tombstone(ConsumerGroupTargetAssignmentMetadataKey(group_id)),
-        *((metadata + member, None) for member in members),
+        *of_members.members,
         *(tombstone(ConsumerGroupRegularExpressionKey(group_id, regex)) for regex in regexes),
         tombstone(ConsumerGroupPartitionMetadataKey(group_id)),
         tombstone(ConsumerGroupMetadataKey(group_id)),

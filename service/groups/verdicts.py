@@ -15,6 +15,7 @@ _new = tuple.__new__  # takes half the time of a class's own constructor
 
 Token = object
 """Names a command that is to be answered: the shard gives it, and finds by it where the answer goes."""
+Answer = tuple[Token, object]
 RecordPair = tuple[bytes, bytes | None]
 
 
@@ -61,7 +62,7 @@ class GroupDecision(NamedTuple):
     """
 
     records: tuple[RecordPair, ...] = ()
-    answers: tuple[tuple[Token, object], ...] = ()
+    answers: tuple[Answer, ...] = ()
     effects: tuple[object, ...] = ()
     producer_id: int = -1
     producer_epoch: int = -1
@@ -101,14 +102,15 @@ class Draft:
     now_ms: int
     wall_ms: int
     records: list[RecordPair] = field(default_factory=list)
-    answers: list[tuple[Token, object]] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    kept: list[Answer] | None = None  # where the answers are kept that a later decision is to give
     producer_id: int = -1
     producer_epoch: int = -1
     replacement: Replacement | None = None
     offsets: OffsetsPut | None = None
 
     def answer(self, token: Token, reply: object) -> None:
-        self.answers.append((token, reply))
+        (self.answers if self.kept is None else self.kept).append((token, reply))
 
     def seal(self) -> GroupDecision:
         return _new(

@@ -60,6 +60,7 @@ def live(world: GroupWorld) -> None:
         replaced(consumer_decisions, "TARGETS_AT_ONCE", members),
         replaced(resuming, "RESUMED_AT_ONCE", members),
         replaced(migration, "PREPARED_AT_ONCE", members),
+        replaced(migration, "DOWNGRADED_AT_ONCE", members),
     ):
         _live(world)
 

@@ -9,14 +9,23 @@ import pytest
 from service.groups import coordinator, migration, resuming
 from service.groups.assignment_round import STEPS_AT_ONCE
 from service.groups.classic_group import ClassicGroup
-from service.groups.commands import LEAVE_EPOCH, CommitOffsets, DeleteOffsets, JoinReply, OffsetToCommit
+from service.groups.commands import (
+    LEAVE_EPOCH,
+    CommitOffsets,
+    ConsumerHeartbeat,
+    DeleteOffsets,
+    JoinReply,
+    LeaveGroup,
+    LeavingMember,
+    OffsetToCommit,
+)
 from service.groups.consumer_group import ConsumerGroup, ResolvedRegex
 from service.groups.deadlines import Deadlines
 from service.groups.settings import GroupSettings
 from service.groups.topics import fingerprint
 from service.groups.verdicts import Fault
 from tests.service.groups import driver as driver_module
-from tests.service.groups.driver import Driver, Topics, assigned_at_once, assignment
+from tests.service.groups.driver import Driver, Topics, assigned_at_once, assignment, subscription
 
 MANY = 250
 
@@ -176,19 +185,161 @@ def test_what_was_made_ready_is_forgotten_if_nobody_asks_again(driver: Driver, c
     assert driver.beat("c", 0).fault is Fault.COORDINATOR_LOAD_IN_PROGRESS
 
 
-def test_a_large_group_turns_back_whole(driver: Driver, counted: Counted) -> None:
-    classic_group(driver)
+def upgraded(driver: Driver, **changes: Any) -> list[JoinReply]:
+    """A group of many classic members and one of the consumer protocol, who is `c`."""
+    joined = classic_group(driver, session_timeout_ms=300_000, **changes)
     driver.beat("c", 0)
     driver.wait(0)
-    driver.beat("c", 0)
+    assert driver.beat("c", 0).fault is None
+    driver.wait(0)
+    return joined
+
+
+def start_leaving(driver: Driver, member_id: str = "c") -> int:
+    return driver.start(heartbeat(member_id, LEAVE_EPOCH))
+
+
+def heartbeat(member_id: str, epoch: int, **changes: Any) -> ConsumerHeartbeat:
+    said = ConsumerHeartbeat("g", member_id, epoch, None, None, -1, None, None, None, None, "c", "/127.0.0.1", "")
+    return said._replace(**changes)
+
+
+def take_turn(driver: Driver) -> None:
+    driver.take(driver.machine.expire(driver.now_ms))
+
+
+def test_a_large_group_turns_back_whole_in_turns(driver: Driver, counted: Counted) -> None:
+    upgraded(driver)
+    held = {member.member_id: member.assigned for member in group_of(driver).members.values() if member.assigned}
+    made, noted = counted(ClassicGroup, "add"), counted(migration, "note_member")
     unassigned = counted(ConsumerGroup, "unassign")
-    assert driver.beat("c", LEAVE_EPOCH).fault is None
+    leaving = start_leaving(driver)
+    assert leaving not in driver.answers  # until it is written that it has left
+    driver.wait(0)
+    assert sum(made) == MANY
+    assert max(made) <= migration.DOWNGRADED_AT_ONCE
+    assert max(noted) <= MANY + migration.DOWNGRADED_AT_ONCE  # of each it is asked how long it is
     assert sum(unassigned) == 0  # its tombstones are for those who read the log
+    assert driver.answers[leaving].fault is None
     assert driver.listed()["g"][0] == "classic"
-    assert len(driver.classic().members) == MANY
+    members = {member.member_id: member for member in driver.classic().members}
+    assert len(members) == MANY
+    assert all(members[member_id].assignment != assignment() for member_id in held if member_id != "c")
     driver.check_replay()
     driver.restart()
     assert len(driver.classic().members) == MANY
+
+
+def test_who_changes_or_goes_while_a_group_turns_back_is_as_it_says_last(driver: Driver) -> None:
+    joined = upgraded(driver)
+    leaving = start_leaving(driver)
+    take_turn(driver)
+    driver.join(member=joined[0].member_id, topics=("events",))
+    gone = driver.start(LeaveGroup("g", (LeavingMember(joined[1].member_id, None),)))
+    assert not {leaving, gone} & driver.answers.keys()
+    new = driver.join(member=driver.member_id(), topics=("orders",)).member_id
+    driver.wait(0)
+    assert driver.answers[leaving].fault is driver.answers[gone].fault is None
+    group = driver.machine._groups["g"]
+    assert isinstance(group, ClassicGroup)
+    assert group.members.keys() == {each.member_id for each in joined if each is not joined[1]} | {new}
+    assert group.members[joined[0].member_id].metadata("range") == subscription(("events",))
+    driver.check_replay()
+
+
+def test_a_topic_that_goes_while_a_group_turns_back_is_in_no_assignment(driver: Driver) -> None:
+    upgraded(driver)
+    start_leaving(driver)
+    while not any(member.noted for member in group_made_of(driver).members.values()):
+        take_turn(driver)
+    driver.topics.remove("orders")
+    driver.topics.put("orders", 4)
+    driver.wait(0)
+    assert {member.assignment for member in driver.classic().members} == {assignment()}
+
+
+def group_made_of(driver: Driver) -> ClassicGroup:
+    begun = group_of(driver).downgrade
+    assert isinstance(begun, migration.Downgrade)
+    return begun.made
+
+
+def test_a_member_that_joins_by_the_new_protocol_meanwhile_keeps_a_group_as_it_is(driver: Driver) -> None:
+    upgraded(driver)
+    leaving = start_leaving(driver)
+    take_turn(driver)
+    assert driver.beat("d", 0).fault is None
+    driver.wait(0)
+    assert driver.answers[leaving].fault is None
+    assert driver.listed()["g"][0] == "consumer"
+    assert "c" not in group_of(driver).members
+    assert len(group_of(driver).members) == MANY + 1
+    start_leaving(driver, "d")
+    driver.wait(0)
+    assert driver.listed()["g"][0] == "classic"
+    driver.check_replay()
+
+
+def test_a_group_whose_topics_change_all_the_time_does_not_turn_back_and_nobody_waits(driver: Driver) -> None:
+    upgraded(driver)
+    leaving = start_leaving(driver)
+    begun_ms = driver.now_ms
+    while leaving not in driver.answers:
+        driver.topics.put(f"t{driver.now_ms}", 1)
+        driver.now_ms += 100
+        take_turn(driver)
+    assert driver.now_ms < begun_ms + migration.DOWNGRADED_WITHIN_MS + 1_000
+    assert driver.listed()["g"][0] == "consumer"
+    assert "c" not in group_of(driver).members
+    driver.wait(2_000)
+    assert group_of(driver).assignment_epoch == group_of(driver).epoch
+
+
+@pytest.mark.parametrize("bytes_max", [10_000, 40_000])
+def test_a_group_that_is_too_large_for_one_batch_stays_a_consumer_group(
+    driver: Driver, counted: Counted, monkeypatch: pytest.MonkeyPatch, bytes_max: int
+) -> None:
+    upgraded(driver)
+    monkeypatch.setattr(migration, "DOWNGRADE_BYTES_MAX", bytes_max)
+    made = counted(ClassicGroup, "add")
+    leaving = start_leaving(driver)
+    driver.wait(0)
+    assert driver.answers[leaving].fault is None
+    assert (sum(made) == 0) is (bytes_max == 10_000)  # the tombstones alone are too many
+    assert driver.listed()["g"][0] == "consumer"
+    assert len(group_of(driver).members) == MANY
+    driver.check_replay()
+
+
+def test_a_coordinator_that_dies_while_a_group_turns_back_leaves_it_as_it_was(driver: Driver) -> None:
+    upgraded(driver)
+    leaving = start_leaving(driver)
+    take_turn(driver)
+    driver.restart()
+    driver.wait(30_000)
+    assert leaving not in driver.answers  # its client has lost the connection
+    assert "c" in group_of(driver).members
+    driver.wait(30_000)  # its session is over
+    assert driver.listed()["g"][0] == "classic"
+    assert len(driver.classic().members) == MANY
+
+
+def test_a_classic_process_in_the_place_of_the_last_of_the_new_ones_turns_a_large_group_back(driver: Driver) -> None:
+    classic_group(driver, session_timeout_ms=300_000)
+    static: dict[str, Any] = {"instance_id": "i"}
+    driver.beat("c", 0, **static)
+    driver.wait(0)
+    assert driver.beat("c", 0, **static).fault is None
+    driver.wait(0)
+    joined = driver.join(**static)
+    assert joined.fault is None
+    assert driver.listed()["g"][0] == "consumer"
+    driver.wait(0)
+    assert driver.listed()["g"][:2] == ("classic", "PreparingRebalance")
+    members = driver.classic().members
+    assert len(members) == MANY + 1
+    assert joined.member_id in {member.member_id for member in members}
+    driver.check_replay()
 
 
 @pytest.mark.parametrize("kind", ["classic", "consumer"])

@@ -16,6 +16,7 @@ from service.groups.records import (
     consumer_member_record,
     current_record,
     empty_classic_group_record,
+    members_tombstones,
     offset_key,
     offset_value,
     read_current,
@@ -375,7 +376,7 @@ def test_an_offset_that_is_cut_off_is_not_read(cut: int) -> None:
 
 
 def test_the_tombstones_of_a_whole_group_are_written_by_hand_as_by_the_codec() -> None:
-    keys = [key for key, _ in consumer_group_tombstones("größe", ["ä"], [])]
+    keys = [key for key, _ in consumer_group_tombstones("größe", members_tombstones("größe", ["ä"]), [])]
     assert [read_key(key) for key in keys] == [
         ConsumerGroupCurrentMemberAssignmentKey("größe", "ä"),
         ConsumerGroupTargetAssignmentMemberKey("größe", "ä"),
