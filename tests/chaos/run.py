@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from pathlib import Path
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from tests.chaos.over_http import OVER_HTTP, Http, Refused, positions
+from tests.chaos.whence import whence
 from tests.chaos.worker import CLIENTS
 from tests.clients.offsets import committed_offsets
 from tests.clients.topics import Topics
@@ -38,6 +39,7 @@ BEHIND = 10_000
 killing, one request after the other over HTTP copies 5 a second, in peace more than 100.
 """
 ASK_EVERY_SECONDS = 1.0
+DOUBLED_SHOWN = 5
 LOG_BYTES = 4 << 20
 """How much a client's log holds; as much from before is kept beside it."""
 PEACE_SECONDS = 120.0
@@ -185,7 +187,7 @@ def run(
         "log.durability": durability,
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
     }
-    broker: BrokerProcess = Oncelog(folder, settings=settings)
+    broker = Oncelog(folder, settings=settings)
     broker.start()
     report = Report(client_kills=dict.fromkeys(clients, 0))
     topics = Topics(broker.bootstrap, "chaos")
@@ -204,7 +206,7 @@ def run(
             copier.kill()
         for copier in copiers:
             report.restarts[copier.client] = copier.starts - 1
-            report.faults += judge(broker.bootstrap, copier, source, report.inputs)
+            report.faults += judge(broker.bootstrap, copier, source, report.inputs, [broker.data])
     finally:
         distance.stop()
         for copier in copiers:
@@ -279,11 +281,15 @@ def end_offsets(bootstrap: str, topic: str) -> list[int]:
     return ends
 
 
-def judge(bootstrap: str, copier: Copier, source: str, inputs: int) -> list[str]:
-    """What is wrong with a copy: every input must be there exactly once, each key's in order."""
+def judge(bootstrap: str, copier: Copier, source: str, inputs: int, folders: Sequence[Path]) -> list[str]:
+    """What is wrong with a copy: every input must be there exactly once, each key's in order. `folders` have the
+    brokers' data.
+    """
     by_key: dict[bytes, list[int]] = {}
-    for key, value in _committed(bootstrap, copier.target):
+    places: dict[int, list[tuple[int, int]]] = {}
+    for key, value, partition, offset in _committed(bootstrap, copier.target):
         by_key.setdefault(key, []).append(int(value))
+        places.setdefault(int(value), []).append((partition, offset))
     faults = []
     for index in range(KEYS):
         got = by_key.pop(f"key-{index}".encode(), [])
@@ -294,13 +300,16 @@ def judge(bootstrap: str, copier: Copier, source: str, inputs: int) -> list[str]
         doubled = sorted(value for value, count in Counter(got).items() if count > 1)
         order = "" if lost or doubled else "in another order"
         faults.append(f"{copier.client}, key-{index}: lost {lost[:10]}, doubled {doubled[:10]} {order}")
+        for twice in doubled[:DOUBLED_SHOWN]:
+            each = (f"{of}: {whence(folders, copier.target, of, [offset])}" for of, offset in places[twice])
+            faults.append(f"{copier.client}, doubled {twice}: in partition {', in '.join(each)}")
     if by_key:
         faults.append(f"{copier.client}: keys nobody wrote: {sorted(by_key)}")
     return faults
 
 
-def _committed(bootstrap: str, topic: str) -> list[tuple[bytes, bytes]]:
-    """Keys and values of a topic as a read_committed reader finds them, up to the end of every partition."""
+def _committed(bootstrap: str, topic: str) -> list[tuple[bytes, bytes, int, int]]:
+    """Keys, values, partitions and offsets of a topic as a read_committed reader finds them, up to the end of each."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -321,9 +330,11 @@ def _committed(bootstrap: str, topic: str) -> list[tuple[bytes, bytes]]:
         if message.error() is not None:
             ended += 1
             continue
-        key, value = message.key(), message.value()
+        key, value, partition, offset = message.key(), message.value(), message.partition(), message.offset()
         assert key is not None
         assert value is not None
-        found.append((key, value))
+        assert partition is not None
+        assert offset is not None
+        found.append((key, value, partition, offset))
     consumer.close()
     return found

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from confluent_kafka import KafkaError, KafkaException
@@ -35,6 +36,7 @@ from tests.chaos.cluster.verdict import (
 from tests.chaos.cluster.writers import Ending, SteadyWriter, TransactionalWriter
 from tests.chaos.run import PARTITIONS as COPIED_PARTITIONS
 from tests.chaos.run import Copier, Distance, Feeder, judge, let_finish
+from tests.chaos.whence import whence
 from tests.clients.three import out_of_sync
 from tests.clients.topics import Topics
 from tests.peers.network import Network
@@ -191,17 +193,19 @@ def _run(
     summary.wrong += [*feeder.failures, *let_finish(cluster.bootstrap, copiers, source)]
     for copier in copiers:
         copier.kill()
+    folders = [broker.data for broker in cluster.brokers.values()]
+    whence_of = partial(whence, folders)
     for isolation in (READ_UNCOMMITTED, READ_COMMITTED):
         read = read_topic(cluster.bootstrap, steady, PARTITIONS, isolation)
-        judge_values(summary.verdict, steady, writer.told, read, isolation)
+        judge_values(summary.verdict, steady, writer.told, read, isolation, whence_of)
         compare_replicas(summary.verdict, cluster, steady, read, isolation)
         read = read_topic(cluster.bootstrap, shared, PARTITIONS, isolation)
         compare_replicas(summary.verdict, cluster, shared, read, isolation)
         _tell(f"everything is read back, {isolation}")
     for one in transactional:
-        judge_transactions(summary.verdict, one.writer, one.transactions, read)
+        judge_transactions(summary.verdict, one.writer, one.transactions, shared, read, whence_of)
     for copier in copiers:
-        summary.wrong += judge(cluster.bootstrap, copier, source, summary.inputs)
+        summary.wrong += judge(cluster.bootstrap, copier, source, summary.inputs, folders)
     summary.is_judged = True
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from confluent_kafka import Consumer, TopicPartition
@@ -51,7 +51,11 @@ class Verdict:
         return told
 
 
-def judge_values(verdict: Verdict, topic: str, told: Told, read: list[Read], isolation: str) -> None:
+Whence = Callable[[str, int, Iterable[int]], str]
+"""Tells where the records at these offsets of a partition come from (`tests/chaos/whence.py`)."""
+
+
+def judge_values(verdict: Verdict, topic: str, told: Told, read: list[Read], isolation: str, whence_of: Whence) -> None:
     """Each acknowledged value is there once, at its offset, and the values of a partition are in order."""
     for partition, found in enumerate(read):
         acknowledged = told.acknowledged[partition]
@@ -66,25 +70,33 @@ def judge_values(verdict: Verdict, topic: str, told: Told, read: list[Read], iso
         verdict.lost += [
             f"{where}: value {value}, acknowledged" for value in told.somewhere[partition] if not counts[value]
         ]
-        verdict.doubled += [f"{where}: value {value}, {count} times" for value, count in counts.items() if count > 1]
+        for twice in (number for number, count in counts.items() if count > 1):
+            offsets = [offset for offset, number in at.items() if number == twice]
+            verdict.doubled.append(
+                f"{where}: value {twice}, {len(offsets)} times: {whence_of(topic, partition, offsets)}"
+            )
         values = list(at.values())
         if values != sorted(values) and not any(count > 1 for count in counts.values()):
             verdict.unlike.append(f"{where}: the values are in another order")
 
 
-def judge_transactions(verdict: Verdict, writer: str, transactions: list[Transaction], read: list[Read]) -> None:
+def judge_transactions(
+    verdict: Verdict, writer: str, transactions: list[Transaction], topic: str, read: list[Read], whence_of: Whence
+) -> None:
     """What a reader of committed records sees of each transaction: all of it, once, or nothing, as it was told."""
-    found: dict[int, Counter[int]] = {}
-    for partition in read:
-        for _, key, value in partition:
+    found: dict[int, dict[int, list[tuple[int, int]]]] = {}
+    for partition, records in enumerate(read):
+        for offset, key, value in records:
             if key == writer.encode():
                 of, _, index = (value or b"").decode().partition(".")
-                found.setdefault(int(of), Counter())[int(index)] += 1
+                found.setdefault(int(of), {}).setdefault(int(index), []).append((partition, offset))
     for number, transaction in enumerate(transactions):
-        seen = found.pop(number, Counter())
+        seen = found.pop(number, {})
         what = f"{writer}: transaction {number}, {transaction.ending.value}: {len(seen)} of {transaction.size}"
-        if any(count > 1 for count in seen.values()):
-            verdict.doubled.append(what)
+        for which, places in seen.items():
+            if len(places) > 1:
+                each = (f"{partition}: {whence_of(topic, partition, [offset])}" for partition, offset in places)
+                verdict.doubled.append(f"{what}: value {number}.{which} in partition {', in '.join(each)}")
         if not seen and transaction.ending is Ending.COMMITTED:
             verdict.lost.append(what)
         elif seen and (transaction.ending is Ending.ABORTED or len(seen) != transaction.size):
