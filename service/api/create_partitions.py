@@ -24,6 +24,7 @@ from service.wire.messages import (
 async def handle(
     metadata: ClusterMetadata, session: Session, header: RequestHeader, request: CreatePartitionsRequest
 ) -> CreatePartitionsResponse:
+    seen = metadata.image
     times_named = await done_in_turns(counted(topic.name for topic in request.topics))
     answers = []
     async for name, times in in_turns(times_named.items(), NAMED_A_TURN):
@@ -32,7 +33,7 @@ async def handle(
         elif name in INTERNAL_TOPICS:
             answers.append(_result(name, ErrorCode.INVALID_TOPIC_EXCEPTION, kept_from_clients(name)))
     wanted = await done_in_turns(_wanted(request.topics, times_named))
-    results = await executed(metadata, CreatePartitions(tuple(wanted), request.validate_only))
+    results = await executed(metadata, CreatePartitions(tuple(wanted), request.validate_only, seen))
     if isinstance(results, Refusal):
         error, message = results.error, results.message
         answers += [_result(topic.name, error, message) async for topic in in_turns(wanted, NAMED_A_TURN)]

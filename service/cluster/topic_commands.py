@@ -306,8 +306,13 @@ class MorePartitions:
 
 @dataclass(frozen=True, slots=True)
 class CreatePartitions:
+    """If an answer was lost, a topic that was made again since it was `seen` gets none: they may have been made for the
+    former one. The reply is the error that lets the caller look, and ask again.
+    """
+
     topics: tuple[MorePartitions, ...]
     validate_only: bool = False
+    seen: Image | None = None
 
     def decide(self, image: Image, *, retried: bool) -> Steps[MetadataDecision[list[TopicResult]]]:
         turn = Turn(DECIDED_A_TURN)
@@ -322,6 +327,9 @@ class CreatePartitions:
                 if topic is None:
                     raise ItemRefused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
                 if not (retried and len(topic.partitions) == wanted.count):
+                    if retried and not self._has_seen(topic):
+                        message = "The partitions may have been made as asked, and the topic been made again since."
+                        raise ItemRefused(ErrorCode.REQUEST_TIMED_OUT, message)
                     made = yield from _added(wanted, topic, image, room)
                     room -= len(made)
                     value = encode_topic(topic.id, wanted.count, topic.config)
@@ -331,6 +339,10 @@ class CreatePartitions:
             except ItemRefused as refused:
                 results.append(TopicResult(wanted.name, refused.error, refused.message))
         return MetadataDecision(results, () if self.validate_only else tuple(ops))
+
+    def _has_seen(self, topic: Topic) -> bool:
+        seen = None if self.seen is None else self.seen.topics.get(topic.name)
+        return seen is not None and seen.id == topic.id
 
 
 def changed_topic(topic: Topic, value: bytes) -> tuple[Op, ...]:

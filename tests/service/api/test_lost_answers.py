@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from service.api import alter_partition_reassignments, incremental_alter_configs
+from service.api import alter_partition_reassignments, create_partitions, incremental_alter_configs
 from service.cluster.config_commands import Operation, ResourceType
 from service.cluster.controller import Command
 from service.cluster.image import Image
@@ -11,6 +11,8 @@ from service.settings.broker import BrokerConfig
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     AlterPartitionReassignmentsRequest,
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsRequestAlterableConfig,
     IncrementalAlterConfigsRequestAlterConfigsResource,
@@ -53,6 +55,14 @@ def test_a_reassignment_is_carried_out_by_the_second_commit() -> None:
     answer = asyncio.run(alter_partition_reassignments.handle(metadata, unused, unused, request))
     assert answer.responses[0].partitions[0].error_code == ErrorCode.NONE
     assert metadata.image.topics["orders"].partitions[0].adding == (2,)
+
+
+def test_partitions_are_made_by_the_second_commit() -> None:
+    metadata: Any = Metadata()
+    request = CreatePartitionsRequest([CreatePartitionsTopic("orders", 3, None)])
+    answer = asyncio.run(create_partitions.handle(metadata, unused, unused, request))
+    assert answer.results[0].error_code == ErrorCode.NONE
+    assert len(metadata.image.topics["orders"].partitions) == 3
 
 
 def test_a_setting_is_changed_by_the_second_commit() -> None:

@@ -193,7 +193,8 @@ def test_lost_answers_neither_lose_nor_double_anything(
             for number in range(1, 25):
                 (created,) = await metadata.execute(new_topics(f"t{number}", start=number))
                 assert created.error is ErrorCode.NONE
-                (grown,) = await metadata.execute(CreatePartitions((MorePartitions(f"t{number}", 2),)))
+                more = (MorePartitions(f"t{number}", 2),)
+                (grown,) = await metadata.execute(CreatePartitions(more, seen=metadata.image))
                 assert grown.error is ErrorCode.NONE
                 blocks.append(await metadata.execute(AllocateProducerIds()))
                 if number % 2:

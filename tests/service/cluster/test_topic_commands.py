@@ -280,6 +280,23 @@ def test_partitions_are_added_and_the_old_ones_stay() -> None:
     assert (retried.reply[0].error, retried.ops) == (ErrorCode.NONE, ())
 
 
+def test_partitions_whose_answer_was_lost_are_not_added_to_a_topic_that_was_made_again() -> None:
+    world = world_of(1)
+    world.add_topic("orders", 1)
+    command = CreatePartitions((MorePartitions("orders", 5),), seen=world.image)
+
+    def again() -> tuple[ErrorCode, int]:
+        decision = decided(command, world.image, retried=True)
+        return decision.reply[0].error, len(decision.ops)
+
+    made = 4
+    assert again() == (ErrorCode.NONE, made + 2), "the first commit has failed"
+    world.run(command)
+    world.run(DeleteTopics((topic_id(1),)))
+    world.add_topic("orders", 2)
+    assert again() == (ErrorCode.REQUEST_TIMED_OUT, 0)
+
+
 @pytest.mark.parametrize(
     ("wanted", "error", "message"),
     [
