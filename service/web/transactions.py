@@ -82,8 +82,8 @@ class Begin(msgspec.Struct, forbid_unknown_fields=True):
     transactional_id: str
     timeout_ms: int = TIMEOUT_MS
     steal: bool = True
-    """Abort what another owner of the id has open. Without it, that is a conflict; so is what was begun over HTTP and
-    not written yet.
+    """Abort what another owner of the id has open, and shut it out. False: that is a conflict, also if the transaction
+    was begun here and has nothing yet.
     """
 
 
@@ -249,10 +249,10 @@ class Open:
     """
     is_broken: bool = False
     """A part of what it was given was written, and the rest can't be. The transaction can only be aborted."""
-    was_ended: bool = False
-    """Its end was asked for while nothing was written."""
     is_ending: bool = False
     """Its commit, or its seal, was asked for: it may be decided, or sealed, although nobody was told."""
+    is_over: bool = False
+    """It was ended with nothing in it. Its coordinator knows nothing of that, and would let more be written."""
     unsure: set[str] = field(default_factory=set)
     """The groups whose offsets may be there or on their way. They must be put again, or the transaction be aborted."""
 
@@ -279,29 +279,27 @@ class OpenTransactions:
         self._open: dict[str, tuple[Name, Open]] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._begins: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._beginning: dict[str, None] = {}
-        """The ids that are being taken over."""
+        self._places = 0
+        """How many are taken by transactions that are being begun."""
 
     def turn(self, name: Name) -> asyncio.Lock:
         """For what writes to a transaction or ends it, one request at a time; also if it was begun elsewhere."""
         return self._turns.setdefault(str(name), asyncio.Lock())
 
     @asynccontextmanager
-    async def beginning(self, transactional_id: str) -> AsyncGenerator[Open | None, None]:
-        """One request at a time takes the id over, and there is room for its transaction: otherwise nothing is done,
-        and what the id's owner has open goes on. The transaction that was begun here before, unless its time is over.
+    async def beginning(self, transactional_id: str) -> AsyncGenerator[None]:
+        """For what begins a transaction of the id, one request at a time. There is a place for it, or it is refused
+        before anything is done: to take the id over aborts what its owner has open.
         """
         async with self._begins.setdefault(transactional_id, asyncio.Lock()):
             self._forget_old()
-            _, before = self._open.get(transactional_id, (None, None))
-            if before is None and len(self._open) + len(self._beginning) >= SESSIONS_MAX:
+            if transactional_id not in self._open and len(self._open) + self._places >= SESSIONS_MAX:
                 raise Problem("throttled", f"{SESSIONS_MAX} transactions are open here")
-            if before is None:
-                self._beginning[transactional_id] = None
+            self._places += 1
             try:
-                yield before
+                yield
             finally:
-                self._beginning.pop(transactional_id, None)
+                self._places -= 1
 
     def _forget_old(self) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -309,13 +307,13 @@ class OpenTransactions:
             del self._open[each]
 
     def add(self, name: Name, producer: Producer) -> None:
-        self._forget_old()
-        before = self._open.get(name.transactional_id)
-        if before is not None and before[0].producer_id == name.producer_id and before[0].epoch > name.epoch:
-            return  # while this one was told of, another has taken the id over
         begun = Open(producer)
         begun.extend()
         self._open[name.transactional_id] = name, begun
+
+    def is_begun(self, name: Name) -> bool:
+        """Whether the transaction was begun at this broker, and may still be written to."""
+        return (known := self.find(name)) is not None and not known.is_over
 
     def find(self, name: Name) -> Open | None:
         of_id, known = self._open.get(name.transactional_id, (None, None))
@@ -344,21 +342,26 @@ async def begin(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         raise Problem("invalid-request", "timeout_ms is a time", error=ErrorCode.INVALID_TRANSACTION_TIMEOUT)
     if (node := await _elsewhere(gateway, wanted.transactional_id)) is not None:
         return await forward(gateway, node, request, body)
-    async with gateway.open_transactions.beginning(wanted.transactional_id) as before:
+    producer = Producer(gateway, wanted.transactional_id, wanted.timeout_ms, ends_anywhere=True)
+    async with gateway.open_transactions.beginning(wanted.transactional_id):
         if not wanted.steal:
-            now = await find_transaction(gateway.cluster, wanted.transactional_id)
-            is_open = now is not None and now.is_open
-            if not is_open and before is not None and before.is_empty and not before.was_ended:
-                is_open = await before.producer.refusal() not in FENCED
-            if is_open:
-                raise Problem("concurrent-transactions", f"{wanted.transactional_id!r} has a transaction open")
-        producer = Producer(gateway, wanted.transactional_id, wanted.timeout_ms, ends_anywhere=True)
+            await _refuse_owned(gateway, wanted.transactional_id)
         await producer.own()
         name = Name(wanted.transactional_id, producer.producer_id, producer.epoch)
         gateway.open_transactions.add(name, producer)
     expires_ms = gateway.env.clock.wall_ms() + wanted.timeout_ms
     begun = Begun(str(name), wanted.transactional_id, producer.producer_id, producer.epoch, expires_ms)
     return as_json(begun, status=201, headers={"Location": f"/v1/transactions/{name}"})
+
+
+async def _refuse_owned(gateway: Gateway, transactional_id: str) -> None:
+    """Raise a problem if somebody has a transaction of the id open, or has begun one here to write to."""
+    now = await find_transaction(gateway.cluster, transactional_id)
+    if now is None:
+        return
+    last = Name(transactional_id, now.producer_id, now.producer_epoch)
+    if now.is_open or gateway.open_transactions.is_begun(last):
+        raise Problem("concurrent-transactions", f"{transactional_id!r} has a transaction open")
 
 
 async def put_batch(gateway: Gateway, request: web.Request) -> web.StreamResponse:
@@ -376,6 +379,8 @@ async def put_batch(gateway: Gateway, request: web.Request) -> web.StreamRespons
             if written.fingerprint != fingerprint:
                 raise Problem("batch-changed", f"batch {number} was written with another body")
             return web.Response(body=written.answer, content_type=JSON, headers={"Batch-Replayed": "true"})
+        if open_one.is_over:
+            raise _over()
         if open_one.is_broken:
             raise _broken()
         if open_one.in_part is not None and open_one.in_part.fingerprint != fingerprint:
@@ -402,6 +407,10 @@ def _not_known() -> Problem:
         "this broker does not know the transaction's batches: it has begun elsewhere, or before a restart, or too long"
         " ago; abort it, and begin another",
     )
+
+
+def _over() -> Problem:
+    return Problem("invalid-txn-state", "the transaction was ended, with nothing in it: begin another")
 
 
 def _broken(error: int | None = None) -> Problem:
@@ -479,6 +488,8 @@ async def put_offsets(gateway: Gateway, request: web.Request) -> web.StreamRespo
         open_one = gateway.open_transactions.find(name)
         if open_one is None:
             raise await _is_not_open(gateway, name)
+        if open_one.is_over:
+            raise _over()
         open_one.started()
         was_unsure = group in open_one.unsure
         open_one.unsure.add(group)
@@ -553,7 +564,7 @@ async def _end(gateway: Gateway, request: web.Request, *, is_commit: bool) -> we
                 known.is_ending = known.is_ending and state.state != "Empty"
             if problem.error == ErrorCode.INVALID_TXN_STATE and state.state == "Empty":
                 if known is not None:
-                    known.was_ended = True
+                    known.is_over = True
                 return as_json(state)  # nothing was written
             if state.state != "Ongoing" and state.outcome == meant and state.state != "Empty":
                 gateway.open_transactions.close(name)
@@ -756,7 +767,7 @@ _ALL = "/v1/transactions"
 _ONE = _ALL + "/{txn:[^/:]+}"
 ROUTES = (
     Route("POST", _ALL, begin, "Begin a transaction; what the id's former owner left open is aborted.", "transactions",
-          body=Begin, answer=Begun, status=201, problems=(400, 403, 409, 422, 503, 504)),
+          body=Begin, answer=Begun, status=201, problems=(400, 403, 409, 422, 429, 503, 504)),
     Route("GET", _ALL, list_all, "Transactional ids and what they do.", "transactions", answer=TransactionList,
           problems=(400, 503), parameters=(
               text("state", "Those in this state.", "Empty", "Ongoing", "PrepareCommit", "PrepareAbort",

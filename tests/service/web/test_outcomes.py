@@ -15,9 +15,10 @@ from typing import Any, cast
 from unittest.mock import AsyncMock, MagicMock
 
 import pytest
-from aiohttp import ClientSession, web
+from aiohttp import ClientResponse, ClientSession, web
 
 import service.web.instances
+import service.web.transactions
 from isolation.read_view import Isolation
 from log.batch import HEADER_BYTES, build_batch
 from log.ids import ZERO_TOPIC_ID, TopicPartition
@@ -1229,11 +1230,11 @@ def test_a_transaction_is_remembered_for_as_long_as_it_may_be_open(
         if is_sealed:
             open_one.extend()
             now_s += 50
-        known.add(another, cast(Any, Partly()))
-        assert known.find(one) is open_one
+        async with known.beginning(another.transactional_id):
+            assert known.find(one) is open_one
         now_s += 60
-        known.add(another, cast(Any, Partly()))
-        assert known.find(one) is None
+        async with known.beginning(another.transactional_id):
+            assert known.find(one) is None
 
     asyncio.run(scenario())
 
@@ -1258,11 +1259,113 @@ def test_of_each_transactional_id_the_last_transaction_is_remembered(tmp_path: P
                     problem = await refused.json()
                     assert (refused.status, problem["type"]) == (409, "/problems/producer-fenced")
                     assert problem["outcome"] == (await (await client.get(path)).json())["outcome"] == "none"
-            former, last = name_of(begun[1]["txn"]), name_of(begun[2]["txn"])
-            web.gateway.open_transactions.add(former, cast(Any, Partly()))
-            assert web.gateway.open_transactions.find(last) is not None, "it was told of before"
-            web.gateway.open_transactions.close(former)
-            assert (await client.post(f"transactions/{last}:commit")).status == 200
+            web.gateway.open_transactions.close(name_of(begun[1]["txn"]))
+            assert (await client.post(f"transactions/{begun[2]['txn']}:commit")).status == 200
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_transaction_for_which_there_is_no_place_is_not_begun_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told to have done nothing (429), and had taken the id over: what its owner had open was aborted."""
+    monkeypatch.setattr(service.web.transactions, "SESSIONS_MAX", 1)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("t", 1)
+        async with serving(stage) as (_, client), serving(stage) as (_, elsewhere):
+
+            async def begin(transactional_id: str) -> ClientResponse:
+                return await client.post("transactions", json={"transactional_id": transactional_id})
+
+            owned = await (await elsewhere.post("transactions", json={"transactional_id": "y"})).json()
+            path = f"transactions/{owned['txn']}"
+            assert (await elsewhere.put(f"{path}/batches/0", json=batch_of(0))).status == 200
+            owning, may_go_on = asyncio.Event(), asyncio.Event()
+            own = Producer.own
+
+            async def slowly(producer: Producer) -> None:
+                owning.set()
+                await may_go_on.wait()
+                await own(producer)
+
+            with monkeypatch.context() as patched:
+                patched.setattr(Producer, "own", slowly)
+                first = asyncio.ensure_future(begin("x"))
+                await owning.wait()
+                patched.undo()
+                for is_begun in (False, True):
+                    refused = await begin("y")
+                    problem = await refused.json()
+                    assert (refused.status, problem["outcome"]) == (429, "none"), problem
+                    may_go_on.set()
+                    if not is_begun:
+                        assert (await first).status == 201
+            ended = await elsewhere.post(f"{path}:commit")
+            assert (ended.status, (await ended.json())["outcome"]) == (200, "applied")
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_transaction_that_can_not_be_begun_keeps_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service.web.transactions, "SESSIONS_MAX", 1)
+
+    async def scene(stage: Stage) -> None:
+        async with serving(stage) as (_, client):
+            with monkeypatch.context() as patched:
+                patched.setattr(Producer, "own", AsyncMock(side_effect=Problem("not-now")))
+                assert (await client.post("transactions", json={"transactional_id": "x"})).status == 503
+            assert (await client.post("transactions", json={"transactional_id": "y"})).status == 201
+
+    on_stage(tmp_path, scene)
+
+
+def test_who_does_not_steal_is_refused_also_while_the_first_batch_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator knew of no batch yet, and the broker of one by then: it was aborted."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("t", 1)
+        async with serving(stage) as (_, client):
+            begun = await (await client.post("transactions", json={"transactional_id": "x"})).json()
+            path = f"transactions/{begun['txn']}"
+            find = service.web.transactions.find_transaction
+
+            async def find_before(*asked: Any) -> Any:
+                found = await find(*asked)
+                assert (await client.put(f"{path}/batches/0", json=batch_of(0))).status == 200
+                return found
+
+            with monkeypatch.context() as patched:
+                patched.setattr(service.web.transactions, "find_transaction", find_before)
+                answer = await client.post("transactions", json={"transactional_id": "x", "steal": False})
+            assert answer.status == 409
+            assert (await (await client.post(f"{path}:commit")).json())["outcome"] == "applied"
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_transaction_that_was_committed_with_nothing_in_it_is_over(tmp_path: Path) -> None:
+    """What came afterwards was written, and held readers up until its time was over. Its id is free for others."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("t", 1)
+        async with serving(stage) as (_, client):
+            body = {"transactional_id": "x", "steal": False}
+            begun = await (await client.post("transactions", json=body)).json()
+            path = f"transactions/{begun['txn']}"
+            for _ in range(2):
+                ended = await client.post(f"{path}:commit")
+                assert (ended.status, (await ended.json())["outcome"]) == (200, "none")
+            for late in (
+                await client.put(f"{path}/batches/0", json=batch_of(0)),
+                await client.put(f"{path}/offsets/g", json=offsets_of(7)),
+            ):
+                problem = await late.json()
+                assert (late.status, problem["outcome"]) == (409, "none"), problem
+                assert "begin another" in problem["detail"]
+            assert (await client.post("transactions", json=body)).status == 201
 
     on_stage(tmp_path, scene)
 
@@ -1271,11 +1374,7 @@ def test_of_each_transactional_id_the_last_transaction_is_remembered(tmp_path: P
     "then",
     [
         *("batch", "commit", "commit again", "batch after the commit", "race"),
-        *(
-            "a commit of nothing before",
-            "a commit that was refused before",
-            "a commit of which nothing is known before",
-        ),
+        *("a commit that was refused before", "a commit of which nothing is known before"),
     ],
 )
 def test_a_transaction_of_which_a_topic_was_deleted_can_only_be_aborted(
@@ -1291,8 +1390,6 @@ def test_a_transaction_of_which_a_topic_was_deleted_can_only_be_aborted(
         async with serving(stage) as (_, client):
             begun = await (await client.post("transactions", json={"transactional_id": "x"})).json()
             path = f"transactions/{begun['txn']}"
-            if then == "a commit of nothing before":
-                assert (await (await client.post(f"{path}:commit")).json())["state"] == "Empty"
             assert (await client.put(f"{path}/batches/0", json=batch_of(0))).status == 200
             if then in ("a commit that was refused before", "a commit of which nothing is known before"):
                 failure = Problem("not-now") if "refused" in then else Problem("outcome-unknown", outcome="unknown")
