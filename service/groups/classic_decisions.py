@@ -438,13 +438,16 @@ class ClassicDecisions:
         if lacks_leader or len(group.members) > self._settings.group_max_size:
             self.prepare_rebalance(group, draft)
 
-    def forget(self, group: ClassicGroup) -> None:
-        """Cancel all deadlines of a group that is removed."""
+    def forget(self, group: ClassicGroup, *, but: str | None = None) -> None:
+        """Cancel all deadlines of a group that is removed, but not the session of a member that goes on in the group
+        that takes its place. It may have been given its id by this one.
+        """
         self._initial_remaining_ms.pop(group.group_id, None)
         self.resuming.forget(group.group_id)
         for what in ("join", "initial", "sync", "answers", "prepare"):
             self._deadlines.cancel((what, group.group_id, ""))
-        self._deadlines.cancel_each(product(("session",), (group.group_id,), (*group.members, *group.pending_joins)))
+        gone = (each for each in (*group.members, *group.pending_joins) if each != but)
+        self._deadlines.cancel_each(product(("session",), (group.group_id,), gone))
 
     def dismiss(self, group: ClassicGroup, draft: Draft) -> None:
         """Tell all members with a parked request to join again, because the group changes its protocol."""

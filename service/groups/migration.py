@@ -190,7 +190,7 @@ class Migration:
         draft.records.append(classic_group_tombstone(ask.group_id))
         answer = self._consumer.heartbeat(ConsumerGroup(ask.group_id), ask, draft)
         if isinstance(answer, ConsumerHeartbeatReply):
-            self._classic.forget(group)
+            self._classic.forget(group, but=answer.member_id)
         return answer
 
     def _upgrade_by(
@@ -205,7 +205,7 @@ class Migration:
         attempt = Draft(draft.now_ms, draft.wall_ms)
         answer = self._consumer.heartbeat(made, ask, attempt)
         if isinstance(answer, ConsumerHeartbeatReply):
-            self._turn(group, made, draft)
+            self._turn(group, made, answer.member_id, draft)
             draft.records.extend(records)
             draft.replacement = Replacement(made.group_id, made, 0, len(draft.records))
             draft.records.extend(attempt.records)
@@ -368,10 +368,10 @@ class Migration:
             current_record(group_id, upgraded),
         )
 
-    def _turn(self, old: ClassicGroup, made: ConsumerGroup, draft: Draft) -> None:
+    def _turn(self, old: ClassicGroup, made: ConsumerGroup, joins: str | None, draft: Draft) -> None:
         """Tell waiting members of the old group to join again, and begin the sessions of the new group's members."""
         self._classic.dismiss(old, draft)
-        self._classic.forget(old)
+        self._classic.forget(old, but=joins)
         self._consumer.resuming.begin(made, draft)
 
     # From consumer to classic -----------------------------------------------------------------------------------------

@@ -619,3 +619,20 @@ def test_a_classic_member_that_says_no_rebalance_timeout_has_that_of_its_session
     group = driver.machine.group("g")
     assert isinstance(group, ClassicGroup)
     assert [member.rebalance_timeout_ms for member in group.members.values()] == [10_000]
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_a_member_that_goes_on_by_the_new_protocol_with_the_id_it_was_given_is_missed_when_it_falls_silent(
+    driver: Driver, is_empty: bool
+) -> None:
+    """With the id of MEMBER_ID_REQUIRED, before it has joined with it."""
+    if not is_empty:
+        token = driver.start_join(member=driver.member_id(), session_timeout_ms=1_800_000)
+        driver.wait(7_000)
+        joined = driver.answers[token]
+        driver.sync(joined, assignments={joined.member_id: assignment(orders=[0, 1, 2, 3])})
+    given = driver.member_id()
+    assert driver.beat(given, 0).fault is None
+    assert given in {member.member_id for member in driver.consumer().members}
+    driver.wait(60_000)
+    assert given not in driver.machine._groups["g"].members
