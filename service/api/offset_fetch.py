@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 from log.ids import TopicId
 from log.steps import done_at_once
@@ -245,8 +244,8 @@ async def _fetch(
         async for slice_of_it in slices_in_turns(offsets, NAMED_A_TURN):
             partitions += _partitions(slice_of_it)
         topics.append(OffsetFetchResponseTopics(topic.topic, topic.topic_id, partitions))
-    if by_id and wanted.topics is None:
-        topics = _with_ids(metadata.image, topics)
+    if wanted.topics is None:
+        topics = _still_those(metadata.image, topics, by_id=by_id)
     topics += await done_in_turns(_refused_topics(refused, ErrorCode.UNKNOWN_TOPIC_ID))
     return OffsetFetchResponseGroup(wanted.group_id, topics)
 
@@ -286,10 +285,14 @@ def _few_at_a_time(asked: list[PartitionsAsked]) -> Iterator[list[tuple[int, Par
     yield some
 
 
-def _with_ids(image: Image, topics: list[OffsetFetchResponseTopics]) -> list[OffsetFetchResponseTopics]:
-    """A topic that is gone has no id to be named by, and is left out."""
+def _still_those(
+    image: Image, topics: list[OffsetFetchResponseTopics], *, by_id: bool
+) -> list[OffsetFetchResponseTopics]:
+    """Without the topics that were made again since their names were asked for: what was found is of the former ones.
+    One that is gone has no id to be named by.
+    """
     known = ((topic, image.topics.get(topic.name)) for topic in topics)
-    return [replace(topic, topic_id=facts.id) for topic, facts in known if facts is not None]
+    return [topic for topic, facts in known if (not by_id if facts is None else facts.id == topic.topic_id)]
 
 
 def _name_of(image: Image, topic: OffsetFetchRequestTopics) -> str | None:

@@ -14,6 +14,7 @@ from service.api.consumer_group_heartbeat import PARTITIONS_AS_ONE
 from service.broker.shard import ANSWERS_A_TURN, CoordinatorLoading, NotCoordinator
 from service.groups.assignment_round import TARGETS_AT_ONCE
 from service.groups.classic_group import ClassicGroup
+from service.groups.commands import NameOffsets
 from service.groups.describe import DescribedMembers
 from service.groups.verdicts import Fault
 from service.turns import NAMED_A_TURN
@@ -345,6 +346,30 @@ def test_all_topics_are_fetched_with_their_ids_and_those_that_are_gone_left_out(
     (topic,) = stage.ask(everything, 10).groups[0].topics
     assert topic.topic_id == stage.driver.topics.id_of("orders")
     assert [topic.name for topic in stage.ask(everything, 9).groups[0].topics] == ["orders", "events"]
+
+
+@pytest.mark.parametrize("version", [7, 8, 10])
+@pytest.mark.parametrize("was_gone", [False, True])
+def test_a_topic_that_is_made_again_while_all_topics_are_fetched_inherits_no_offset(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, version: int, was_gone: bool
+) -> None:
+    stage.ask(commit(stage), 9)
+    topics, handle = stage.driver.topics, stage.groups.handle
+    if was_gone:
+        topics.remove("orders")
+
+    def make_again(group_id: str, command: Any) -> Any:
+        answer = handle(group_id, command)
+        if isinstance(command, NameOffsets):
+            if not was_gone:
+                topics.remove("orders")
+            topics.put("orders", 4)
+        return answer
+
+    monkeypatch.setattr(stage.groups, "handle", make_again)
+    request = OffsetFetchRequest("g", None, groups=[OffsetFetchRequestGroup("g", topics=None)])
+    answer = stage.ask(request, version)
+    assert (answer if version < 8 else answer.groups[0]).topics == []
 
 
 def test_offsets_that_wait_for_a_transaction_are_refused_to_those_who_want_stable_ones(stage: Stage) -> None:
