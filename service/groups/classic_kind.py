@@ -22,7 +22,7 @@ from service.groups.commands import (
 )
 from service.groups.deadlines import DeadlineName, Deadlines
 from service.groups.describe import describe_classic, not_a_classic_group
-from service.groups.kinds import Decide, FallDue, Group
+from service.groups.kinds import Decide, FallDue, Group, PutOff
 from service.groups.records import (
     CLASSIC_KEYS,
     classic_group_tombstone,
@@ -53,6 +53,9 @@ class ClassicKind:
             Heartbeat: self._heartbeat,
             LeaveGroup: self._leave,
             DescribeClassicGroup: self._describe,
+        }
+        self.joins: dict[type, PutOff] = {
+            JoinGroup: lambda ask: JoinReply(ask.member_id, Fault.COORDINATOR_LOAD_IN_PROGRESS)
         }
         self.deadlines: dict[str, FallDue] = {
             "session": decisions.session_over,

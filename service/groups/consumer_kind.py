@@ -18,7 +18,7 @@ from service.groups.commands import (
 from service.groups.consumer_decisions import ConsumerDecisions, answer_beat, no_consumer_group
 from service.groups.consumer_group import ConsumerGroup, ConsumerMember, Raised, ResolvedRegex
 from service.groups.describe import describe_consumer, not_a_consumer_group
-from service.groups.kinds import Decide, FallDue, Group
+from service.groups.kinds import Decide, FallDue, Group, PutOff
 from service.groups.records import (
     CONSUMER_KEYS,
     ConsumerKey,
@@ -34,7 +34,7 @@ from service.groups.records import (
 from service.groups.settings import GroupSettings
 from service.groups.states import MemberState
 from service.groups.topics import TopicView
-from service.groups.verdicts import Answer, Draft, GroupRefusal, RecordPair, Token
+from service.groups.verdicts import Answer, Draft, Fault, GroupRefusal, RecordPair, Token
 from service.wire.messages import (
     ConsumerGroupCurrentMemberAssignmentKey,
     ConsumerGroupMemberMetadataKey,
@@ -75,6 +75,8 @@ class ConsumerKind:
             ConsumerHeartbeat: self._heartbeat,
             DescribeConsumerGroup: self._describe,
         }
+        ask_again = ConsumerHeartbeatReply(Fault.COORDINATOR_LOAD_IN_PROGRESS, "the group is being deleted")
+        self.joins: dict[type, PutOff] = {ConsumerHeartbeat: lambda ask: ask_again}
         self.deadlines: dict[str, FallDue] = {
             "regex": lambda group, _, draft: decisions.resolve_regexes(group, draft),
             "look": lambda group, _, draft: decisions.look_some(group, draft),

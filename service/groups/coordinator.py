@@ -97,6 +97,7 @@ class GroupCoordinator:
         self._hold_offsets = known.holding_offsets
         self._kinds: dict[type, Kind[Any]] = {kind.group_type: kind for kind in known.kinds}
         self._deciders = _deciders(known)
+        self._joins = {command: put_off for kind in known.kinds for command, put_off in kind.joins.items()}
         self._appliers = {prefix: kind for kind in known.kinds for prefix in kind.record_prefixes}
         self._wakers: dict[tuple[str, type], FallDue] = {
             (what, kind.group_type): fall_due for kind in known.kinds for what, fall_due in kind.deadlines.items()
@@ -113,8 +114,11 @@ class GroupCoordinator:
             own(self, command, token, draft)
         else:
             about: Any = command  # all other commands are about one group
-            group = self._find(about.group_id, draft)
-            self._deciders[type(command), type(group)](group, command, token, draft)
+            if about.group_id in self._forgetting.deleting and type(command) in self._joins:
+                draft.answer(token, self._joins[type(command)](command))
+            else:
+                group = self._find(about.group_id, draft)
+                self._deciders[type(command), type(group)](group, command, token, draft)
         return self._sealed(draft)
 
     def next_deadline_ms(self) -> int | None:

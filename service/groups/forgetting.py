@@ -7,6 +7,7 @@ round that a crash interrupts begins anew. Deleted topics are found again when t
 topic with offsets is looked up then.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
@@ -56,6 +57,8 @@ class Forgetting:
         self._bury = bury
         self._group_ids = group_ids
         self._under_way: dict[DeadlineName, Work] = {}
+        # Groups that are being deleted, and how often. Nobody may join one: it would have a part of its offsets.
+        self.deleting: Counter[str] = Counter()
         self._draft = Draft(0, 0)  # the draft of the present turn
         self._clock = ClockWatch()
         self._turn = 0
@@ -165,6 +168,23 @@ class Forgetting:
         return facts is None or committed.topic_id not in (ZERO_TOPIC_ID, facts.topic_id)
 
     def _delete(self, group_id: str, token: Token) -> Work:
+        self.deleting[group_id] += 1
+        try:
+            yield from self._delete_offsets(group_id)
+        finally:
+            self.deleting[group_id] -= 1
+            if not self.deleting[group_id]:
+                del self.deleting[group_id]
+        group = self._find(group_id, self._draft)
+        if group is None:
+            self._draft.answer(token, FaultReply(Fault.GROUP_ID_NOT_FOUND))
+        elif not group.is_empty:
+            self._draft.answer(token, FaultReply(Fault.NON_EMPTY_GROUP))
+        else:
+            self._draft.records.extend(self._bury(group))
+            self._draft.answer(token, FaultReply())
+
+    def _delete_offsets(self, group_id: str) -> Work:
         while self._may_be_deleted(group_id) and (topics := self._offsets.topics_of(group_id)):
             turn = self._turn
             for topic, partition in self._names(group_id, topics):
@@ -175,14 +195,6 @@ class Forgetting:
             if self._turn == turn:
                 break  # all was done in one turn, so no commit can have come in between
             yield True
-        group = self._find(group_id, self._draft)
-        if group is None:
-            self._draft.answer(token, FaultReply(Fault.GROUP_ID_NOT_FOUND))
-        elif not group.is_empty:
-            self._draft.answer(token, FaultReply(Fault.NON_EMPTY_GROUP))
-        else:
-            self._draft.records.extend(self._bury(group))
-            self._draft.answer(token, FaultReply())
 
     def _names(self, group_id: str, topics: Iterable[str]) -> Iterator[tuple[str, int]]:
         return ((topic, partition) for topic in topics for partition in self._offsets.partitions(group_id, topic))

@@ -80,6 +80,8 @@ G = TypeVar("G", bound=Group)
 
 # Decides a command. The arguments: the group (None: there is no group of this name), the command, its token, the draft.
 Decide = Callable[[Any, Any, Token, Draft], None]
+# The answer to a command that says to ask again.
+PutOff = Callable[[Any], object]
 # Does what a deadline was set for. The arguments: the group, the id of a member (empty: the whole group), the draft.
 FallDue = Callable[[Any, str, Draft], None]
 
@@ -95,6 +97,10 @@ class Kind(Protocol[G]):
     @property
     def commands(self) -> Mapping[type, Decide]:
         """The commands of this kind, for its own groups and for names without a group."""
+
+    @property
+    def joins(self) -> Mapping[type, PutOff]:
+        """Those of `commands` by which a member may come to an empty group, and the answer that says to ask again."""
 
     @property
     def deadlines(self) -> Mapping[str, FallDue]: ...

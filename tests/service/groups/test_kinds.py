@@ -26,7 +26,7 @@ from service.groups.commands import (
 )
 from service.groups.coordinator import OWN_COMMANDS, GroupCoordinator
 from service.groups.deadlines import DeadlineName, Deadlines
-from service.groups.kinds import Decide, FallDue, Group, Kinds, OffsetCheck, any_offset
+from service.groups.kinds import Decide, FallDue, Group, Kinds, OffsetCheck, PutOff, any_offset
 from service.groups.known_kinds import known_kinds
 from service.groups.offsets import CommittedOffset
 from service.groups.settings import GroupSettings
@@ -98,6 +98,7 @@ class WaitingRooms:
     def __init__(self, deadlines: Deadlines[DeadlineName]) -> None:
         self._deadlines = deadlines
         self.commands: dict[type, Decide] = {Enter: self._enter}
+        self.joins: dict[type, PutOff] = {Enter: lambda ask: "closed"}
         self.deadlines: dict[str, FallDue] = {"bored": self._go}
 
     def _enter(self, room: WaitingRoom | None, ask: Enter, token: Token, draft: Draft) -> None:
