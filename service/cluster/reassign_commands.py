@@ -65,15 +65,27 @@ class Reassign:
                 results.append(ReassignResult(partition))
                 if new != state:
                     ops.append(changed(topic.id, partition.partition, state, new))
-            elif retried and new[0] is ErrorCode.NO_REASSIGNMENT_IN_PROGRESS:
+            elif (
+                retried
+                and new[0] is ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
+                and self._is_back(topic, partition.partition)
+            ):
                 results.append(ReassignResult(partition))
             else:
                 results.append(ReassignResult(partition, *new))
         return MetadataDecision(results, tuple(ops))
 
     def _is_as_seen(self, topic: Topic, index: int) -> bool:
+        return self._seen(topic, index) == topic.partitions[index]
+
+    def _is_back(self, topic: Topic, index: int) -> bool:
+        """Whether the reassignment that was in progress is cancelled: it may also have ended."""
+        seen = self._seen(topic, index)
+        return seen is not None and _former(seen) == topic.partitions[index].replicas
+
+    def _seen(self, topic: Topic, index: int) -> PartitionState | None:
         seen = None if self.seen is None else self.seen.topics.get(topic.name)
-        return seen is not None and seen.id == topic.id and seen.partitions.get(index) == topic.partitions[index]
+        return None if seen is None or seen.id != topic.id else seen.partitions.get(index)
 
     def _assigned(
         self, state: PartitionState, replicas: tuple[int, ...], image: Image, least: int
@@ -101,10 +113,15 @@ def _reassigned(state: PartitionState, target: tuple[int, ...], image: Image, le
     return settled(new, image.brokers, least) if is_caught_up(new, least) else new
 
 
+def _former(state: PartitionState) -> tuple[int, ...]:
+    """The replicas before the reassignment in progress."""
+    return tuple(replica for replica in state.replicas if replica not in state.adding)
+
+
 def _taken_back(state: PartitionState, image: Image, least: int) -> PartitionState | tuple[ErrorCode, str]:
     if not state.adding and not state.removing:
         return ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "No partition reassignment is in progress."
-    former = tuple(replica for replica in state.replicas if replica not in state.adding)
+    former = _former(state)
     holds_more = any(member in state.isr for member in state.adding)
     if not are_enough(former, state, least if holds_more else 1):
         message = "Too few of the former replicas are in sync to hold alone what was acknowledged."

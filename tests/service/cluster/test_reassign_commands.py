@@ -108,8 +108,6 @@ def test_a_reassignment_can_be_taken_back_and_changed() -> None:
     assert reassign(world, None) is ErrorCode.NONE
     assert state_of(world)[:4] == ((1, 2), (1, 2), 1, 1)
     assert reassign(world, None) is ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
-    [again] = decided(Reassign(((ORDERS, None),)), world.image, retried=True).reply
-    assert again.error is ErrorCode.NONE
     reassign(world, (3, 4))
     assert reassign(world, (1, 4)) is ErrorCode.NONE
     assert state_of(world)[:1] == ((1, 4, 3, 2),) or set(state_of(world).removing) == {2, 3}
@@ -136,6 +134,20 @@ def test_a_reassignment_whose_answer_was_lost_is_not_repeated_over_what_was_aske
     assert again() == (ErrorCode.REQUEST_TIMED_OUT, 0), "another topic"
 
 
+@pytest.mark.parametrize("ends", [True, False], ids=["it has ended", "it was cancelled"])
+def test_a_cancellation_whose_answer_was_lost_says_whether_the_reassignment_was_cancelled(ends: bool) -> None:
+    world, epochs = world_of()
+    reassign(world, (3, 4))
+    asked = Reassign(((ORDERS, None),), seen=world.image)
+    if ends:
+        admit(world, epochs, 1, 2, 3, 4)
+    else:
+        world.run(asked)
+    decision = decided(asked, world.image, retried=True)
+    told = ErrorCode.NO_REASSIGNMENT_IN_PROGRESS if ends else ErrorCode.NONE
+    assert (decision.reply[0].error, decision.ops) == (told, ())
+
+
 def test_a_cancellation_whose_answer_was_lost_does_not_take_back_what_was_asked_for_since() -> None:
     world, _ = world_of()
     reassign(world, (3, 4))
@@ -159,6 +171,8 @@ def test_an_assignment_that_cannot_be_is_refused(replicas: tuple[int, ...], erro
     world, _ = world_of()
     before = state_of(world)
     assert reassign(world, replicas, may_change_factor=False) is error
+    again = decided(Reassign(((ORDERS, replicas),), False, seen=world.image), world.image, retried=True)
+    assert again.reply[0].error is error
     assert state_of(world) == before
 
 
