@@ -57,7 +57,7 @@ class LoopWatch:
         self.lag.add(late_ms / 1000)
         if late_ms < HELD_MS:
             return
-        if computed_ms >= late_ms // 2:
+        if computed_ms >= min(late_ms // 2, HELD_MS):
             logger.warning("nobody was served for %d ms, of which %d ms were spent computing", late_ms, computed_ms)
             return
         self._kept_waiting += 1

@@ -47,6 +47,13 @@ def test_a_machine_that_is_busy_with_others_is_told_of_once_a_minute(caplog: pyt
     assert ["60 times" in line for line in caplog.messages] == [False, True, True, False], "our own are always told"
 
 
+def test_a_turn_of_our_own_is_told_however_late_a_busy_machine_makes_it(caplog: pytest.LogCaptureFixture) -> None:
+    watch = LoopWatch()
+    for second in range(3):
+        watch.note(5 * HELD_MS, HELD_MS, float(second))
+    assert len(caplog.messages) == 3
+
+
 def test_a_turn_that_is_much_longer_than_the_last_told_is_told_at_once_however_little_was_computed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
