@@ -5,8 +5,10 @@ aborted transaction that has batches in it. A reader of uncommitted data gets wh
 list. (No list is not the same as an empty list: clients tell the two apart.)
 """
 
+from collections.abc import Iterator
 from enum import Enum
 
+from isolation.aborted import AbortedRange
 from isolation.stable import StableOffsets
 
 
@@ -38,8 +40,10 @@ def readable_end_offset(
 
 def aborted_transactions(
     isolation: AnyIsolation, stable: StableOffsets, *, fetch_offset: int, next_offset: int
-) -> list[tuple[int, int]] | None:
-    """(producer id, first offset) to go with batches from `fetch_offset` up to but not including `next_offset`."""
+) -> Iterator[AbortedRange] | None:
+    """What goes with batches from `fetch_offset` up to but not including `next_offset`. A client may have made a
+    million of them.
+    """
     if isolation is not Isolation.READ_COMMITTED:
         return None
-    return stable.aborted(fetch_offset, next_offset)
+    return stable.aborted_ranges(fetch_offset, next_offset)

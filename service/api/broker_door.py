@@ -282,7 +282,7 @@ class BrokerDoor:
 
 
 def _is_long(answer: Any) -> bool:
-    """Whether the answer tells of more topics and partitions than are looked up in one turn."""
+    """Whether the answer tells of more topics, partitions and transactions than are looked up in one turn."""
     told = 0
     for partitions in _told_of(answer):
         told += 1 + len(partitions)
@@ -292,12 +292,16 @@ def _is_long(answer: Any) -> bool:
 
 
 def _told_of(answer: Any) -> Iterator[Sequence[Any]]:
-    """The partitions of each topic, the topics of each group, and the groups."""
+    """The partitions of each topic, the aborted transactions of each partition, the topics of each group, and the
+    groups.
+    """
     match answer:
         case ProduceResponse():
             yield from (topic.partition_responses for topic in answer.responses)
         case FetchResponse():
             yield from (topic.partitions for topic in answer.responses)
+            for topic in answer.responses:
+                yield from (each.aborted_transactions for each in topic.partitions if each.aborted_transactions)
         case MetadataResponse() | OffsetCommitResponse() | TxnOffsetCommitResponse():
             yield from (topic.partitions for topic in answer.topics)
         case ConsumerGroupHeartbeatResponse() if answer.assignment is not None:

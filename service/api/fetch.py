@@ -37,7 +37,6 @@ from service.turns import Steps, Turn, done_in_turns, freed, slices_in_turns
 from service.wire.codec import MAX_REQUEST_ELEMENTS, RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
-    AbortedTransaction,
     FetchableTopicResponse,
     FetchPartition,
     FetchRequest,
@@ -350,8 +349,7 @@ def _partition_data(index: int, found: PartitionRead) -> FetchResponsePartitionD
     )
     data.preferred_read_replica = found.nearer
     data.records = NO_RECORDS if found.records is None else [found.records]
-    aborted = found.aborted
-    data.aborted_transactions = None if aborted is None else [AbortedTransaction(*each) for each in aborted]
+    data.aborted_transactions = found.aborted
     if found.diverging is not None:
         data.diverging_epoch = FetchResponseEpochEndOffset(*found.diverging)
     if found.forgotten_below:

@@ -14,10 +14,12 @@ then, until the answer has been given to the connection.
 """
 
 import asyncio
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
+from isolation.aborted import AbortedRange
 from isolation.read_view import AnyIsolation, Isolation, aborted_transactions, readable_end_offset
 from log.batch import CorruptBatch
 from log.disk import DiskFault, FileSlice
@@ -29,6 +31,7 @@ from service.broker.session import Session
 from service.broker.throttling import Throttle
 from service.turns import Steps
 from service.wire.error_codes import ErrorCode
+from service.wire.messages import AbortedTransaction
 
 # When an answer to a client nearby holds this much, the remaining partitions wait for the next request, which comes at
 # once. A larger answer would have left the processor's caches before it is read. A client farther away gets in one
@@ -44,6 +47,8 @@ was, it takes less.)
 WALKED_IN_A_READ = 1_024
 """Over the headers of so many bytes of small batches, between two entries of an index, a read walks in the same time.
 """
+LISTED_AT_ONCE = 1_000
+"""The most aborted transactions of a partition that are listed in one turn. That takes a millisecond."""
 LONGEST_WAIT_MS = 5 * 60 * 1000
 """The longest wait that librdkafka can be configured for. A reader that asks for more gets an empty answer after this
 time, and asks again.
@@ -86,8 +91,10 @@ class PartitionRead:
     high_watermark: int = -1
     last_stable_offset: int = -1
     log_start_offset: int = -1
-    aborted: list[tuple[int, int]] | None = None
-    """Producer ids and first offsets of aborted transactions; None for readers that read uncommitted data."""
+    aborted: list[AbortedTransaction] | None = None
+    """None for readers that read uncommitted data."""
+    unlisted: Iterator[AbortedRange] | None = None
+    """What `aborted` still lacks."""
     diverging: tuple[int, int] | None = None
     """The latest epoch in this log that is not above the reader's, and the offset where that epoch ended."""
     records: FileSlice | None = None
@@ -101,6 +108,16 @@ class PartitionRead:
     """For a follower that ends below the last deletion which has left this log: the offset after it. Else 0."""
     is_quiet: bool = False
     """There is nothing more, until the partition says that it has moved."""
+
+    def list_some_aborted(self) -> bool:
+        """Whether there may be more that `aborted` lacks."""
+        assert self.aborted is not None
+        assert self.unlisted is not None
+        some = [
+            AbortedTransaction(each.producer_id, each.first_offset) for each in islice(self.unlisted, LISTED_AT_ONCE)
+        ]
+        self.aborted += some
+        return len(some) == LISTED_AT_ONCE
 
 
 def leader_epoch_error(partition: Partition, epoch: int) -> ErrorCode:
@@ -193,6 +210,10 @@ class Reading:
             ):
                 urgent = True
             found[key] = data
+            if data.unlisted is not None:
+                while data.list_some_aborted():
+                    self._rest()
+                    yield
         self._is_counted = True
         if round_trip_us is not None and self.session is None:
             self._keep_turns(ended_early=size >= enough)
@@ -281,7 +302,7 @@ class Reading:
         if self.session is not None:
             wanted.looked_at(partition, self.session, key)
         high_watermark, stable = partition.high_watermark, partition.last_stable_offset
-        aborted: list[tuple[int, int]] | None = [] if isolation is Isolation.READ_COMMITTED else None
+        aborted: list[AbortedTransaction] | None = [] if isolation is Isolation.READ_COMMITTED else None
         if self.terms.nearer and partition.is_leading:
             nearer = partition.replicas.best_of(self.terms.nearer, offset)
             if nearer >= 0:
@@ -313,7 +334,7 @@ class Reading:
             cut_short = stored.size < least and log.reach_of(stored) < limit
             if partition.stable.has_aborted:
                 next_offset = min(log.reach_of(stored), limit)
-                found.aborted = aborted_transactions(
+                found.unlisted = aborted_transactions(
                     isolation, partition.stable, fetch_offset=offset, next_offset=next_offset
                 )
         except (DiskFault, CorruptBatch) as failure:

@@ -44,7 +44,7 @@ from service.web.records import (
 )
 from service.web.topics import at_time
 from service.wire.error_codes import ErrorCode
-from service.wire.messages import FetchPartition, FetchRequest, FetchTopic
+from service.wire.messages import AbortedTransaction, FetchPartition, FetchRequest, FetchTopic
 
 EARLIEST, LATEST = -2, -1
 RECORDS_AT_ONCE = 1000
@@ -85,7 +85,7 @@ class Piece:
     log_start_offset: int = -1
     last_stable_offset: int = -1
     high_watermark: int = -1
-    aborted: Sequence[tuple[int, int]] | None = None
+    aborted: Sequence[AbortedTransaction] | None = None
     data: bytes = b""
 
 
@@ -389,7 +389,7 @@ async def _fetch_there(
         Piece(
             TopicPartition(topic.topic or names.get(topic.topic_id, ""), data.partition_index),
             *(not_yet(data.error_code), data.log_start_offset, data.last_stable_offset, data.high_watermark),
-            [(each.producer_id, each.first_offset) for each in data.aborted_transactions or ()],
+            data.aborted_transactions,
             bytes(data.records or b""),  # type: ignore[arg-type]
         )
         for topic in answer.responses
@@ -454,7 +454,7 @@ async def opened(
     """The records to show from `offset` on, in portions, `most` in all, and until it is enough that is held or was
     unpacked. Each portion comes with the next position.
     """
-    aborted = AbortedBatches(piece.aborted or ())
+    aborted = AbortedBatches((each.producer_id, each.first_offset) for each in piece.aborted or ())
     view = memoryview(piece.data)
     at = unpacked_bytes = 0
     place, at_offset = offset, -1  # behind the last whole batch; of the last record

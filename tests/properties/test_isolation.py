@@ -117,7 +117,8 @@ def test_a_reader_sees_committed_batches_and_nothing_else(steps: list[tuple[str,
             aborted = aborted_transactions(
                 Isolation.READ_COMMITTED, stable, fetch_offset=first_offset, next_offset=next_offset
             )
-            seen = [header.base_offset for header, _ in visible_batches(fetched, aborted)]
+            told = [(each.producer_id, each.first_offset) for each in aborted or ()]
+            seen = [header.base_offset for header, _ in visible_batches(fetched, told)]
             assert seen == [offset for offset in shown if first_offset <= offset < next_offset]
 
 

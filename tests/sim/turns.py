@@ -34,6 +34,7 @@ SHORT: Final[tuple[tuple[Any, str, Any], ...]] = (
     (service.broker.marker_courier, "TOLD_A_TURN", 1),
     (service.broker.marker_courier, "WRITTEN_AT_ONCE", 0),
     (service.broker.marker_courier, "WRITTEN_A_TURN", 1),
+    (service.broker.reading, "LISTED_AT_ONCE", 1),
     (service.broker.reading, "READ_AT_ONCE", 1),
     (service.broker.transaction_gate, "ASKED_TOGETHER", 1),
     (service.broker.transaction_gate, "GUARDS_A_TURN", 1),

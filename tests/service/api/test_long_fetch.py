@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+import service.api.broker_door
 import service.api.fetch
 import service.broker.reading
 from log.batch import build_batch, read_records
+from log.control import ControlType
 from log.disk import RealFile
-from service.api.broker_door import BrokerDoor
+from service.api.broker_door import LONG_ANSWER, BrokerDoor
 from service.api.listener import Listener
 from service.api.routes import ROUTES
 from service.broker.partition import Partition
@@ -19,7 +21,7 @@ from service.broker.reading import Reading
 from service.broker.session import Session
 from service.client.connection import Client
 from service.net.server import serve
-from service.wire.codec import RequestHeader
+from service.wire.codec import RequestHeader, encode_response_in_steps
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import FetchPartition, FetchRequest, FetchTopic
 from tests.service.api.admin_stage import Stage, on_stage
@@ -119,6 +121,50 @@ def test_what_was_read_in_an_earlier_turn_is_there_when_the_answer_leaves(tmp_pa
         assert file._pins == 0
 
     on_stage(tmp_path, scene)
+
+
+def test_very_many_aborted_transactions_are_told_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were open together, so that each batch among them comes with all of them."""
+    in_steps: list[int] = []
+
+    def encode(api_key: int, *answer: Any) -> Any:
+        in_steps.append(api_key)
+        return encode_response_in_steps(api_key, *answer)
+
+    monkeypatch.setattr(service.api.broker_door, "encode_response_in_steps", encode)
+    monkeypatch.setattr(service.broker.reading, "LISTED_AT_ONCE", AT_ONCE)
+    topics = [FetchTopic("orders", partitions=[FetchPartition(0, partition_max_bytes=1 << 20)])]
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders")
+        partition = await stage.served("orders")
+        for producer_id in range(LONG_ANSWER):
+            batch = build_batch(
+                [(None, b"x", (), 1)], producer_id=producer_id, producer_epoch=0, base_sequence=0, transactional=True
+            )
+            partition.append_from_client(memoryview(bytearray(batch)), acks=1, now_ms=1, needs_guard=False)
+        for producer_id in range(LONG_ANSWER):
+            partition.append_marker(
+                ControlType.ABORT,
+                producer_id=producer_id,
+                producer_epoch=0,
+                coordinator_epoch=0,
+                transaction_version=1,
+                now_ms=1,
+            )
+        if (committed := partition.committed(partition.log.end_offset)) is not None:
+            await committed
+        server = await serve(
+            asyncio.get_running_loop(), "127.0.0.1", 0, BrokerDoor(stage.broker, Listener("PLAINTEXT"))
+        )
+        async with Client("127.0.0.1", server.port) as client:
+            answer = await client.request(FetchRequest(topics=topics, max_bytes=1 << 20, isolation_level=1), VERSION)
+        await server.close()
+        aborted = answer.responses[0].partitions[0].aborted_transactions
+        assert [(each.producer_id, each.first_offset) for each in aborted] == [(at, at) for at in range(LONG_ANSWER)]
+
+    on_stage(tmp_path, scene)
+    assert FETCH in in_steps
 
 
 @pytest.mark.parametrize("turns", [0, 1, 3, 6, 10, 20])

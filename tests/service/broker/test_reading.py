@@ -18,7 +18,7 @@ from service.api.listener import Listener
 from service.api.routes import ROUTES
 from service.broker.fetch_sessions import SessionKey, WantedPartition
 from service.broker.partition import Appended, Partition
-from service.broker.reading import NEAR_ANSWER_BYTES, Reading, ReadTerms, reader_error
+from service.broker.reading import LISTED_AT_ONCE, NEAR_ANSWER_BYTES, Reading, ReadTerms, reader_error
 from service.broker.session import Session
 from service.net.door import PeerInfo
 from service.wire.codec import RequestHeader
@@ -409,7 +409,9 @@ def test_nothing_is_seen_above_the_high_watermark_nor_by_read_committed_above_an
             if found.records is not None:
                 stored = memoryview(found.records.file.pread(found.records.size, found.records.position))
                 end_offset = [header.next_offset for header, _ in split(stored)][-1]
-            return end_offset, found.aborted
+            aborted = found.aborted
+            told = None if aborted is None else [(each.producer_id, each.first_offset) for each in aborted]
+            return end_offset, told
 
         assert await seen(Isolation.READ_UNCOMMITTED) == (0, None)
         partition.fetched(2, 3, start_offset=0, broker_epoch=LIFE, now_ms=1)
@@ -427,6 +429,35 @@ def test_nothing_is_seen_above_the_high_watermark_nor_by_read_committed_above_an
         partition.fetched(2, 4, start_offset=0, broker_epoch=LIFE, now_ms=1)
         assert await seen(Isolation.READ_COMMITTED) == (4, [(PRODUCER, 1)])
         assert await seen(Isolation.READ_UNCOMMITTED) == (4, None)
+
+    on_stage(tmp_path, scene, OS)
+
+
+def test_very_many_aborted_transactions_are_listed_in_turns(tmp_path: Path) -> None:
+    """All of them were open together, so each batch among them comes with the whole list."""
+
+    async def scene(stage: Stage) -> None:
+        partition = await led(stage)
+        for producer_id in range(2 * LISTED_AT_ONCE + 1):
+            append(partition, producer_id=producer_id, producer_epoch=0, base_sequence=0, transactional=True)
+        for producer_id in range(2 * LISTED_AT_ONCE + 1):
+            partition.append_marker(
+                ControlType.ABORT,
+                producer_id=producer_id,
+                producer_epoch=0,
+                coordinator_epoch=0,
+                transaction_version=1,
+                now_ms=1,
+            )
+        partition.fetched(2, partition.log.end_offset, start_offset=0, broker_epoch=LIFE, now_ms=1)
+        reading = reading_of(stage, 0, isolation=Isolation.READ_COMMITTED)
+        assert len(list(reading.steps())) == 2
+        assert reading.takes_turns
+        aborted = reading.found["orders", 0].aborted
+        assert aborted is not None
+        assert [(each.producer_id, each.first_offset) for each in aborted] == [
+            (each, each) for each in range(2 * LISTED_AT_ONCE + 1)
+        ]
 
     on_stage(tmp_path, scene, OS)
 
