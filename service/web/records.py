@@ -12,7 +12,7 @@ import base64
 import binascii
 import re
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import msgspec
@@ -141,6 +141,9 @@ def _headers(given: Sequence[HeaderIn] | dict[str, str | None]) -> Iterable[tupl
             yield header.name, None if header.value is None else encoded(header.value)
 
 
+EPOCH = datetime.fromtimestamp(0, UTC)
+
+
 def milliseconds(timestamp: int | str) -> int:
     """Milliseconds since 1970, from such a number or from a time as RFC 3339 writes it."""
     if isinstance(timestamp, str):
@@ -150,7 +153,7 @@ def milliseconds(timestamp: int | str) -> int:
             moment = None
         if moment is None or moment.tzinfo is None:
             raise Problem("invalid-record", f"{timestamp[:40]!r} is no time as RFC 3339 writes it, with its zone")
-        timestamp = int(moment.timestamp() * 1000)
+        timestamp = (moment - EPOCH) // timedelta(milliseconds=1)  # a float of seconds is too short
     if not 0 <= timestamp <= TIMESTAMP_MAX:
         raise Problem("invalid-record", f"{timestamp} is no timestamp: milliseconds since 1970 are meant")
     return timestamp

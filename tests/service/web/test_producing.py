@@ -6,6 +6,7 @@ import gzip
 import http.client
 import json
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock, MagicMock, patch
@@ -17,6 +18,7 @@ import requests
 from service.turns import NAMED_A_TURN
 from service.web import groups
 from service.web.producing import OffsetIn, OffsetsIn, commit_offsets
+from service.web.records import milliseconds
 from tests.service.web.kit import Http, Seen, Served, read_all, turns_of
 
 
@@ -307,3 +309,12 @@ def test_many_offsets_are_gone_through_in_turns() -> None:
     body = AsyncMock(return_value=json.dumps(wanted).encode())
     with patch.multiple(groups, body_of=body, commit_offsets=AsyncMock(), OffsetCommitRequestTopic=MagicMock()):
         assert turns_of(groups.reset(gateway, MagicMock())) >= 9_000 // NAMED_A_TURN
+
+
+@pytest.mark.parametrize("zone", ["Z", "+00:00"])
+@pytest.mark.parametrize("second", [0, 541_300_399, 1_073_700_000, 2_200_000_000, 4_000_000_000])
+def test_a_time_with_its_zone_is_stored_to_the_millisecond(second: int, zone: str) -> None:
+    """Some were stored a millisecond too early."""
+    for ms in range(1000 * second, 1000 * second + 1000):
+        text = datetime.fromtimestamp(ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S") + f".{ms % 1000:03}{zone}"
+        assert milliseconds(text) == ms
