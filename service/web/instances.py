@@ -291,7 +291,7 @@ class Instance(HttpMember):
     is_being_given: bool = False
     """The last answer is on its way. A request that comes meanwhile does not tell that the client got it."""
     uncommitted: dict[TopicPartition, int] = field(default_factory=dict)
-    """The positions that the client is known to have read to since the last commit."""
+    """The positions that the client is known to have read to since the last commit, or that `latest` has given."""
     before: dict[TopicPartition, int] = field(default_factory=dict)
     """The positions before the answer that is being written."""
     untold: dict[TopicPartition, tuple[int, Problem]] = field(default_factory=dict)
@@ -729,6 +729,10 @@ class Instances(Members):
                 if instance.stands(each, places[each], ids):  # or the client has sent the instance elsewhere meanwhile
                     instance.lose([each])
                     instance.positions[each] = offset
+                    if instance.wishes.auto_offset_reset == "latest":
+                        instance.uncommitted[each] = (
+                            offset  # if it is made again, what comes until then is not left out
+                        )
 
         with suppress(TimeoutError):
             async with asyncio.timeout_at(max(deadline, asyncio.get_running_loop().time() + STEP_MS / 1000)):

@@ -321,6 +321,23 @@ def test_an_instance_commits_by_itself_what_its_client_has_been_shown(http: Http
     reader.do("DELETE", "")
 
 
+def test_an_instance_that_is_made_again_goes_on_where_latest_had_put_it(http: Http, topic: str) -> None:
+    """It began at the end of that moment, although it had been there before a record was written."""
+    make(http, topic)
+    write(http, topic, 0)
+    for shown in ([], [1]):
+        reader = Reader(http, topic, format="json", **{"auto.offset.reset": "latest"})
+        reader.do("POST", "/subscription", {"topics": [topic]})
+        deadline, found = time.monotonic() + PATIENCE_S, list[Any]()
+        while not reader.call("GET", "/assignments").json["partitions"] or len(found) < len(shown):
+            assert time.monotonic() < deadline
+            found += reader.records()
+        found += reader.records()
+        assert [each["value"] for each in found] == shown
+        reader.do("DELETE", "")
+        write(http, topic, 1)
+
+
 def test_an_answer_that_was_lost_between_brokers_is_given_again_and_was_seen_by_nobody(http: Http, topic: str) -> None:
     """The broker that forwarded the read names it. The client does not know that the answer was lost."""
     make(http, topic)
