@@ -21,7 +21,7 @@ from service.turns import in_turns
 from service.web.answers import PiecedAnswer, list_in_turns, path_int, query_bytes, query_choice, query_int
 from service.web.event_format import BATCHED, STRUCTURED, EventOut
 from service.web.fetching import EARLIEST, LATEST, READ_BYTES_MAX, Held, Lens, Shown, fetch, left_ms, opened, refused
-from service.web.following import ALL_THE_TIME, PARTITIONS_MAX, Cursor, Stream, read_cursor, refuse_wide
+from service.web.following import ALL_THE_TIME, PARTITIONS_MAX, Cursor, Stream, progress_line, read_cursor, refuse_wide
 from service.web.forwarding import client_gone
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.holding import HOLDER
@@ -315,10 +315,14 @@ async def stream(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         )
         await response.prepare(request)
         request[STREAMING] = True
+        cursor = Cursor(topic.id, offsets)
+        # One that comes back before it has seen a record goes on here. Without data this is no event.
         if is_sse:
-            await response.write(b"retry: 1000\n\n")
+            await response.write(b"retry: 1000\nid: %b\n\n" % cursor.text.encode())
+        elif where == "latest" and until is None:
+            await response.write(progress_line(cursor))
         following = Stream(
-            *(gateway, request[HOLDER], response, request.transport, name, chosen, Cursor(topic.id, offsets), lens),
+            *(gateway, request[HOLDER], response, request.transport, name, chosen, cursor, lens),
             is_sse=is_sse,
             most=most,
             until=until,

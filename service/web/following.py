@@ -297,6 +297,8 @@ class Stream:
         self._is_sse = is_sse
         self._left = most
         self._until = until
+        self._ahead = {index for index, end in (until or {}).items() if cursor.offsets.get(index, 0) > end}
+        """Partitions whose cursor is behind the end that was told. Their leaders have not said yet that it may be."""
         self._form = (is_sse, *astuple(lens)) if until is None and most == ALL_THE_TIME else None
         """None: the stream has an end of its own, so it reads alone."""
         self._reading: dict[asyncio.Task[None], dict[TopicPartition, int]] = {}
@@ -344,7 +346,9 @@ class Stream:
 
     def _is_read(self, index: int) -> bool:
         """Whether all was sent that was to be sent of this partition."""
-        return self._until is not None and self._cursor.offsets.get(index, 0) >= self._until.get(index, 0)
+        if self._until is None or index in self._ahead:
+            return False
+        return self._cursor.offsets.get(index, 0) >= self._until.get(index, 0)
 
     @property
     def _quiet_for_s(self) -> float:
@@ -522,6 +526,7 @@ class Stream:
         for piece in pieces:
             if piece.error:
                 continue
+            self._ahead.discard(piece.partition.partition)
             try:
                 async with aclosing(self._portions(piece, positions)) as portions:
                     async for portion in portions:
@@ -651,7 +656,7 @@ class Stream:
             if self._is_sse:
                 await self._write(b"id: %s\nevent: progress\ndata: {}\n\n" % cursor.encode())
             else:
-                await self._write(_encode({"progress": True, "cursor": cursor}) + b"\n")
+                await self._write(progress_line(self._cursor))
 
     async def _end(self, event: str, content: object) -> None:
         if self._is_sse:
@@ -663,6 +668,11 @@ class Stream:
     async def failed(self, problem: Problem) -> None:
         problem.more["cursor"] = self._cursor.text
         await self._end("error", msgspec.Raw(problem.body()))
+
+
+def progress_line(cursor: Cursor) -> bytes:
+    """How a stream of lines tells where its reader is without a record."""
+    return _encode({"progress": True, "cursor": cursor.text}) + b"\n"
 
 
 def passes(failure: Problem | ClientFailure) -> bool:

@@ -208,6 +208,40 @@ def test_a_stream_follows_a_topic_and_goes_on_where_its_reader_was(
     assert sorted(data["value"] for _, _, data in first + second) == list(range(10))
 
 
+@pytest.mark.parametrize("media", ["text/event-stream", "application/x-ndjson"])
+def test_a_stream_that_comes_back_before_it_has_seen_a_record_misses_none(
+    http: Http, served: Served, topic: str, media: str
+) -> None:
+    """It had been told no cursor, and so began at the end of that moment."""
+    assert http.post("/v1/topics", {"name": topic, "partitions": 2}).status == 201
+    with follow(served, topic, Accept=media) as answer:
+        lines = answer.iter_lines()
+        if media.endswith("ndjson"):
+            told = json.loads(next(lines))
+            assert told == {"progress": True, "cursor": told["cursor"]}
+            cursor = told["cursor"]
+        else:
+            _, cursor = next(lines), next(lines).decode().removeprefix("id: ")
+    write(http, topic, 1)
+    with follow(served, topic, **{"Last-Event-ID": cursor}) as answer:
+        _, event, data = next(events(answer))
+        assert (event, data["value"]) == ("record", 1)
+
+
+@pytest.mark.parametrize(("offset", "end"), [(1, "end"), (2, "error")])
+def test_a_stream_whose_cursor_is_behind_the_end_of_its_log_does_not_say_that_all_was_read(
+    http: Http, topic: str, offset: int, end: str
+) -> None:
+    """What was written up to the cursor later was left out without a word."""
+    write(http, topic, 1)
+    accept = {"Accept": "application/x-ndjson"}
+    answer = http.get(f"/v1/topics/{topic}/stream?until=end&cursor=0:{offset}", headers=accept)
+    (line,) = answer.json.splitlines()
+    told = json.loads(line)
+    assert told.keys() == {end}
+    assert end == "end" or told["error"]["type"] == "/problems/offset-out-of-range"
+
+
 def test_a_cursor_of_another_topic_is_refused(http: Http, served: Served, topic: str) -> None:
     """The other topic was read from its offsets on. One that is made anew with the same name is another, too."""
     path = "/v1/topics/{}/stream?from=earliest&until=end"
@@ -375,7 +409,7 @@ def test_followers_of_every_form_get_everything_in_order(http: Http, served: Ser
     for (query, accept), answer in zip(3 * forms, answers, strict=True):
         wanted = 30 if "key" in query else 60
         if "ndjson" in accept:
-            lines = (json.loads(line) for line in answer.iter_lines(chunk_size=1) if line)
+            lines = (json.loads(line) for line in answer.iter_lines(chunk_size=1) if line and b'"progress"' not in line)
             found = [(line.get("cursor") or line["oncelogcursor"], line) for line in itertools.islice(lines, wanted)]
         else:
             found = [(cursor, data) for cursor, _, data in itertools.islice(events(answer), wanted)]

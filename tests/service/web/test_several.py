@@ -99,6 +99,7 @@ def test_a_stream_is_not_held_up_by_leaders_that_have_nothing(several: Several) 
     headers = {"Accept": "application/x-ndjson"}
     with requests.get(f"{reader.url}/v1/topics/lively/stream", headers=headers, stream=True, timeout=60) as answer:
         lines = (json.loads(line) for line in answer.iter_lines(chunk_size=1) if line)
+        assert next(lines)["progress"]
         time.sleep(0.5)
         began = time.monotonic()
         for number in range(20):
