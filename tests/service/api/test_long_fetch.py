@@ -161,6 +161,7 @@ def test_very_many_aborted_transactions_are_told_in_turns(tmp_path: Path, monkey
             answer = await client.request(FetchRequest(topics=topics, max_bytes=1 << 20, isolation_level=1), VERSION)
         await server.close()
         aborted = answer.responses[0].partitions[0].aborted_transactions
+        assert aborted is not None
         assert [(each.producer_id, each.first_offset) for each in aborted] == [(at, at) for at in range(LONG_ANSWER)]
 
     on_stage(tmp_path, scene)

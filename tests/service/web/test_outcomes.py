@@ -17,6 +17,7 @@ from unittest.mock import AsyncMock, MagicMock
 import pytest
 from aiohttp import ClientResponse, ClientSession, web
 
+import service.client.transactions
 import service.web.instances
 import service.web.transactions
 from isolation.read_view import Isolation
@@ -1330,7 +1331,7 @@ def test_who_does_not_steal_is_refused_also_while_the_first_batch_is_written(
         async with serving(stage) as (_, client):
             begun = await (await client.post("transactions", json={"transactional_id": "x"})).json()
             path = f"transactions/{begun['txn']}"
-            find = service.web.transactions.find_transaction
+            find = service.client.transactions.find_transaction
 
             async def find_before(*asked: Any) -> Any:
                 found = await find(*asked)
