@@ -294,8 +294,6 @@ class Instance(HttpMember):
     """The positions that the client is known to have read to since the last commit, or that `latest` has given."""
     before: dict[TopicPartition, int] = field(default_factory=dict)
     """The positions before the answer that is being written."""
-    untold: dict[TopicPartition, tuple[int, Problem]] = field(default_factory=dict)
-    """Where the last answer with records had met what can't be read, and what that is."""
     reads: dict[str, ForwardedRead] = field(default_factory=dict)
     """The reads that were forwarded, by their names, as long as it is not known that the client has the answer. The
     older ones of each broker are one, under a name that the broker does not know. If one of them is lost, all are.
@@ -322,13 +320,6 @@ class Instance(HttpMember):
     def stands(self, partition: TopicPartition, position: int, ids: Mapping[str, TopicId]) -> bool:
         """Whether its position there is this one. `ids`: those of the topics in which that was."""
         return self.positions.get(partition) == position and self.ids.get(partition.topic) == ids.get(partition.topic)
-
-    def tell_unreadable(self) -> None:
-        """Raises a problem if the instance still stands where the last answer had met one, but gave other records."""
-        untold, self.untold = self.untold, {}
-        for partition, (offset, problem) in untold.items():
-            if self.positions.get(partition) == offset:
-                raise problem
 
     def holds(self, partition: TopicPartition) -> bool:
         """Whether the instance reads from there, and knows where it stands."""
@@ -772,6 +763,7 @@ class Instances(Members):
                     await self._fill(answer, request, deadline)
                 except (Problem, ClientFailure):
                     if not answer.records:
+                        answer.pass_over()
                         raise
                 if not is_there(request):
                     raise client_gone()
@@ -938,6 +930,10 @@ class RecordsAnswer:
     def _is_still(self, partition: TopicPartition) -> bool:
         begin, topic_id = self._begins[partition], self._ids[partition]
         return self.instance.stands(partition, begin, {partition.topic: topic_id})
+
+    def pass_over(self) -> None:
+        """Move on behind what shows nothing: a read that is refused would begin with it each time."""
+        self.instance.positions.update({each: end for each, end in self._ends.items() if self._is_still(each)})
 
     def given(self) -> list[RecordV2]:
         """The records, without those of partitions that were given to another member or that the client has moved

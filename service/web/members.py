@@ -15,7 +15,7 @@ import base64
 import binascii
 import logging
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -176,6 +176,8 @@ class HttpMember:
     stamp: tuple[int, int, int] | None = None
     """The group's at the last heartbeat."""
     idlers: dict[Idler, None] = field(default_factory=dict)
+    untold: dict[TopicPartition, tuple[int, Problem]] = field(default_factory=dict)
+    """Where the last answer with records had met what can't be read, and what that is."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by one poll or heartbeat at a time, because both change positions."""
 
@@ -203,6 +205,13 @@ class HttpMember:
         """Forget all that was true of these partitions while they were the member's. Others move the group on there."""
         for each in partitions:
             self.positions.pop(each, None)
+
+    def tell_unreadable(self) -> None:
+        """Raises a problem if the member still stands where the last answer had met one, but gave other records."""
+        untold, self.untold = self.untold, {}
+        for partition, (offset, problem) in untold.items():
+            if self.positions.get(partition) == offset:
+                raise problem
 
     def go_back(self, generation: int, seen: Places) -> None:
         """The client has got answers up to these positions in this generation, and of other partitions nothing. What it
@@ -569,6 +578,7 @@ async def _poll(
             if seen is not None:
                 member.go_back(*seen)
                 seen = None
+            member.tell_unreadable()
             began_s, wait_ms = loop.time(), min(left_ms(deadline), STEP_MS)
             records, positions = await _read(gateway, request[HOLDER], member, lens, most, max_bytes, wait_ms, deadline)
             _is_wanted(request, member, said)
@@ -605,36 +615,40 @@ async def _read(
     wait_ms: int,
     deadline: float,
 ) -> tuple[list[Shown], dict[TopicPartition, int]]:
-    """Records, and the positions behind them. The member itself does not move: after an error in one partition nobody
-    gets what was found in the others, except if there was no room for more, or its leader is away or silent.
+    """Records, and the positions behind them. The member itself does not move. What can't be read in one partition may
+    fill its leader's answer each time, so the others are read without it. It is told if they have nothing, else before
+    the next records.
     """
-    asked = {each: offset for each, offset in member.positions.items() if offset != SOMEWHERE}
-    by_leader: dict[int, dict[TopicPartition, int]] = {}
-    for partition, offset in asked.items():
-        state = gateway.image.partition(partition)
-        if state is not None and state.leader != NO_LEADER:
-            by_leader.setdefault(state.leader, {})[partition] = offset
     records: list[Shown] = []
     moved: dict[TopicPartition, int] = {}
     held = Held(holder)
-    asked_for = gateway, by_leader, member.ids, lens.isolation, held
-    pieces = await fetch_all(*asked_for, max_bytes=max_bytes, wait_ms=wait_ms, deadline=deadline)
-    until_s = asyncio.get_running_loop().time() + FIRST_WITHIN_S
-    try:
-        for piece in pieces:
-            if piece.error in MOVED or piece.partition not in member.positions:
+    elsewhere: list[TopicPartition] = []
+    unreadable: dict[TopicPartition, Problem] = {}
+    while True:
+        known = len(unreadable)
+        asked: dict[TopicPartition, int] = {}
+        by_leader: dict[int, dict[TopicPartition, int]] = {}
+        for partition, offset in member.positions.items():
+            state = gateway.image.partition(partition)
+            if offset == SOMEWHERE or partition in unreadable or partition in elsewhere:
                 continue
-            if piece.error == ErrorCode.OFFSET_OUT_OF_RANGE:
-                where = EARLIEST if member.join.auto_offset_reset == "earliest" else LATEST
-                with suppress(TimeoutError):  # the others' records don't wait for it: it is asked again next time
-                    async with asyncio.timeout_at(until_s):
-                        moved[piece.partition] = await at_time(gateway, piece.partition, where, lens.isolation.value)
-                continue
-            if piece.error:
-                raise of_error(piece.error, f"{piece.partition.topic} partition {piece.partition.partition}")
-            if len(records) < most:
-                offset = asked[piece.partition]
+            if state is not None and state.leader != NO_LEADER:
+                asked[partition] = by_leader.setdefault(state.leader, {})[partition] = moved.get(partition, offset)
+        asked_for = gateway, by_leader, member.ids, lens.isolation, held
+        pieces = await fetch_all(*asked_for, max_bytes=max_bytes, wait_ms=wait_ms, deadline=deadline)
+        try:
+            for piece in pieces:
+                if piece.error in MOVED or piece.partition not in member.positions:
+                    continue
+                if piece.error == ErrorCode.OFFSET_OUT_OF_RANGE:
+                    elsewhere.append(piece.partition)
+                    continue
+                if len(records) >= most:
+                    continue
                 try:
+                    if piece.error:
+                        raise of_error(piece.error, f"{piece.partition.topic} partition {piece.partition.partition}")
+                    offset = asked[piece.partition]
                     async for some, next_offset in opened(gateway, piece, offset, lens, most - len(records), held):
                         records += some
                         moved[piece.partition] = next_offset
@@ -642,9 +656,48 @@ async def _read(
                     if not records:
                         raise
                     break
-    finally:
-        held.drop(pieces)
+                except Problem as problem:
+                    unreadable[piece.partition] = problem.with_traceback(None)  # that has all pieces
+        finally:
+            held.drop(pieces)
+        if records or len(unreadable) == known:
+            break
+        wait_ms = 0
+    failures: list[Problem | ClientFailure] = list(unreadable.values())
+    failures += await _look_up_all(gateway, member, elsewhere, lens, moved)
+    if failures and not records and not moved:
+        raise failures[0]
+    member.untold = {
+        each: (moved.get(each, member.positions[each]), problem)
+        for each, problem in unreadable.items()
+        if each in member.positions and not passes(problem)
+    }
     return records, moved
+
+
+async def _look_up_all(
+    gateway: Gateway,
+    member: HttpMember,
+    partitions: Sequence[TopicPartition],
+    lens: Lens,
+    found: dict[TopicPartition, int],
+) -> list[Problem | ClientFailure]:
+    """Where to go on in these partitions, because their logs do not have what is asked for. What a silent leader has is
+    asked for again with the next poll. Returns what went wrong.
+    """
+    where = EARLIEST if member.join.auto_offset_reset == "earliest" else LATEST
+    failures: list[Problem | ClientFailure] = []
+
+    async def look_up(partition: TopicPartition) -> None:
+        try:
+            found[partition] = await at_time(gateway, partition, where, lens.isolation.value)
+        except (Problem, ClientFailure) as failure:
+            failures.append(failure)
+
+    with suppress(TimeoutError):
+        async with asyncio.timeout(FIRST_WITHIN_S):
+            await asyncio.gather(*map(look_up, partitions))
+    return failures
 
 
 def _token(member: HttpMember) -> str:

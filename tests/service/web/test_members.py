@@ -337,6 +337,63 @@ def test_a_poll_waits_for_no_silent_leader_beyond_its_time(monkeypatch: pytest.M
     assert member.positions == {first: 0, second: 1}
 
 
+def test_places_that_are_in_no_log_any_more_are_looked_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were looked up one after the other, and a silent leader used up the time of all behind it."""
+    first, second = (TopicPartition("t", index) for index in range(2))
+
+    async def found(*_: Any, **__: Any) -> list[Piece]:
+        return [Piece(each, ErrorCode.OFFSET_OUT_OF_RANGE) for each in (first, second)]
+
+    async def at_time(_: Any, partition: TopicPartition, *__: Any) -> int:
+        if partition == first:
+            await asyncio.Event().wait()
+        return 7
+
+    monkeypatch.setattr(fetching, "fetch", found)
+    monkeypatch.setattr(members, "FIRST_WITHIN_S", 0.01)
+    monkeypatch.setattr(members, "at_time", at_time)
+    gateway: Any = Mock(image=Mock(partition=lambda _: Mock(leader=1)))
+    member = HttpMember("group", "member", Join(["t"]), 0.0, positions={first: 3, second: 3})
+    assert asyncio.run(members._read(gateway, Holder(Holding(1)), member, Lens(), 9, 9, 0, 0.0)) == ([], {second: 7})
+
+
+@pytest.mark.parametrize("error", [0, ErrorCode.UNKNOWN_SERVER_ERROR])
+def test_what_can_not_be_read_in_one_partition_keeps_no_member_from_the_others(
+    monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """It came first each time, and may fill the answer of its leader: the others were never read. It is told when they
+    have nothing, and between two answers with their records.
+    """
+    bad, good = (TopicPartition("t", index) for index in range(2))
+    end = 2
+
+    async def found(_: Gateway, __: int, positions: dict[TopicPartition, int], *___: Any, **____: Any) -> list[Piece]:
+        if bad in positions:
+            return [Piece(bad, error, data=b"" if error else bytes(1000))]
+        offset = positions[good]
+        record = offset.to_bytes(8, "big") + bytes(build_plain_batch([(None, b"1")], 0))[8:]
+        return [Piece(good, 0, data=record if offset < end else b"")]
+
+    monkeypatch.setattr(fetching, "fetch", found)
+    gateway: Any = Mock(image=Mock(partition=lambda _: Mock(leader=1)), members=Mock())
+    gateway.members.is_due = lambda _: False
+    positions = {bad: 0, good: 0}
+    member = HttpMember("group", "member", Join(["t"]), 0.0, positions=dict(positions), begun=positions)
+
+    async def play() -> None:
+        told = list[int | str]()
+        for _ in range(6):
+            try:
+                records = await members._poll(gateway, asking(), member, None, Lens(), 500, 1000, 0.0)
+                told += [each.offset for each in records]
+            except Problem as problem:
+                told.append(problem.slug)
+        assert told == [0, "server-error", 1, "server-error", "server-error", "server-error"]
+        assert member.positions == {bad: 0, good: end}
+
+    asyncio.run(play())
+
+
 def test_a_topic_that_was_made_while_the_heartbeat_was_under_way_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The group tells an assignment once, so a partition that was dropped was read by nobody."""
     topic_id = UUID(int=7)
@@ -688,7 +745,7 @@ def test_a_member_goes_on_beating_while_a_transaction_is_open_with_offsets_of_it
 
 
 def test_an_error_in_one_partition_skips_nothing_in_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer is the error alone, so what was found in the other partition must be found again."""
+    """The member gets what was found in the other partition, and asks for this one again."""
     good, bad = TopicPartition("orders", 0), TopicPartition("orders", 1)
     _, batch = data()
 
@@ -698,9 +755,10 @@ def test_an_error_in_one_partition_skips_nothing_in_another(monkeypatch: pytest.
     monkeypatch.setattr(fetching, "fetch", found)
     gateway: Any = Mock(leader=lambda partition: 1, members=Mock(is_due=lambda member: False, idle=AsyncMock()))
     member = HttpMember("group", "member", Join(["orders"]), 0.0, positions={good: 0, bad: 0}, beaten_s=math.inf)
-    with pytest.raises(Problem):
-        asyncio.run(members._poll(gateway, asking(), member, None, Lens(), 500, 1000, 0.0))
-    assert member.positions == {good: 0, bad: 0}
+    member.begun = dict(member.positions)
+    records = asyncio.run(members._poll(gateway, asking(), member, None, Lens(), 500, 1000, 0.0))
+    assert records
+    assert member.positions == {good: len(records), bad: 0}
 
 
 @pytest.mark.parametrize("kind", ["member", "instance"])
