@@ -94,6 +94,7 @@ class ClassicGroup:
     # How often something has changed that a consumer group made of this one has, and what `migration.py` has prepared.
     changes: int = 0
     upgrade: object = None
+    held_until_ms: int = 0  # nobody joins before, so that the upgrade can be made ready
 
     # The value of this group's last record in the log; None before the first. Only `apply` changes it.
     stored: bytes | None = None

@@ -71,6 +71,8 @@ class ClassicKind:
     def join(self, group: ClassicGroup | None, ask: JoinGroup, token: Token, draft: Draft) -> None:
         if (fault := self.join_fault(ask)) is not None:
             draft.answer(token, JoinReply(ask.member_id, fault))
+        elif group is not None and draft.now_ms < group.held_until_ms:
+            draft.answer(token, self.joins[JoinGroup](ask))
         elif group is not None:
             self.decisions.join(group, with_rebalance_timeout(ask), token, draft)
         elif ask.member_id != NO_MEMBER:

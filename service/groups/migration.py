@@ -86,8 +86,9 @@ BYTES_A_STEP = 1_000
 MEMBERS_A_STEP = 10
 SIZES_A_STEP = 100
 PREPARED_KEPT_MS = 30_000
-# A group that has changed each time it was made ready, for so long, is made ready in one turn.
+# If a group has changed whenever somebody asked again, for so long, nobody joins it for a while.
 RESTLESS_MS = 10_000
+HELD_MS = 2_000
 
 # So much may a downgrade write, for the same reason. A group for which that is too little stays a consumer group.
 DOWNGRADE_BYTES_MAX = UPGRADE_BYTES_MAX
@@ -124,7 +125,8 @@ class Made(NamedTuple):
 class Upgrade:
     """What is made ready for an upgrade. It is kept from one heartbeat to the next."""
 
-    asked_ms: int
+    asked_ms: int  # since when nobody who asked was told what came of it
+    is_told: bool = False
     kept_until_ms: int = 0
     stamp: tuple[int, int] = (-1, -1)  # of the group and of the topics as they were when the work was begun
     work: SmallSteps[Made | GroupRefusal] | None = None
@@ -229,17 +231,15 @@ class Migration:
         upgrade, group.upgrade = group.upgrade, None  # what raises is begun anew
         if not isinstance(upgrade, Upgrade):
             upgrade = Upgrade(draft.now_ms)
-        if upgrade.stamp != self._stamp(group):
-            upgrade.stamp, upgrade.made = self._stamp(group), None
-            upgrade.work = self._make(group, upgrade.members)
-        if upgrade.made is None:
-            assert upgrade.work is not None
-            is_restless = draft.now_ms >= upgrade.asked_ms + RESTLESS_MS
-            upgrade.made = take(upgrade.work, sys.maxsize if is_restless else PREPARED_AT_ONCE)
-            if is_restless:
-                upgrade.asked_ms = draft.now_ms
+        if upgrade.is_told:
+            upgrade.asked_ms, upgrade.is_told = draft.now_ms, False
+        elif draft.now_ms >= upgrade.asked_ms + RESTLESS_MS and upgrade.stamp != self._stamp(group):
+            upgrade.asked_ms = draft.now_ms
+            group.held_until_ms = draft.now_ms + HELD_MS
+        self._go_on_making(group, upgrade)
         upgrade.kept_until_ms = draft.now_ms + PREPARED_KEPT_MS
         group.upgrade = upgrade
+        upgrade.is_told = upgrade.made is not None
         due_ms = draft.now_ms if upgrade.made is None else upgrade.kept_until_ms
         self._deadlines.set(("prepare", group.group_id, ""), due_ms)
         return upgrade.made or GroupRefusal(
@@ -248,18 +248,28 @@ class Migration:
 
     def _go_on(self, group: ClassicGroup, draft: Draft) -> None:
         """Do one turn of what makes an upgrade ready. If the group has changed, that is begun anew when a client asks
-        again.
+        again, or at once if nobody may join meanwhile.
         """
         upgrade, group.upgrade = group.upgrade, None
         if not isinstance(upgrade, Upgrade) or draft.now_ms >= upgrade.kept_until_ms:
             return
-        if upgrade.made is None and upgrade.work is not None and upgrade.stamp == self._stamp(group):
-            upgrade.made = take(upgrade.work, PREPARED_AT_ONCE)
+        if upgrade.made is None and (upgrade.stamp == self._stamp(group) or draft.now_ms < group.held_until_ms):
+            self._go_on_making(group, upgrade)
             due_ms = draft.now_ms if upgrade.made is None else upgrade.kept_until_ms
         else:
             due_ms = upgrade.kept_until_ms
         group.upgrade = upgrade
         self._deadlines.set(("prepare", group.group_id, ""), due_ms)
+
+    def _go_on_making(self, group: ClassicGroup, upgrade: Upgrade) -> None:
+        if upgrade.stamp != self._stamp(group):
+            upgrade.stamp, upgrade.made = self._stamp(group), None
+            upgrade.work = self._make(group, upgrade.members)
+        if upgrade.made is None:
+            assert upgrade.work is not None
+            upgrade.made = take(upgrade.work, PREPARED_AT_ONCE)
+            if isinstance(upgrade.made, GroupRefusal):
+                group.held_until_ms = 0
 
     def _stamp(self, group: ClassicGroup) -> tuple[int, int]:
         return group.changes, self._topics.version

@@ -21,11 +21,12 @@ from service.groups.commands import (
 )
 from service.groups.consumer_group import ConsumerGroup, ResolvedRegex
 from service.groups.deadlines import Deadlines
+from service.groups.migration import Migration
 from service.groups.settings import GroupSettings
 from service.groups.topics import fingerprint
 from service.groups.verdicts import Fault
 from tests.service.groups import driver as driver_module
-from tests.service.groups.driver import Driver, Topics, assigned_at_once, assignment, subscription
+from tests.service.groups.driver import PENDING, Driver, Topics, assigned_at_once, assignment, subscription
 
 MANY = 250
 
@@ -152,16 +153,46 @@ def test_why_a_group_can_not_turn_is_found_out_once(driver: Driver, counted: Cou
     assert driver.beat("c", 0).fault is Fault.COORDINATOR_LOAD_IN_PROGRESS
 
 
-def test_a_group_that_changes_between_any_two_heartbeats_is_turned_nevertheless(driver: Driver) -> None:
+def test_a_group_that_changes_between_any_two_heartbeats_is_turned_in_turns_nevertheless(
+    driver: Driver, counted: Counted
+) -> None:
+    """It is held still for that: who joins is told to ask again."""
     joined = classic_group(driver, session_timeout_ms=300_000, rebalance_timeout_ms=300_000)
-    asked = 0
+    asked, read = 0, counted(Migration, "_upgraded_member")
     while driver.beat("c", 0).fault is Fault.COORDINATOR_LOAD_IN_PROGRESS:
         driver.wait(500)
-        driver.start_join(member=joined[7].member_id, topics=("events", f"t{asked}"))
+        again = driver.start_join(member=joined[7].member_id, topics=("events", f"t{asked}"))
         asked += 1
     assert driver.listed()["g"][0] == "consumer"
-    assert asked == migration.RESTLESS_MS // 500
+    assert asked == migration.RESTLESS_MS // 500 + 1  # once more, while it is held
+    assert driver.answers[again].fault is Fault.COORDINATOR_LOAD_IN_PROGRESS
+    assert max(read) <= migration.PREPARED_AT_ONCE
     driver.check_replay()
+
+
+def test_a_group_that_changes_now_and_then_and_can_not_turn_is_read_in_turns_each_time(
+    driver: Driver, counted: Counted
+) -> None:
+    """It is not restless: each time it was found out why."""
+    joined = classic_group(driver, session_timeout_ms=1_800_000, rebalance_timeout_ms=1_800_000)
+    leaders_first = sorted(joined, key=lambda reply: reply.member_id != reply.leader)
+    read = counted(migration, "read_assignment")
+    for number in range(4):
+        tokens = [
+            driver.start_join(member=each.member_id, topics=("orders", f"t{number}"), session_timeout_ms=1_800_000)
+            for each in leaders_first
+        ]
+        driver.wait(0)
+        leader = driver.answers[tokens[0]]
+        driver.sync(leader, assignments={each.member_id: assignment(orders=[0]) for each in joined})
+        read.append(0)
+        while driver.beat("c", 0).fault is Fault.COORDINATOR_LOAD_IN_PROGRESS:
+            driver.wait(0)
+        assert driver.listed()["g"][0] == "classic"
+        driver.wait(migration.RESTLESS_MS + 1_000)
+    assert sum(read) >= 4 * MANY
+    assert max(read) <= migration.PREPARED_AT_ONCE
+    assert driver.join(member=joined[3].member_id, topics=("t",)) == PENDING  # nothing holds it
 
 
 def test_an_upgrade_that_raises_is_begun_anew(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
