@@ -102,6 +102,7 @@ class Forgetting:
                 self._deadlines.set(name, draft.now_ms)
                 return
         del self._under_way[name]
+        self._deadlines.cancel(name)  # it is still set if the topic was told again
         if name == EXPIRY:
             self._deadlines.set(EXPIRY, draft.now_ms + self._settings.offsets_retention_check_interval_ms)
 

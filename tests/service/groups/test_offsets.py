@@ -385,6 +385,18 @@ def test_a_deleted_topics_many_offsets_go_in_turns() -> None:
     assert (driver.committed(), driver.committed(partition=2_499)) == (-1, 12)
 
 
+def test_a_deleted_topic_may_be_told_again_while_it_is_being_forgotten() -> None:
+    driver = many_offsets()
+    gone = driver.topics.id_of("orders")
+    driver.topics.remove("orders")
+    driver.ask(ForgetTopic("orders", gone))
+    driver.ask(DeleteOffsets("g", (("orders", tuple(range(2_500))),)))
+    driver.ask(ForgetTopic("orders", gone))
+    assert sum(turns_of(driver)) == 0, "nothing is left to be done"
+    driver.wait(600_000)
+    assert driver.listed() == {}
+
+
 def test_the_groups_that_have_offsets_of_a_deleted_topic_are_looked_for_in_turns(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
