@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import NamedTuple
 
 from service.groups.classic_decisions import resumed
@@ -82,8 +83,8 @@ UPGRADE_FRAME_BYTES = 100  # the size of a member's three records without the na
 # An upgrade is made ready in turns of so many steps. In one a member is read, or a few are put into the new group. What
 # takes no longer than one turn is done in the turn of the heartbeat.
 PREPARED_AT_ONCE = 100
-BYTES_A_STEP = 1_000
-MEMBERS_A_STEP = 10
+BYTES_A_STEP = 400
+PUT_A_STEP = 20  # members, and topics of them
 SIZES_A_STEP = 100
 PREPARED_KEPT_MS = 30_000
 # If a group has changed whenever somebody asked again, for so long, nobody joins it for a while.
@@ -297,15 +298,17 @@ class Migration:
             for _ in range(1 + _upgrade_bytes(group, classic_member) // BYTES_A_STEP):
                 yield
         given: Counter[bytes] = Counter()
-        for count, member in enumerate((part.member for part in parts.values()), 1):
+        put = 0
+        for member in (part.member for part in parts.values()):
             if any(made.is_held(topic_id, each) for topic_id, has in member.assigned.items() for each in has):
                 return _not_upgradable(group, "its assignor gave one partition to two members")
             made.put(member)
             made.target[member.member_id] = _target(member)
             given.update({topic_id: len(partitions) for topic_id, partitions in member.assigned.items()})
-            if not count % MEMBERS_A_STEP:
-                yield
-        for count, (member_id, part) in enumerate(parts.items(), 1):
+            put += 1 + len(member.assigned)
+            yield from repeat(None, put // PUT_A_STEP)
+            put %= PUT_A_STEP
+        for member_id, part in parts.items():
             revoking = {
                 topic_id: dict.fromkeys(left, group.generation)
                 for topic_id, partitions in part.claimed.items()
@@ -318,8 +321,9 @@ class Migration:
                 member = made.members[member_id]._replace(state=state, revoking=revoking)
                 made.put(member)
                 parts[member_id] = part._replace(current_record=current_record(group.group_id, member))
-            if not count % MEMBERS_A_STEP:
-                yield
+            put += 1 + len(part.claimed)
+            yield from repeat(None, put // PUT_A_STEP)
+            put %= PUT_A_STEP
         if not self._leaves_some_out(made, given):  # otherwise the heartbeat raises the epoch: the hash does not match
             made.metadata_hash = yield from fingerprint_in_small_steps(self._topics, made.topics_subscribed)
         yield

@@ -87,9 +87,26 @@ def test_the_members_of_a_large_group_are_made_ready_in_turns_before_it_turns(dr
     assert sum(read) == MANY
     assert max(read) <= migration.PREPARED_AT_ONCE
     assert sum(put) <= MANY + 2  # the group is made once, and not a second time when its records are applied
-    assert max(put) <= migration.PREPARED_AT_ONCE * migration.MEMBERS_A_STEP
+    assert max(put) <= migration.PREPARED_AT_ONCE * migration.PUT_A_STEP
     assert len(driver.consumer().members) == MANY + 1
     driver.check_replay()
+
+
+def test_members_of_many_topics_are_put_into_the_new_group_by_what_they_have(driver: Driver, counted: Counted) -> None:
+    topics = [f"t{number}" for number in range(MANY)]
+    for topic in topics:
+        driver.topics.put(topic, FEW)
+    tokens = [driver.start_join(member=driver.member_id(), topics=tuple(topics)) for _ in range(FEW)]
+    driver.wait(6_000)
+    joined = [driver.answers[token] for token in tokens]
+    assignments = {reply.member_id: assignment(**{topic: [at] for topic in topics}) for at, reply in enumerate(joined)}
+    driver.sync(next(reply for reply in joined if reply.member_id == reply.leader), assignments=assignments)
+    held = counted(ConsumerGroup, "is_held")
+    while driver.beat("c", 0).fault is Fault.COORDINATOR_LOAD_IN_PROGRESS:
+        driver.wait(0)
+    assert driver.listed()["g"][0] == "consumer"
+    assert sum(held) >= FEW * MANY
+    assert max(held) <= migration.PREPARED_AT_ONCE * migration.PUT_A_STEP + MANY
 
 
 def test_what_has_changed_since_a_group_was_made_ready_is_looked_at_again(driver: Driver, counted: Counted) -> None:
