@@ -18,19 +18,21 @@ from msgspec import UNSET, UnsetType
 from service.broker.internal_topics import TRANSACTIONS
 from service.client.failures import ClientFailure
 from service.client.transactions import find_transaction
+from service.turns import NAMED_A_TURN, in_turns
 from service.web.answers import as_json, read_json
 from service.web.gateway import Gateway
 from service.web.problems import Outcome, Problem, of_error
 from service.web.producers import Producer
 from service.web.routing import LIST_BYTES, Route
 from service.web.unpacking import body_of
+from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     DescribeBranchesRequest,
     EndBranchesRequest,
     EndBranchesResponse,
     NamedBranch,
 )
-from txn.branches import MAX_TOKEN, BranchId, branch_of
+from txn.branches import MAX_BRANCHES, MAX_TOKEN, BranchId, branch_of
 
 logger = logging.getLogger("oncelog.http")
 
@@ -98,13 +100,13 @@ _decides = msgspec.json.Decoder(Decide)
 async def decide(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     root, token = request.match_info["root"], _token(request.match_info["token"])
     wanted = read_json(await body_of(request), _decides)
-    pairs = [(wanted.producer_id, wanted.epoch), *((each.producer_id, each.epoch) for each in wanted.branches)]
-    for producer_id, epoch in pairs:
-        if not (-1 <= producer_id < 2**63 and -1 <= epoch < 2**15):
-            raise Problem("invalid-request", f"{producer_id} and {epoch} are no producer id and epoch")
-    named = [
-        NamedBranch(str(BranchId(root, token, each.name)), each.producer_id, each.epoch) for each in wanted.branches
-    ]
+    if len(wanted.branches) > MAX_BRANCHES:
+        raise of_error(ErrorCode.INVALID_REQUEST, f"more than {MAX_BRANCHES} branches in one decision")
+    _refuse_pair(wanted.producer_id, wanted.epoch)
+    named: list[NamedBranch] = []
+    async for each in in_turns(wanted.branches, NAMED_A_TURN):
+        _refuse_pair(each.producer_id, each.epoch)
+        named.append(NamedBranch(str(BranchId(root, token, each.name)), each.producer_id, each.epoch))
     question = EndBranchesRequest(
         *(root, token, wanted.commit, named, wanted.producer_id, wanted.epoch), decided_by=wanted.decided_by
     )
@@ -116,6 +118,11 @@ async def decide(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     outcome = await _outcome(gateway, answer, token, wanted, named)
     last_token = answer.last_token if answer.last_token >= 0 else UNSET
     return as_json(DecisionOnBranches(outcome, answer.decided_now, last_token, answer.decided_by or UNSET))
+
+
+def _refuse_pair(producer_id: int, epoch: int) -> None:
+    if not (-1 <= producer_id < 2**63 and -1 <= epoch < 2**15):
+        raise Problem("invalid-request", f"{producer_id} and {epoch} are no producer id and epoch")
 
 
 async def _outcome(
@@ -131,7 +138,7 @@ async def _outcome(
         for at in range(0, len(named), SEEN_AT_ONCE):
             fates.update(await asyncio.gather(*(_fate(gateway, each) for each in named[at : at + SEEN_AT_ONCE])))
     except ClientFailure as failure:
-        logger.info("what became of the branches of %s can't be told: %s", wanted.branches, failure)
+        logger.info("what became of %d branches of token %d can't be told: %s", len(named), token, failure)
         fates.add("unknown")
     if len(fates) == 1 and "unknown" not in fates:
         return fates.pop()

@@ -29,8 +29,10 @@ from service.client.cluster import MOVED
 from service.client.failures import ClientFailure, FailureKind
 from service.ports import RealClock
 from service.settings.broker import Endpoint
+from service.turns import NAMED_A_TURN
 from service.web import consumers, fetching, gateway, sending
 from service.web.app import WebServer
+from service.web.branches import decide
 from service.web.fetching import EARLIEST, Held, Lens, Piece, fetch, opened
 from service.web.following import passes
 from service.web.forwarding import forward, waited, waited_s
@@ -63,7 +65,8 @@ from service.wire.messages import (
     TxnOffsetCommitRequest,
 )
 from tests.service.api.admin_stage import HERE, Stage, on_stage
-from tests.service.web.kit import PATIENCE_S, asking
+from tests.service.web.kit import PATIENCE_S, Coming, asking, turns_of
+from txn.branches import MAX_BRANCHES
 
 GONE = ClientFailure("it is gone", FailureKind.UNREACHABLE)
 NOBODY = Problem("not-now", "nobody coordinates it")
@@ -1428,6 +1431,30 @@ def test_a_transaction_of_which_a_topic_was_deleted_can_only_be_aborted(
             assert (aborted.status, (await aborted.json())["outcome"]) == (200, "none")
 
     on_stage(tmp_path, scene)
+
+
+def deciding(count: int) -> Any:
+    """A request that throws so many branches away."""
+    body = {"commit": False, "branches": [{"name": f"p{each}", "producer_id": 1, "epoch": 1} for each in range(count)]}
+    request: Any = Coming(json.dumps(body).encode())
+    request.match_info = {"root": "r", "token": "5"}
+    return request
+
+
+def test_many_branches_are_named_in_turns_of_the_loop() -> None:
+    """One turn took 25 ms."""
+    gateway: Any = SimpleNamespace(ask_to_change=AsyncMock(return_value=(EndBranchesResponse(), False)))
+    assert turns_of(decide(gateway, deciding(MAX_BRANCHES))) >= MAX_BRANCHES // NAMED_A_TURN
+    ((_, _, asked), _) = gateway.ask_to_change.call_args
+    assert [each.transactional_id for each in asked.branches] == [f"r::5/p{each}" for each in range(MAX_BRANCHES)]
+
+
+def test_more_branches_than_a_decision_may_name_are_not_sent_to_its_coordinator() -> None:
+    gateway: Any = SimpleNamespace(ask_to_change=AsyncMock(return_value=(EndBranchesResponse(), False)))
+    with pytest.raises(Problem, match="more than") as raised:
+        asyncio.run(decide(gateway, deciding(MAX_BRANCHES + 1)))
+    assert (raised.value.slug, raised.value.outcome) == ("invalid-request", "none")
+    gateway.ask_to_change.assert_not_called()
 
 
 # -- reading
