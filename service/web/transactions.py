@@ -11,6 +11,8 @@ What always holds:
  - Only the broker that has begun a transaction writes to it, and commits or seals it, one request at a time. So nothing
    is on its way to a leader then, and no batch is there in part. Another broker could tell neither of them: leaders
    take what was sent before the end until they have its marker, and of a seal they never hear.
+ - Of a batch no answer is kept, but its digest and where its records are. The answer is made again from the body that
+   comes again. What open transactions keep is counted, and has a limit.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import AsyncGenerator, Callable, Mapping
+from array import array
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from sys import getsizeof
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
@@ -42,6 +46,7 @@ from service.client.transactions import (
     transactions_of,
 )
 from service.cluster.image import Topic
+from service.turns import NAMED_A_TURN, in_turns
 from service.web.answers import as_json, path_int, query_int, read_json, sha256_of
 from service.web.branches import COMMITTED, LAST_EPOCH, BranchName
 from service.web.forwarding import forward
@@ -63,7 +68,7 @@ from service.web.producing import (
     results_of,
 )
 from service.web.records import Partitioner
-from service.web.routing import JSON, LIST_BYTES, Route, integer, text
+from service.web.routing import LIST_BYTES, Route, integer, text
 from service.web.sending import OutgoingBatch
 from service.web.unpacking import body_of
 from service.wire.error_codes import ErrorCode
@@ -74,6 +79,14 @@ from txn.states import Txn
 
 TIMEOUT_MS = 60_000
 SESSIONS_MAX = 10_000
+KEPT_BYTES_MAX = 128 << 20
+"""What open transactions may keep of a broker's memory together: 400,000 batches."""
+KEPT_ANYWAY_BYTES = 8 << 10
+"""A transaction that keeps less gets more although others keep all of that. So one alone shuts nobody out."""
+OPEN_BYTES = 2000
+WRITTEN_BYTES = 300
+THING_BYTES = 250
+"""About what is kept of a transaction and a batch, and of a topic, a partition, or a run in doubt."""
 SLACK_S = 5.0
 ABORTED = ("PrepareAbort", "CompleteAbort", "PrepareEpochFence")
 
@@ -174,7 +187,6 @@ _begins = msgspec.json.Decoder(Begin)
 _offsets = msgspec.json.Decoder(GroupOffsetsIn)
 _finds = msgspec.json.Decoder(Find)
 _aborts = msgspec.json.Decoder(AbortIn)
-_encode = msgspec.json.Encoder().encode
 T = TypeVar("T")
 
 
@@ -212,17 +224,28 @@ def name_of(text: str) -> Name:
 # -- what the coordinator's broker knows of an open transaction
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class WrittenOnce:
-    fingerprint: str
-    answer: bytes
+    """A batch that is there. Together with its body it tells where its records are."""
+
+    fingerprint: bytes
+    now_ms: int
+    """The time of its records that have none."""
+    counts: tuple[int, ...]
+    """How many partitions its topics had then, in the order of the topics in the body: that chose the partitions."""
+    places: array[int]
+    """Partition by partition the runs of its records: first offset, how many, and the time if the leader said it."""
+
+    @property
+    def size_bytes(self) -> int:
+        return WRITTEN_BYTES + self.places.itemsize * (len(self.counts) + len(self.places))
 
 
 @dataclass(slots=True)
 class InPart:
     """A batch of which only a part may be written. It must be put again unchanged, or the transaction be aborted."""
 
-    fingerprint: str
+    fingerprint: bytes
     now_ms: int
     """The time of its records that have none. A leader that has the batch already keeps it as it came first."""
     topics: dict[str, Topic] = field(default_factory=dict)
@@ -255,6 +278,21 @@ class Open:
     """It was ended with nothing in it. Its coordinator knows nothing of that, and would let more be written."""
     unsure: set[str] = field(default_factory=set)
     """The groups whose offsets may be there or on their way. They must be put again, or the transaction be aborted."""
+    batches_bytes: int = 0
+    kept_bytes: int = 0
+    """What it kept when that was counted last."""
+
+    def written(self, batch: WrittenOnce) -> None:
+        self.in_part = None
+        self.batches.append(batch)
+        self.batches_bytes += batch.size_bytes
+
+    def size_bytes(self) -> int:
+        """About what it keeps, without its name."""
+        part = self.in_part
+        things = len(self.producer.sequences) + len(self.topics) + len(self.unsure)
+        things += 0 if part is None else len(part.topics) + len(part.limits) + len(part.written)
+        return self.batches_bytes + THING_BYTES * things + sum(map(getsizeof, self.unsure))
 
     def started(self) -> None:
         """Something is about to be written. The transaction's time begins with the first that is."""
@@ -281,6 +319,7 @@ class OpenTransactions:
         self._begins: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._places = 0
         """How many are taken by transactions that are being begun."""
+        self.kept_bytes = 0
 
     def turn(self, name: Name) -> asyncio.Lock:
         """For what writes to a transaction or ends it, one request at a time; also if it was begun elsewhere."""
@@ -295,6 +334,7 @@ class OpenTransactions:
             self._forget_old()
             if transactional_id not in self._open and len(self._open) + self._places >= SESSIONS_MAX:
                 raise Problem("throttled", f"{SESSIONS_MAX} transactions are open here")
+            self.refuse_more(_size_of_name(transactional_id))
             self._places += 1
             try:
                 yield
@@ -304,12 +344,34 @@ class OpenTransactions:
     def _forget_old(self) -> None:
         now_s = asyncio.get_running_loop().time()
         for each in [each for each, (_, known) in self._open.items() if known.until_s < now_s]:
-            del self._open[each]
+            self._forget(each)
+
+    def _forget(self, transactional_id: str) -> None:
+        _, known = self._open.pop(transactional_id)
+        self.kept_bytes -= known.kept_bytes
+
+    def refuse_more(self, kept_bytes: int) -> None:
+        """Raise a problem if a transaction that keeps this may not keep more now."""
+        if kept_bytes <= KEPT_ANYWAY_BYTES or self.kept_bytes < KEPT_BYTES_MAX:
+            return
+        self._forget_old()
+        if self.kept_bytes >= KEPT_BYTES_MAX:
+            raise Problem("throttled", "open transactions keep all the memory that they may have here: end some")
+
+    def count(self, name: Name) -> None:
+        """Count what the transaction keeps now."""
+        if (known := self.find(name)) is not None:
+            kept_bytes = known.size_bytes() + _size_of_name(name.transactional_id)
+            self.kept_bytes += kept_bytes - known.kept_bytes
+            known.kept_bytes = kept_bytes
 
     def add(self, name: Name, producer: Producer) -> None:
+        if name.transactional_id in self._open:
+            self._forget(name.transactional_id)
         begun = Open(producer)
         begun.extend()
         self._open[name.transactional_id] = name, begun
+        self.count(name)
 
     def is_begun(self, name: Name) -> bool:
         """Whether the transaction was begun at this broker, and may still be written to."""
@@ -321,7 +383,12 @@ class OpenTransactions:
 
     def close(self, name: Name) -> None:
         if self.find(name) is not None:
-            del self._open[name.transactional_id]
+            self._forget(name.transactional_id)
+
+
+def _size_of_name(transactional_id: str) -> int:
+    """What is kept of any transaction of the id, which stands in its name and in its producer."""
+    return OPEN_BYTES + 2 * getsizeof(transactional_id)
 
 
 async def _elsewhere(gateway: Gateway, transactional_id: str) -> int | None:
@@ -369,7 +436,7 @@ async def put_batch(gateway: Gateway, request: web.Request) -> web.StreamRespons
     body = await body_of(request)
     if (node := await _elsewhere(gateway, name.transactional_id)) is not None:
         return await forward(gateway, node, request, body)
-    fingerprint = await sha256_of(gateway, body)
+    fingerprint = bytes.fromhex(await sha256_of(gateway, body))
     async with gateway.open_transactions.turn(name):
         open_one = gateway.open_transactions.find(name)
         if open_one is None:
@@ -378,7 +445,8 @@ async def put_batch(gateway: Gateway, request: web.Request) -> web.StreamRespons
             written = open_one.batches[number]
             if written.fingerprint != fingerprint:
                 raise Problem("batch-changed", f"batch {number} was written with another body")
-            return web.Response(body=written.answer, content_type=JSON, headers={"Batch-Replayed": "true"})
+            again = await _answer_again(gateway, request, open_one, number, body)
+            return as_json(again, headers={"Batch-Replayed": "true"})
         if open_one.is_over:
             raise _over()
         if open_one.is_broken:
@@ -387,11 +455,49 @@ async def put_batch(gateway: Gateway, request: web.Request) -> web.StreamRespons
             raise Problem("batch-changed", f"batch {number} was written in part with another body")
         if number > len(open_one.batches):
             raise Problem("batch-gap", f"the next batch is {len(open_one.batches)}", next_batch=len(open_one.batches))
-        answer = await _write(gateway, request, name, open_one, number, body, fingerprint)
-        encoded = _encode(answer)
-        open_one.in_part = None
-        open_one.batches.append(WrittenOnce(fingerprint, encoded))
-        return web.Response(body=encoded, content_type=JSON)
+        if open_one.in_part is None:
+            gateway.open_transactions.refuse_more(open_one.kept_bytes)
+        try:
+            return as_json(await _write(gateway, request, name, open_one, number, body, fingerprint))
+        finally:
+            gateway.open_transactions.count(name)
+
+
+async def _answer_again(gateway: Gateway, request: web.Request, open_one: Open, number: int, body: bytes) -> BatchOut:
+    """The answer to a batch that is there. Its records go the way that they went when it was written."""
+    written = open_one.batches[number]
+    _, records = await read_batch(body, request[HOLDER])
+    names = dict.fromkeys(each.topic or "" for each in records)
+    topics = {name: _as_then(open_one.topics[name], count) for name, count in zip(names, written.counts, strict=True)}
+    placed = await place_all(gateway, records, None, Partitioner(number), written.now_ms, topics)
+    runs, batches = iter(written.places), list[OutgoingBatch]()
+    async for partition, those in in_turns(placed.by_partition.items(), NAMED_A_TURN):
+        left = len(those)
+        while left:
+            first, count, time_ms = next(runs), next(runs), next(runs)
+            batches.append(OutgoingBatch(partition, b"", count, base_offset=first, append_time_ms=time_ms))
+            left -= count
+    return BatchOut("none", await results_of(placed, offsets_of(batches)))
+
+
+def _as_then(topic: Topic, count: int) -> Topic:
+    """The topic when it had so many partitions."""
+    if len(topic.partitions) == count:
+        return topic
+    return replace(topic, partitions={each: state for each, state in topic.partitions.items() if each < count})
+
+
+def _places(batches: Sequence[OutgoingBatch]) -> array[int]:
+    """Where the records of these batches are; those of a partition follow each other."""
+    places, before = array("q"), None
+    for each in batches:
+        is_next = before == each.partition and places[-3] + places[-2] == each.base_offset
+        if is_next and places[-1] == each.append_time_ms:
+            places[-2] += each.records
+        else:
+            places.extend((each.base_offset, each.records, each.append_time_ms))
+        before = each.partition
+    return places
 
 
 async def _is_not_open(gateway: Gateway, name: Name) -> Problem:
@@ -433,7 +539,7 @@ def _who(name: Name) -> str:
 
 
 async def _write(
-    gateway: Gateway, request: web.Request, name: Name, open_one: Open, number: int, body: bytes, fingerprint: str
+    gateway: Gateway, request: web.Request, name: Name, open_one: Open, number: int, body: bytes, fingerprint: bytes
 ) -> BatchOut:
     batch, records = await read_batch(body, request[HOLDER])
     if not records or batch.offsets is not None or batch.expected:
@@ -474,6 +580,8 @@ async def _write(
         problem.outcome = "none" if not may_repeat else problem.outcome
         raise point_out(problem, batches, placed) from None
     open_one.topics |= part.topics
+    counts = tuple(len(topic.partitions) for topic in part.topics.values())
+    open_one.written(WrittenOnce(fingerprint, part.now_ms, counts, _places(batches)))
     return BatchOut("none", await results_of(placed, offsets_of(batches)))
 
 
@@ -490,6 +598,8 @@ async def put_offsets(gateway: Gateway, request: web.Request) -> web.StreamRespo
             raise await _is_not_open(gateway, name)
         if open_one.is_over:
             raise _over()
+        if group not in open_one.unsure:
+            gateway.open_transactions.refuse_more(open_one.kept_bytes)
         open_one.started()
         was_unsure = group in open_one.unsure
         open_one.unsure.add(group)
@@ -501,7 +611,10 @@ async def put_offsets(gateway: Gateway, request: web.Request) -> web.StreamRespo
             if problem.error in FENCED:
                 await _complain(gateway, name)
             raise
-        open_one.unsure.remove(group)
+        else:
+            open_one.unsure.remove(group)
+        finally:
+            gateway.open_transactions.count(name)
     return as_json(TransactionOutcome("none"))
 
 
@@ -779,10 +892,10 @@ ROUTES = (
     Route("PUT", _ONE + "/batches/{number}", put_batch,
           "Write a batch: 0, then 1, and so on. The same number again is answered again, and written once.",
           "transactions", body=BatchIn, body_bytes_max=None, answer=BatchOut,
-          problems=(400, 404, 409, 410, 413, 422, 503, 504)),
+          problems=(400, 404, 409, 410, 413, 422, 429, 503, 504)),
     Route("PUT", _ONE + "/offsets/{group}", put_offsets, "Commit what a group has read, with the transaction.",
           "transactions", body=GroupOffsetsIn, body_bytes_max=LIST_BYTES, answer=TransactionOutcome,
-          problems=(400, 404, 409, 410, 422, 503, 504)),
+          problems=(400, 404, 409, 410, 422, 429, 503, 504)),
     Route("POST", _ONE + ":commit", commit, "Make everything visible at once. May be repeated.", "transactions",
           answer=TransactionStatus, problems=(404, 409, 410, 503, 504)),
     Route("POST", _ONE + ":abort", abort, "Let nothing become visible. May be repeated.", "transactions",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import socket
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
@@ -1206,7 +1207,10 @@ def test_a_batch_in_part_goes_on_behind_what_is_written_and_to_the_same_partitio
         await put_batch(gateway, request)
         assert producer.sent == [(TopicPartition("t", 0), RUN_RECORDS)] * 5, "the third twice"
         assert open_one.in_part is None
-        assert len(json.loads(open_one.batches[0].answer)["results"]) == 4 * RUN_RECORDS
+        answer: Any = await put_batch(gateway, request)
+        assert answer.headers["Batch-Replayed"] == "true"
+        told = [(each["partition"], each["offset"]) for each in json.loads(answer.body)["results"]]
+        assert told == [(0, first + each) for first in (100, 101, 100, 101) for each in range(RUN_RECORDS)]
 
     asyncio.run(scenario())
 
@@ -1324,6 +1328,85 @@ def test_a_transaction_that_can_not_be_begun_keeps_no_place(tmp_path: Path, monk
     on_stage(tmp_path, scene)
 
 
+def test_a_batch_that_is_put_again_is_answered_as_before_although_its_topics_have_grown(tmp_path: Path) -> None:
+    """All of each answer was kept until the end of the transaction: 76 bytes of each record."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("t", 2)
+        await stage.create("u", 3)
+        keyed = [{"topic": "tu"[each % 2], "key": f"k{each}", "timestamp": 9000 + each} for each in range(5000)]
+        plain = [{"topic": "t", "partition": 1, "value": 1}, {"topic": "u", "value": 2}, {"topic": "t", "value": 3}]
+        async with serving(stage) as (web, client):
+            begun = await (await client.post("transactions", json={"transactional_id": "x"})).json()
+            path, told = f"transactions/{begun['txn']}", list[bytes]()
+
+            async def put(number: int) -> ClientResponse:
+                body = {"records": [keyed, plain][number % 2]}
+                answer = await client.put(f"{path}/batches/{number}", json=body)
+                assert answer.status == 200, await answer.text()
+                return answer
+
+            for number in range(6):
+                if number == 3:
+                    assert (await client.post("topics/t/partitions", json={"count": 7})).status == 200
+                    assert (await client.post("topics/u/partitions", json={"count": 8})).status == 200
+                told.append(await (await put(number)).read())
+            places = {(each["topic"], each["partition"]) for answer in told for each in json.loads(answer)["results"]}
+            assert len(places) == 7 + 8
+            for number in range(6):
+                again = await put(number)
+                assert again.headers["Batch-Replayed"] == "true"
+                assert await again.read() == told[number]
+            known = web.gateway.open_transactions.find(name_of(begun["txn"]))
+            assert known is not None
+            assert len(pickle.dumps(known.batches)) < 5000
+            assert (await (await client.post(f"{path}:commit")).json())["next_batch"] == 6
+
+    on_stage(tmp_path, scene)
+
+
+def test_what_open_transactions_keep_has_a_limit_and_one_that_reaches_it_stays_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they kept had none."""
+    monkeypatch.setattr(service.web.transactions, "KEPT_BYTES_MAX", 20_000, raising=False)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("t", 1)
+        async with serving(stage) as (web, client):
+
+            async def begin(transactional_id: str) -> str:
+                begun = await client.post("transactions", json={"transactional_id": transactional_id})
+                assert begun.status == 201
+                return f"transactions/{(await begun.json())['txn']}"
+
+            async def put(path: str, number: int) -> int:
+                return (await client.put(f"{path}/batches/{number}", json=batch_of(number))).status
+
+            long, number = await begin("long"), 0
+            while (status := await put(long, number)) == 200:
+                number += 1
+                assert number < 1000
+            refused = await client.put(f"{long}/batches/{number}", json=batch_of(number))
+            problem = await refused.json()
+            assert (status, problem["type"], problem["outcome"]) == (429, "/problems/throttled", "none")
+            assert (await client.put(f"{long}/offsets/g", json=offsets_of(7))).status == 429
+            assert (await client.post("transactions", json={"transactional_id": "x" * 9000})).status == 429
+            assert await put(long, 0) == 200, "it is there"
+            short = await begin("short")
+            assert await put(short, 0) == 200, "others go on"
+            ended = await (await client.post(f"{long}:commit")).json()
+            assert (ended["outcome"], ended["next_batch"]) == ("applied", number)
+            again = await begin("long")
+            assert [await put(again, each) for each in range(number // 2)] == [200] * (number // 2)
+            assert await begin("long") != again
+            for each in (short, await begin("long")):
+                await client.post(f"{each}:abort")
+            assert web.gateway.open_transactions.kept_bytes == 0
+
+    on_stage(tmp_path, scene)
+
+
 def test_who_does_not_steal_is_refused_also_while_the_first_batch_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1342,7 +1425,7 @@ def test_who_does_not_steal_is_refused_also_while_the_first_batch_is_written(
                 return found
 
             with monkeypatch.context() as patched:
-                patched.setattr(service.web.transactions, "find_transaction", find_before)
+                patched.setattr("service.web.transactions.find_transaction", find_before)
                 answer = await client.post("transactions", json={"transactional_id": "x", "steal": False})
             assert answer.status == 409
             assert (await (await client.post(f"{path}:commit")).json())["outcome"] == "applied"
