@@ -11,7 +11,7 @@ that the cost of a join does not grow with the group.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from service.groups.commands import (
     NO_GENERATION,
@@ -65,6 +65,12 @@ class ClassicMember:
         join.
         """
         return not self.is_new and (self.awaiting_join is not None or self.awaiting_sync is not None)
+
+
+NAMES_READ_MAX: Final = 100_000
+"""The most names of topics that are read in different subscriptions of one group. That takes 30 ms, in one turn. What
+more is subscribed to counts as not known.
+"""
 
 
 @dataclass(slots=True)
@@ -257,10 +263,14 @@ class ClassicGroup:
         if self.protocol_name is None:
             return None
         topics: set[str] = set()
+        read = 0
         # Most members have the same metadata. Equal ones are read only once, because reading costs more than comparing.
         for metadata in {member.metadata(self.protocol_name): None for member in self.members.values()}:
             names = subscribed_topics(metadata)
             if names is None:
+                return None
+            read += len(names)
+            if read > NAMES_READ_MAX:
                 return None
             topics.update(names)
         return frozenset(topics)

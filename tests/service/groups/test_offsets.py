@@ -2,6 +2,7 @@
 
 import pytest
 
+import service.groups.classic_group
 from service.groups.commands import (
     LEAVE_EPOCH,
     CommitOffsets,
@@ -335,6 +336,16 @@ def test_a_group_whose_subscriptions_mean_nothing_to_us_protects_everything(driv
 def test_subscriptions_that_can_not_be_read_protect_everything(driver: Driver) -> None:
     driver.stable_group(protocols=(("range", b"\x00"),))
     assert delete(driver) is Fault.GROUP_SUBSCRIBED_TO_TOPIC
+
+
+@pytest.mark.parametrize(("read", "fault"), [(4, None), (3, Fault.GROUP_SUBSCRIBED_TO_TOPIC)])
+def test_more_subscriptions_than_are_read_in_one_turn_protect_everything(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, read: int, fault: Fault | None
+) -> None:
+    monkeypatch.setattr(service.groups.classic_group, "NAMES_READ_MAX", read)
+    (leader,) = driver.stable_group(topics=("a", "b", "c", "d"))
+    driver.commit(12, member=leader.member_id, generation=1, topic="events")
+    assert delete(driver, topic="events") is fault
 
 
 def test_a_deleted_topics_offsets_go_from_every_group(driver: Driver) -> None:
