@@ -19,30 +19,41 @@ from tests.service.web.kit import PATIENCE_S, Http, Served
 
 SHAPE = [response_schema_conformance, content_type_conformance]
 INSTANCE = {"group": "explored", "instance": "explored"}
-"""One that is there: most requests of its kind are made of it."""
+TOPIC = "explored"
+PARTITIONS = 2
+"""These are there: most requests of their kind are made of them."""
 
 
-def explore(served: Served, cases: int) -> Counter[GenerationMode]:
-    """How many requests that fit the document, and that do not, were answered; AssertionError at the first answer that
-    must not be.
+def explore(served: Served, cases: int) -> tuple[Counter[GenerationMode], Counter[str]]:
+    """How many requests that fit the document, and that do not, were answered, and how often each operation did what
+    it was asked for; AssertionError at the first answer that must not be.
     """
     http = Http(served.url)
+    http.post("/v1/topics", {"name": TOPIC, "partitions": PARTITIONS})
+    http.post(f"/v1/topics/{TOPIC}/records", {"records": [{"value": number} for number in range(20)]})
     document = http.get("/openapi.json").json
     cluster = http.get("/v3/clusters").json["data"][0]["cluster_id"]
     http.session.close()
     schema: Any = schemathesis.openapi.from_dict(document)
     schema.config.update(base_url=served.url)
     asked: Counter[GenerationMode] = Counter()
+    done: Counter[str] = Counter()
     for result in schema.get_all_operations():
         operation = result.ok()
         documented = document["paths"][operation.path][operation.method.lower()]["responses"]
         for mode in GenerationMode:
-            asked[mode] += _explore_one(operation, mode, documented, served.url, cluster, cases)
-    return asked
+            asked[mode] += _explore_one(operation, mode, documented, served.url, cluster, cases, done)
+    return asked, done
 
 
 def _explore_one(
-    operation: Any, mode: GenerationMode, documented: dict[str, Any], url: str, cluster: str, cases: int
+    operation: Any,
+    mode: GenerationMode,
+    documented: dict[str, Any],
+    url: str,
+    cluster: str,
+    cases: int,
+    done: Counter[str],
 ) -> int:
     asked = 0
 
@@ -55,6 +66,10 @@ def _explore_one(
             case.query = {**(case.query or {}), "until": "end"}
         if "cluster" in case.path_parameters and asked % 4:
             case.path_parameters["cluster"] = cluster
+        if "topic" in case.path_parameters and asked % 4 and operation.method.lower() != "delete":
+            case.path_parameters["topic"] = TOPIC
+            if "partition" in case.path_parameters:
+                case.path_parameters["partition"] = asked % PARTITIONS
         if "instance" in case.path_parameters and asked % 4:
             requests.post(
                 f"{url}/consumers/{INSTANCE['group']}", json={"name": INSTANCE["instance"]}, timeout=PATIENCE_S
@@ -62,6 +77,7 @@ def _explore_one(
             case.path_parameters.update(INSTANCE)
         answer = case.call(timeout=PATIENCE_S)
         asked += 1
+        done[operation.label] += answer.status_code < 400
         shown = case.method, answer.request.url, answer.request.body, answer.status_code, answer.text[:500]
         assert answer.status_code < 500 or answer.status_code in (503, 504), shown
         if answer.request.url.partition("?")[0].count("/") != url.count("/") + operation.path.count("/"):
@@ -98,11 +114,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="oncelog-http-") as folder:
         served = Served(Path(folder) / "data")
         try:
-            asked = explore(served, cases)
+            asked, done = explore(served, cases)
         finally:
             served.stop()
         assert "Traceback" not in served.log, served.log
-    print(f"{asked.total()} requests, every answer as documented")
+    print(f"{asked.total()} requests, {done.total()} of them done, every answer as documented")
 
 
 if __name__ == "__main__":

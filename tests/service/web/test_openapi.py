@@ -92,9 +92,12 @@ def test_every_page_of_the_documentation_is_served_and_no_other_file(http: Http)
 
 @pytest.mark.timeout(600)  # half a minute of the processor's time, on a machine that has other things to do
 def test_generated_requests_find_no_server_error_and_no_undocumented_answer(served: Served) -> None:
-    asked = explore(served, CASES)
+    asked, done = explore(served, CASES)
     assert asked[GenerationMode.POSITIVE] > 50
     assert asked[GenerationMode.NEGATIVE] > 50
+    looks = [name for name in done if re.fullmatch(r"GET /v1/topics/\{topic\}(/offsets|/configs)?", name)]
+    assert len(looks) == 3
+    assert all(done[name] for name in looks), "no request was made of something that is there"
 
 
 def test_answers_are_packed_as_the_client_likes(http: Http, topic: str) -> None:
