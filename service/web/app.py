@@ -111,6 +111,10 @@ EXPOSED = ("Location", "ETag", "Retry-After", REPLAYED, "Batch-Replayed", "Next-
 _NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,4000}")
 LINE_BYTES_MAX = 16 << 10
 """How long an address may be: an event source may add where it is to one that has a cursor already."""
+FIELD_BYTES_MAX, FIELDS_MAX = 8190, 128
+"""How long one header of a client may be, with its name, and how many it may send."""
+QUOTED_BYTES_MAX, ADDED_MAX = 3 * FIELD_BYTES_MAX, 10
+"""How long such a header may become when it is forwarded, and how many headers a broker adds then."""
 PACKED_AT_ONCE_BYTES = 64 << 10
 _STATUS_SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "record-too-large", 415: "unsupported-media-type"}
 
@@ -138,6 +142,8 @@ class Connection(General):
             auto_decompress=False,
             read_bufsize=PIECE_BYTES,
             max_line_size=LINE_BYTES_MAX,
+            max_field_size=QUOTED_BYTES_MAX,
+            max_headers=FIELDS_MAX + ADDED_MAX,
         )
         self._late: asyncio.TimerHandle | None = None
         """Ends the connection unless the head that is coming has ended before."""
@@ -286,6 +292,8 @@ class WebServer:
             if self._origins.are_borrowed(request):
                 name = request.host[:200]
                 raise Problem("denied", f"{name} is no name of this broker for browsers; http.cors.origins may name it")
+            if FORWARDED not in request.headers:
+                _refuse_long_head(request)
             if refuses_foreign and self._origins.are_foreign(request):
                 whence = f"the request comes from a page of {request.headers.get('Origin', 'another site')[:200]}"
                 raise Problem("denied", f"{whence}, which http.cors.origins does not name")
@@ -453,6 +461,16 @@ class WebServer:
         response.body = pack(body) if len(body) < PACKED_AT_ONCE_BYTES else await blocking(pack, body)
         response.headers["Content-Encoding"] = codec
         response.headers.add("Vary", "Accept-Encoding")
+
+
+def _refuse_long_head(request: web.Request) -> None:
+    """Refuse a client's head that could not be forwarded: every broker takes the same requests."""
+    if len(request.raw_headers) > FIELDS_MAX:
+        raise Problem("malformed", f"a request has at most {FIELDS_MAX} headers")
+    for name, content in request.raw_headers:
+        if len(name) + len(content) > FIELD_BYTES_MAX:
+            shown = name[:40].decode(errors="replace")
+            raise Problem("malformed", f"the header {shown} is too long: {FIELD_BYTES_MAX} bytes with its name fit")
 
 
 def _lane(request: web.Request) -> Lane:

@@ -251,6 +251,7 @@ class Gateway:
                 connector=TCPConnector(limit=0),
                 timeout=ClientTimeout(total=2 * TIMEOUT_S),
                 auto_decompress=False,
+                max_field_size=sys.maxsize,  # another broker's word is passed on, however long a token in it is
                 skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
                 middlewares=(_once,),
             )

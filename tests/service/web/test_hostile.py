@@ -31,6 +31,7 @@ from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.web.kit import PATIENCE_S, Http, Served, read_all
 
 HEAD = b"POST /v1/topics/hostile/records HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+RECORD = b'Content-Length: 25\r\n\r\n{"records":[{"value":2}]}'
 
 
 @contextmanager
@@ -67,6 +68,8 @@ def answer_to(served: Served, request: bytes) -> bytes:
         HEAD + b'Transfer-Encoding: gzip, chunked\r\n\r\n19\r\n{"records":[{"value":1}]}\r\n0\r\n\r\n',
         HEAD + b"Content-Length: 100\r\n\r\n{",
         HEAD + b"X: " + b"y" * 100_000 + b"\r\n\r\n",
+        HEAD + b"X: " + b"y" * 8190 + b"\r\n" + RECORD,
+        HEAD + b"X: y\r\n" * 126 + RECORD,
         HEAD + b"Content-Encoding: gzip\r\nContent-Length: 4\r\n\r\nabcd",
         HEAD + b"Content-Encoding: br\r\nContent-Length: 4\r\n\r\nabcd",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 10,

@@ -225,6 +225,8 @@ def test_a_key_knows_its_request_to_the_letter_at_every_broker(several: Several)
         ["Record-Header-a: 1", "Record-Header-b: 2", "Record-Header-a: 3"],
         ["Record-Header-a: 100%", "Record-Header-b: %41"],
         [b"Record-Header-a: \xff\xe4", "Record-Header-b: \xe4".encode()],
+        [b"Record-Header-a: " + (8190 - len("Record-Header-a")) * b"\xe9"],
+        [b"Record-Header-a: %d" % number for number in range(123)],
     ],
 )
 def test_headers_of_a_record_are_the_same_at_every_broker(several: Several, headers: list[str | bytes]) -> None:
@@ -315,6 +317,18 @@ def test_a_member_is_served_by_whichever_broker(several: Several) -> None:
     assert several.clients[1].post(f"{member}/offsets", token).status == 204
     assert several.clients[0].get("/v1/groups/several/lag").json["total"] == 0
     assert several.clients[2].delete(member).status == 204
+
+
+def test_long_headers_of_answers_come_through_whichever_broker(several: Several) -> None:
+    """Each was answered by the coordinator only: another broker could not read its answer, and what had been done
+    stayed done.
+    """
+    for client in several.clients:
+        begun = client.post("/v1/transactions", {"transactional_id": 8000 * "L"})
+        assert begun.status == 201 and len(begun.headers["Location"]) > 8190, begun.status
+        joined = client.post(f"/v1/groups/{8150 * 'G'}/members", {"topics": ["spread"]})
+        assert joined.status == 201 and len(joined.headers["Location"]) > 8190, joined.status
+        assert client.delete(joined.headers["Location"]).status == 204
 
 
 def test_a_client_that_is_gone_has_read_nothing_at_whichever_broker(several: Several) -> None:
