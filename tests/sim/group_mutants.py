@@ -24,6 +24,7 @@ from service.groups.commands import DeleteOffsetsReply, JoinReply
 from service.groups.consumer_decisions import ConsumerDecisions
 from service.groups.consumer_group import ConsumerGroup, ConsumerMember, Raised, Tallies, TargetByTopic
 from service.groups.consumer_kind import ConsumerKind
+from service.groups.coordinator import GroupCoordinator
 from service.groups.forgetting import Forgetting
 from service.groups.migration import Migration
 from service.groups.offset_decisions import OffsetDecisions
@@ -308,9 +309,19 @@ def offsets_of_open_transactions_outlive_their_group() -> Planting:
 
     def names(forgetting: Forgetting, group_id: str, topics: Any) -> Iterator[tuple[str, int]]:
         known = forgetting._offsets.of_group(group_id)
-        return ((topic, partition) for topic in known for partition in list(known[topic]))
+        return ((topic, partition) for topic in topics for partition in list(known.get(topic, ())))
 
     return replaced(Forgetting, "_names", names)
+
+
+def groups_joined_while_they_are_deleted() -> Planting:
+    original = GroupCoordinator.__init__
+
+    def init(coordinator: GroupCoordinator, *everything: Any) -> None:
+        original(coordinator, *everything)
+        coordinator._joins = {}
+
+    return replaced(GroupCoordinator, "__init__", init)
 
 
 def told_epochs_that_are_in_no_record_not_believed() -> Planting:
@@ -428,6 +439,7 @@ MUTANTS: dict[str, Callable[[], Planting]] = {
         assignor_named_twice_counted_twice,
         offsets_of_subscribed_topics_deleted,
         offsets_of_open_transactions_outlive_their_group,
+        groups_joined_while_they_are_deleted,
         told_epochs_that_are_in_no_record_not_believed,
         commits_of_an_epoch_that_may_be_old_taken_after_a_restart,
         generations_of_members_that_change_their_protocol_not_recorded,

@@ -7,11 +7,13 @@ from typing import Any
 
 from service.groups.commands import DeleteGroup, DeleteOffsets, LeaveGroup, LeavingMember
 from service.groups.verdicts import Fault
-from tests.sim.group_members import GROUP
+from tests.sim.group_members import GROUP, Member
 from tests.sim.group_world import Broken, GroupWorld
 
 ARRIVED_AFTER_MS = 10
 BACK_AFTER_MS = (1, 500, 8_000)
+EMPTY_WITHIN_MS = 5_000  # a session, and more
+DELETING_MS = 60  # about as long as a deletion in many turns takes
 TOLD = (Fault.NON_EMPTY_GROUP, Fault.GROUP_ID_NOT_FOUND, Fault.GROUP_SUBSCRIBED_TO_TOPIC)
 
 
@@ -36,14 +38,36 @@ def all_go(world: GroupWorld) -> None:
 
 
 def _all_leave(world: GroupWorld) -> None:
-    back_after_ms = BACK_AFTER_MS if world.chance.random() < 0.5 else BACK_AFTER_MS[-1:]
+    chance = world.chance
+    back_after_ms = BACK_AFTER_MS if chance.random() < 0.5 else BACK_AFTER_MS[-1:]
+    # A deletion in many turns takes long enough for them to come back meanwhile.
+    come_in_between = world.plan.forgotten_at_once[1] == 1 and chance.random() < 0.7
+    gone: list[Member] = []
     for member in list(world.members):
         member.say_goodbye()
         if member.instance is not None:
             world.ask(LeaveGroup(GROUP, (LeavingMember("", member.instance),)), lambda reply: None)
-        member.restart(back_after_ms)
-    delete = world.chance.choice((delete_offsets, delete_group))
-    world.after(world.chance.choice((100, 2_000)), lambda: delete(world))
+        if come_in_between and member.is_alive and not member.is_superseded:
+            member.die()
+            gone.append(member)
+        else:
+            member.restart(back_after_ms)
+    if come_in_between:
+        _delete_when_empty(world, gone, world.now_ms + EMPTY_WITHIN_MS)
+    else:
+        delete = chance.choice((delete_offsets, delete_group))
+        world.after(chance.choice((100, 2_000)), lambda: delete(world))
+
+
+def _delete_when_empty(world: GroupWorld, gone: list[Member], until_ms: int) -> None:
+    """The members come back while their group is being deleted."""
+    group = None if world.machine is None else world.machine.group(GROUP)
+    if (group is None or not group.is_empty) and world.now_ms < until_ms:
+        world.after(20, lambda: _delete_when_empty(world, gone, until_ms))
+        return
+    delete_group(world)
+    for member in gone:
+        world.after(world.chance.randint(1, DELETING_MS), member.reborn().start)
 
 
 def _understood(reply: Any) -> None:

@@ -105,6 +105,7 @@ class Plan:
     more_mishaps: tuple[str, ...]  # what befalls the group in this run besides
     offsets_retention_ms: int = 7 * 24 * 60 * 60_000
     switches: float = 0.0  # of classic members that are to join or to sync, and go on by the new protocol instead
+    forgotten_at_once: tuple[int, int] = (1_000, 500)  # in one turn: offsets that are looked at, and that go
     renames: bool = False  # whether members of the new protocol may come back under their ids as other instances
 
 
@@ -212,6 +213,7 @@ class GroupWorld:
         others = random.Random(f"others {seed}")
         self.plan.switches = others.choice((0.0, 0.0, 0.05, 0.3))
         self.plan.renames = others.random() < 0.4
+        self.plan.forgotten_at_once = others.choice(((1_000, 500), (1_000, 1), (1, 1)))
         self.now_ms = 1_000_000
         self.ahead_ms = 0  # how far the wall clock has been set ahead
         self.clock_set: dict[int, int] = {}  # ahead: when that was, and in which life of the coordinator
@@ -234,6 +236,7 @@ class GroupWorld:
         self._order = 0
         self._tokens = 0
         self._asked: dict[object, Callable[[Any], None]] = {}
+        self._to_go: dict[tuple[Partition, int], None] = {}  # the offsets of groups that are being deleted
         self.committed_ms: dict[int, int] = {}  # by the steady clock; each committed value is another
         self._life = 0
         self._steady_ahead_ms = 0
@@ -297,7 +300,7 @@ class GroupWorld:
             self.committed_ms[command.offsets[0].offset] = self.now_ms
             self._check_commit(command.group_id, command.offsets[0])
         if isinstance(command, DeleteOffsets | DeleteGroup):
-            self._note_deleted(command, self._tokens, dict(decision.answers)[self._tokens])
+            self._note_deleted(command, self._tokens, dict(decision.answers).get(self._tokens))
         joined: tuple[str | None, Any] | None = None
         if isinstance(command, OF_PROCESSES) and sender is not None:
             reply: Any = dict(decision.answers).get(self._tokens)
@@ -494,8 +497,12 @@ class GroupWorld:
             self._carry_out(decision)
 
     def _check_expired(self, decision: GroupDecision) -> None:
-        """Of topics that there are, only what was committed before the retention's beginning goes."""
+        """Of topics that there are, only what was committed before the retention's beginning goes. What goes with its
+        group was noted when that began.
+        """
         for partition, known in self._removed_by(decision):
+            if (partition, known.offset) in self._to_go:
+                continue
             self.board.remove(partition)
             retention_ms = self.plan.offsets_retention_ms
             if known.expire_timestamp_ms is not None:  # the client said for how long
@@ -527,7 +534,8 @@ class GroupWorld:
 
     def _note_deleted(self, ask: DeleteOffsets | DeleteGroup, token: int, reply: Any) -> None:
         """What an operator deletes: nobody may be reading there, and it never comes back once the operator was told.
-        The answer says what that is, and not the records that were written for it.
+        The answer says what that is, and not the records that were written for it. The deletion of a group may take
+        several turns. Then the answer comes later; but once it has begun, all that the group has must go.
         """
         removed = self._known_of(self._deleted_names(ask, reply))
         for partition, known in removed:
@@ -537,9 +545,14 @@ class GroupWorld:
             if reader is not None and is_wanted and not (reader.is_over or reader.is_replaced or reader.is_put_out):
                 raise Broken(f"WhatIsReadIsKept: {known.offset} of {partition} is deleted, which {reader.name} reads")
             self.board.remove(partition)
+        has_begun = reply is None
+        if has_begun:
+            self._to_go.update(((partition, known.offset), None) for partition, known in removed)
         answered = self._asked[token]
 
         def told(reply: Any) -> None:
+            if has_begun and reply is not None and reply.fault is Fault.NON_EMPTY_GROUP:
+                raise Broken(f"WhatIsBegunIsDone: {ask.group_id} has not been deleted, and lacks offsets of {removed}")
             if reply is not None:
                 self.board.deleted.update(((partition, known.offset), None) for partition, known in removed)
             answered(reply)
@@ -549,7 +562,7 @@ class GroupWorld:
     def _deleted_names(self, ask: DeleteOffsets | DeleteGroup, reply: Any) -> list[tuple[str, str, int]]:
         assert self.machine is not None
         offsets, group_id = self.machine._offsets, ask.group_id
-        if reply.fault is not None:
+        if reply is not None and reply.fault is not None:
             return []
         if isinstance(ask, DeleteOffsets):
             return [(group_id, name, each) for name, parts in reply.topics for each, fault in parts if fault is None]

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 
-from service.groups import consumer_decisions, migration, resuming
+from service.groups import consumer_decisions, forgetting, migration, resuming
 from service.groups.states import ConsumerState
 from tests.sim import gathering
 from tests.sim.group_members import TOPICS, ClassicMember, ConsumerMember, Member
@@ -54,12 +54,15 @@ def run_both(seed: int) -> str:
 
 def live(world: GroupWorld) -> None:
     steps, members = world.plan.done_at_once
+    looks, records = world.plan.forgotten_at_once
     with (
         replaced(consumer_decisions, "SMALL_STEPS_A_TURN", steps),
         replaced(consumer_decisions, "STEPS_AT_ONCE", steps),
         replaced(consumer_decisions, "TARGETS_AT_ONCE", members),
         replaced(resuming, "RESUMED_AT_ONCE", members),
         replaced(migration, "PREPARED_AT_ONCE", members),
+        replaced(forgetting, "LOOKED_AT_ONCE", looks),
+        replaced(forgetting, "GONE_AT_ONCE", records),
         replaced(migration, "DOWNGRADED_AT_ONCE", members),
     ):
         _live(world)
