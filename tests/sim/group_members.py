@@ -587,8 +587,11 @@ class ConsumerMember(Member):
         self.lost = {partition: value for partition, value in self.lost.items() if partition not in self.owned}
 
     def reborn(self, speaking: type[Member] | None = None) -> Member:
-        """The next process may speak the other protocol and go on with the same member id."""
-        goes_on = self.instance is None and speaking is None and self.chance.random() < self.world.plan.converts
+        """The next process may speak the other protocol and go on with the same member id, unless this one's commit is
+        still on its way: it would be taken for one of the next.
+        """
+        may_go_on = self.instance is None and speaking is None and not self._commits
+        goes_on = may_go_on and self.chance.random() < self.world.plan.converts
         born = super().reborn(ClassicMember if goes_on else speaking)
         if goes_on:
             born.member_id = self.member_id
