@@ -292,6 +292,8 @@ class WebServer:
             if self._origins.are_borrowed(request):
                 name = request.host[:200]
                 raise Problem("denied", f"{name} is no name of this broker for browsers; http.cors.origins may name it")
+            if "#" in request.raw_path:  # it would not be forwarded, and so be another request there
+                raise Problem("malformed", "what is behind # is not sent: the path ends before it")
             if FORWARDED not in request.headers:
                 _refuse_long_head(request)
             if refuses_foreign and self._origins.are_foreign(request):

@@ -70,6 +70,8 @@ def answer_to(served: Served, request: bytes) -> bytes:
         HEAD + b"X: " + b"y" * 100_000 + b"\r\n\r\n",
         HEAD + b"X: " + b"y" * 8190 + b"\r\n" + RECORD,
         HEAD + b"X: y\r\n" * 126 + RECORD,
+        HEAD.replace(b"/records", b"/records#part") + RECORD,
+        HEAD.replace(b"/records", b"/records#") + RECORD,
         HEAD + b"Content-Encoding: gzip\r\nContent-Length: 4\r\n\r\nabcd",
         HEAD + b"Content-Encoding: br\r\nContent-Length: 4\r\n\r\nabcd",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 10,
