@@ -548,6 +548,7 @@ async def _write(
     # The number chooses the partitions, so that the same batch, sent again, goes to the same ones.
     part = open_one.in_part or InPart(fingerprint, gateway.env.clock.wall_ms())
     placed = await place_all(gateway, records, None, Partitioner(number), part.now_ms, part.topics)
+    await _refuse_lost(gateway, name, open_one)  # a topic may have been made again meanwhile, and be found so
     producer = open_one.producer
     before = dict(producer.sequences)
     batches: list[OutgoingBatch] = []

@@ -1142,12 +1142,31 @@ def test_a_batch_that_is_written_in_part_is_put_again_as_it_was_before_anything_
     asyncio.run(scenario())
 
 
-def putting(name: Name, body: bytes) -> Any:
-    """The request that puts this as the first batch."""
+def putting(name: Name, body: bytes, number: str = "0") -> Any:
+    """The request that puts this as a batch."""
     facts = {BODY: body, HOLDER: Holder(Holding(1 << 30))}
-    request = MagicMock(match_info={"txn": str(name), "number": "0"})
+    request = MagicMock(match_info={"txn": str(name), "number": number})
     request.__contains__.side_effect, request.__getitem__.side_effect = facts.__contains__, facts.get
     return request
+
+
+def home_of(name: Name, producer: Any, topics: dict[str, Any]) -> Any:
+    """The gateway of the broker where this transaction is open."""
+
+    async def coordinator(key_type: int, key: str) -> int:
+        return 1
+
+    gateway = SimpleNamespace(
+        node_id=1,
+        image=SimpleNamespace(topics=topics),
+        topic=lambda name: topics[name],
+        config=SimpleNamespace(message_max_bytes=1 << 20),
+        env=SimpleNamespace(clock=SimpleNamespace(wall_ms=lambda: 1000), blocking=asyncio.to_thread),
+        coordinator=coordinator,
+        open_transactions=OpenTransactions(),
+    )
+    gateway.open_transactions.add(name, producer)
+    return gateway
 
 
 class Forgetful(Partly):
@@ -1177,19 +1196,7 @@ def test_a_batch_in_part_goes_on_behind_what_is_written_and_to_the_same_partitio
         name, producer = Name("one", 1, 0), Forgetful()
         topics = {"t": SimpleNamespace(name="t", id=7, partitions={0: None}, config={})}
 
-        async def coordinator(key_type: int, key: str) -> int:
-            return 1
-
-        gateway: Any = SimpleNamespace(
-            node_id=1,
-            image=SimpleNamespace(topics=topics),
-            topic=lambda name: topics[name],
-            config=SimpleNamespace(message_max_bytes=1 << 20),
-            env=SimpleNamespace(clock=SimpleNamespace(wall_ms=lambda: 1000), blocking=asyncio.to_thread),
-            coordinator=coordinator,
-            open_transactions=OpenTransactions(),
-        )
-        gateway.open_transactions.add(name, producer)
+        gateway = home_of(name, producer, topics)
         open_one: Open = gateway.open_transactions.find(name)
         records = [{"topic": "t", "key": "c", "value": each} for each in range(4 * RUN_RECORDS)]
         request = putting(name, json.dumps({"records": records}).encode())
@@ -1211,6 +1218,30 @@ def test_a_batch_in_part_goes_on_behind_what_is_written_and_to_the_same_partitio
         assert answer.headers["Batch-Replayed"] == "true"
         told = [(each["partition"], each["offset"]) for each in json.loads(answer.body)["results"]]
         assert told == [(0, first + each) for first in (100, 101, 100, 101) for each in range(RUN_RECORDS)]
+
+    asyncio.run(scenario())
+
+
+def test_a_topic_that_is_made_again_as_a_batch_is_placed_has_lost_the_batches_before() -> None:
+    """The batch went to another partition of the new one, and the commit told nothing of the first batch's loss."""
+
+    async def scenario() -> None:
+        name, producer = Name("one", 1, 0), Forgetful()
+        producer.fails = False
+        topics = {"t": SimpleNamespace(name="t", id=7, partitions={0: None}, config={})}
+
+        gateway = home_of(name, producer, topics)
+        body = json.dumps({"records": [{"topic": "t", "value": 1}]}).encode()
+        await put_batch(gateway, putting(name, body, "0"))
+
+        def time_in_which_it_is_made_again() -> int:
+            topics["t"] = SimpleNamespace(name="t", id=8, partitions={0: None}, config={})
+            return 1000
+
+        gateway.env.clock.wall_ms = time_in_which_it_is_made_again
+        with pytest.raises(Problem, match="was deleted"):
+            await put_batch(gateway, putting(name, body, "1"))
+        assert len(producer.sent) == 1
 
     asyncio.run(scenario())
 
