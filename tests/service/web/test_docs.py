@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from service.web.problems import PROBLEMS
 from tests.outside import missing
 from tests.service.web.kit import ROOT, Http, Served, read_all
 from tests.service.web.test_transactions import begin, put
@@ -33,6 +34,13 @@ COMMANDS = {
 
 def test_there_is_a_program_in_each_language() -> None:
     assert set(PROGRAMS) == {"sh", *TOOLS}
+
+
+def test_the_table_of_errors_has_all_problems() -> None:
+    table = PAGE.partition("## Errors")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (\d+) \| (.*) \|$", table, flags=re.M)
+    told = sorted((int(status), slug) for status, slugs in rows for slug in re.findall("`(.*?)`", slugs))
+    assert told == sorted((kind.status, slug) for slug, kind in PROBLEMS.items())
 
 
 def test_requests_are_answered_as_the_page_has_them(http: Http, topic: str) -> None:
