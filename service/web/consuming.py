@@ -151,7 +151,7 @@ def records_inside(records: Sequence[Shown], show: Callable[[Page], bytes]) -> b
 async def one_event(gateway: Gateway, request: web.Request) -> EventOut:
     """The record that the path names, as an event."""
     partition, offset = partition_of(gateway, request), path_int(request, "offset", most=2**63 - 1)
-    topic_id, lens = gateway.topic(partition.topic).id, Lens(as_events=True)
+    topic_id, lens = gateway.topic(partition.topic).id, Lens(as_events=True, in_lines=False)
     with gateway.waiting():
         reading = PageReading(gateway, request, partition, topic_id, lens, offset, 1, PAGE_BYTES)
         records, _ = await reading.next_piece(0)

@@ -138,6 +138,9 @@ def from_binary(given: Mapping[str, str], body: bytes, now_ms: int) -> NewRecord
     _check_time(attributes.get("time"))
     headers = [(f"ce_{name}", content.encode()) for name, content in attributes.items()]
     if "Content-Type" in given:
+        if _is_of_events(given["Content-Type"]):  # whose attributes are in its body, and not where these are
+            detail = "an event has ce-* headers, or is application/cloudevents+json: not both"
+            raise Problem("unsupported-media-type", detail)
         headers.append((CONTENT_TYPE, given["Content-Type"].encode("utf-8", "surrogateescape")))
     key = attributes.get("partitionkey")
     return None if key is None else key.encode(), body, tuple(headers), now_ms
@@ -156,32 +159,36 @@ def _out_of_header(content: str) -> str:
 # -- out
 
 
-def shown_event(partition: TopicPartition, record: Record) -> EventOut:
+def shown_event(partition: TopicPartition, record: Record, *, in_lines: bool = True) -> EventOut:
+    """`in_lines`: without the line breaks of its JSON."""
     headers = {name.lower(): content or b"" for name, content in record.headers}
     media = _text(headers.get(CONTENT_TYPE))
     content: dict[str, Any] | None = None
-    if media is not None and media.lower().startswith("application/cloudevents"):
+    if media is not None and _is_of_events(media):
         if media.partition(";")[0].strip().lower() == STRUCTURED:
-            content = _structured(record.value)
+            content = _structured(record.value, in_lines)
         media = None
     elif "ce_specversion" in headers:
-        content = _binary(headers, record, media)
-    return EventOut(record.offset, _wrapped(partition, record, media) if content is None else content)
+        content = _binary(headers, record, media, in_lines)
+    return EventOut(record.offset, content or _wrapped(partition, record, media, in_lines))
 
 
-def _structured(value: bytes | None) -> dict[str, Any] | None:
+def _is_of_events(media: str) -> bool:
+    """Whether readers take it for structured mode, or a batch: Kafka's binding goes by how it begins."""
+    return media.lower().startswith("application/cloudevents")
+
+
+def _structured(value: bytes | None, in_lines: bool) -> dict[str, Any] | None:
     if value is None or len(value) > JUDGED_BYTES_MAX:
         return None
     try:
         _event.decode(value)
-        if b"\n" in value or b"\r" in value:  # a header is one line
-            value = msgspec.json.format(value, indent=-1)
-        return {**_members.decode(value)}
+        return {**_members.decode(_one_line(value) if in_lines else value)}
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return None
 
 
-def _binary(headers: Mapping[str, bytes], record: Record, media: str | None) -> dict[str, Any] | None:
+def _binary(headers: Mapping[str, bytes], record: Record, media: str | None, in_lines: bool) -> dict[str, Any] | None:
     content: dict[str, Any] = {}
     for header, given in headers.items():
         name = header.removeprefix("ce_")
@@ -195,11 +202,11 @@ def _binary(headers: Mapping[str, bytes], record: Record, media: str | None) -> 
     if media is not None:
         content["datacontenttype"] = media
     if record.value or (record.value is not None and media is not None):
-        _add_data(content, record.value, media)
+        _add_data(content, record.value, media, in_lines)
     return content
 
 
-def _wrapped(partition: TopicPartition, record: Record, media: str | None) -> dict[str, Any]:
+def _wrapped(partition: TopicPartition, record: Record, media: str | None, in_lines: bool) -> dict[str, Any]:
     source = f"/v1/topics/{quote(partition.topic, safe='')}/partitions/{partition.partition}"
     content: dict[str, Any] = {"specversion": "1.0", "type": WRAPPED, "source": source, "id": str(record.offset)}
     if 0 <= record.timestamp <= LAST_TIME_MS:
@@ -209,7 +216,7 @@ def _wrapped(partition: TopicPartition, record: Record, media: str | None) -> di
     if record.value is not None:
         media = media or _kind(record.value)
         content["datacontenttype"] = media
-        _add_data(content, record.value, media)
+        _add_data(content, record.value, media, in_lines)
     return content
 
 
@@ -225,16 +232,20 @@ def _add_key(content: dict[str, Any], record: Record) -> None:
         content.setdefault("partitionkey", key)
 
 
-def _add_data(content: dict[str, Any], value: bytes, media: str | None) -> None:
+def _add_data(content: dict[str, Any], value: bytes, media: str | None, in_lines: bool) -> None:
     """Add the data as the JSON format wants it for this media type: as JSON, as text, otherwise as base64."""
     if media is None or _JSON_MEDIA.match(media):
         if _is_json(value):
-            content["data"] = Raw(msgspec.json.format(value, indent=-1) if b"\n" in value or b"\r" in value else value)
+            content["data"] = Raw(_one_line(value) if in_lines else value)
             return
     elif _TEXT_MEDIA.match(media) and (text := _text(value)) is not None:
         content["data"] = text
         return
     content["data_base64"] = base64.b64encode(value).decode()
+
+
+def _one_line(json: bytes) -> bytes:
+    return msgspec.json.format(json, indent=-1) if b"\n" in json or b"\r" in json else json
 
 
 def _is_json(value: bytes) -> bool:

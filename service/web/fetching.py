@@ -182,6 +182,8 @@ class Lens:
     header: tuple[str, bytes | None] | None = None
     with_producers: bool = False
     as_events: bool = False
+    in_lines: bool = True
+    """An event has no line breaks, not even those of its JSON data."""
     text_numbers: bool = False
 
     @property
@@ -545,7 +547,7 @@ def shown_record(
     partition: TopicPartition, record: Record, header: BatchHeader, lens: Lens, control: str | None, is_aborted: bool
 ) -> Shown:
     if lens.as_events:
-        return shown_event(partition, record)
+        return shown_event(partition, record, in_lines=lens.in_lines)
     out = RecordOut(partition.topic, partition.partition, record.offset, record.timestamp)
     if control is not None:
         out.control = control

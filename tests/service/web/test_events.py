@@ -179,7 +179,7 @@ def test_what_posts_no_event_is_refused_and_writes_nothing(http: Http, topic: st
     path = f"/v1/topics/{topic}/events"
     assert http.post("/v1/topics", {"name": topic}).status == 201
     good = {f"ce-{name}": each for name, each in ATTRIBUTES.items()}
-    refused: list[tuple[int, Any, dict[str, str]]] = [
+    refused: list[tuple[int, Any, dict[str, Any]]] = [
         (415, b"{}", {"Content-Type": "application/json"}),
         (400, b"{", {"Content-Type": STRUCTURED}),
         (422, b"{}", {"Content-Type": STRUCTURED}),
@@ -187,6 +187,9 @@ def test_what_posts_no_event_is_refused_and_writes_nothing(http: Http, topic: st
         (422, json.dumps({**ATTRIBUTES, "id": ""}), {"Content-Type": STRUCTURED}),
         (422, json.dumps([ATTRIBUTES, {**ATTRIBUTES, "type": 1}]), {"Content-Type": BATCHED}),
         (422, b"[]", {"Content-Type": BATCHED}),
+        (415, b"", {**good, "Content-Type": "application/cloudevents"}),
+        (415, b"", {**good, "Content-Type": "application/cloudevents+xml; charset=utf-8"}),
+        (415, b"", {**good, "Content-Type": b"Application/CloudEvents/\xff"}),
         (422, b"", {"ce-id": "1"}),
         (422, b"", {**good, "ce-specversion": "2.0"}),
         (422, b"", {**good, "ce-two-words": "x"}),
@@ -270,6 +273,24 @@ def test_an_events_data_is_never_a_page_of_ours(http: Http, topic: str) -> None:
     message = shown(http, topic, 0, "text/html")
     assert "sandbox" in message.headers["Content-Security-Policy"]
     assert message.headers["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize("data", [b'{"a":\n 1.0}', b" 5\r\n", b"\n[ ]", b"null", b"{"])
+def test_json_comes_out_byte_by_byte_in_binary_mode_and_in_one_line_of_a_stream(
+    http: Http, topic: str, data: bytes
+) -> None:
+    """The signature of a webhook is over the bytes of its body."""
+    headers = {f"ce-{name}": each for name, each in ATTRIBUTES.items()} | {"Content-Type": "application/json"}
+    assert http.post("/v1/topics", {"name": topic}).status == 201
+    assert http.post(f"/v1/topics/{topic}/events", data, headers=headers).status == 200
+    structured = json.dumps({**ATTRIBUTES, "data": [1, 2]}, indent=1)
+    assert http.post(f"/v1/topics/{topic}/events", structured, headers={"Content-Type": STRUCTURED}).status == 200
+    assert shown(http, topic, 0, "*/*").body == data
+    lines = stream(http, topic, "from=earliest&until=end", f"{STRUCTURED}, application/x-ndjson")
+    assert len([json.loads(line) for line in lines if ATTRIBUTES["source"] in line]) == 2, lines
+    told = stream(http, topic, "from=earliest&until=end", f"{STRUCTURED}, text/event-stream")
+    events = [json.loads(line.removeprefix("data: ")) for line in told if line.startswith('data: {"')]
+    assert [each["id"] for each in events if "id" in each] == ["1", "1"], told
 
 
 def test_attributes_that_headers_cannot_hold_are_told_or_left_out() -> None:
