@@ -78,6 +78,8 @@ from txn.coordinator import TxnCoordinator
 from txn.states import Txn
 
 TIMEOUT_MS = 60_000
+ID_BYTES_MAX = 8_000
+"""A transaction's name, in which its id takes a third more, stands in paths, and behind it a group's."""
 SESSIONS_MAX = 10_000
 KEPT_BYTES_MAX = 128 << 20
 """What open transactions may keep of a broker's memory together: 400,000 batches."""
@@ -405,6 +407,8 @@ async def begin(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     wanted = read_json(body, _begins)
     if not wanted.transactional_id or wanted.transactional_id.startswith("__http-"):
         raise Problem("invalid-request", "a transactional id must be named, and be none of the brokers' own")
+    if len(wanted.transactional_id.encode()) > ID_BYTES_MAX:
+        raise Problem("invalid-request", f"a transactional id has {ID_BYTES_MAX} bytes at most by HTTP")
     if not 0 < wanted.timeout_ms < 2**31:
         raise Problem("invalid-request", "timeout_ms is a time", error=ErrorCode.INVALID_TRANSACTION_TIMEOUT)
     if (node := await _elsewhere(gateway, wanted.transactional_id)) is not None:

@@ -147,6 +147,18 @@ def test_a_batch_that_was_refused_whole_may_be_put_again_mended(served: Served, 
     assert values(served, topic) == [b"0"]
 
 
+def test_an_id_of_which_no_path_could_be_made_is_refused(served: Served, http: Http, topic: str) -> None:
+    longest = topic + "é" * ((transactions.ID_BYTES_MAX - len(topic)) // 2)
+    txn = begin(http, longest)
+    assert put(http, txn, 0, {"topic": topic, "value": 0}).status == 200
+    group = "g" * 255
+    offsets = {"offsets": [{"topic": topic, "partition": 0, "offset": 1}]}
+    assert http.put(f"{txn}/offsets/{group}", offsets).status == 200
+    assert http.post(f"{txn}:commit").status == 200
+    refused = http.post("/v1/transactions", {"transactional_id": longest + "ab"})
+    assert (refused.status, refused.json["outcome"]) == (422, "none")
+
+
 def test_who_begins_later_shuts_the_former_owner_out(served: Served, http: Http, topic: str) -> None:
     first = begin(http, topic)
     assert put(http, first, 0, {"topic": topic, "value": "first"}).status == 200
