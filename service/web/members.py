@@ -664,7 +664,8 @@ async def _read(
             break
         wait_ms = 0
     failures: list[Problem | ClientFailure] = list(unreadable.values())
-    failures += await _look_up_all(gateway, member, elsewhere, lens, moved)
+    if elsewhere:
+        failures += await _look_up_all(gateway, member, elsewhere, lens, moved)
     if failures and not records and not moved:
         raise failures[0]
     member.untold = {

@@ -112,7 +112,7 @@ def test_a_body_of_many_empty_parts_holds_up_nobody(empty: bytes) -> None:
     request.rest = empty * 50_000
     began_s = time.process_time()
     assert turns_of(body_of(cast(web.Request, request))) >= turns // PIECES_AT_ONCE
-    assert time.process_time() - began_s < 0.3
+    assert time.process_time() - began_s < 0.7
 
 
 def test_many_frames_are_a_body_only_where_one_of_them_ends() -> None:
@@ -271,7 +271,7 @@ def test_a_long_line_that_comes_in_pieces_is_put_together_once() -> None:
 
     began_s = time.process_time()
     assert asyncio.run(read()) == [(2, []), (0, [15 << 20]), (0, [4])]
-    assert time.process_time() - began_s < 0.3
+    assert time.process_time() - began_s < 0.7
 
 
 @pytest.mark.parametrize(
