@@ -122,12 +122,18 @@ def _quality(given: str) -> float:
     return 0.0 if found is None else float(found[1])
 
 
-async def give(request: web.Request, response: web.StreamResponse, content: bytes) -> None:
-    """Write a part of an answer, little by little as the client takes it."""
+async def give(
+    request: web.Request, response: web.StreamResponse, content: bytes, before_last: Callable[[], None] = lambda: None
+) -> None:
+    """Write a part of an answer, little by little as the client takes it. `before_last` is called before the last
+    piece: behind that the client may have it all.
+    """
     if request.transport is None:
         raise ConnectionResetError("the client is gone")
     with request[HOLDER].given(len(content), request.transport):
         for at in range(0, len(content), GIVEN_AT_ONCE):
+            if at + GIVEN_AT_ONCE >= len(content):
+                before_last()
             await response.write(content[at : at + GIVEN_AT_ONCE])
 
 

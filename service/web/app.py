@@ -393,6 +393,14 @@ class WebServer:
             request[CAME_S] = _came_s(request)
             given: Given | None = None
             response: web.StreamResponse | None = None
+            written_s = 0.0
+
+            def before_last() -> None:
+                """Afterwards it would be too late: a client's next request may come to another broker at once."""
+                nonlocal written_s
+                if is_there(request):
+                    written_s = _lane(request).stamp_s()
+
             try:
                 response = await handler(request)
                 body = response.body if isinstance(response, web.Response) and not response.prepared else None
@@ -405,10 +413,10 @@ class WebServer:
                 pieced.content_length = len(body)
                 with suppress(ConnectionError):  # aiohttp notices it as well
                     await pieced.prepare(request)
-                    await give(request, pieced, body)
+                    await give(request, pieced, body, before_last)
                     await pieced.write_eof()
                     if ENDED in request and response.status == HTTPStatus.OK and is_there(request):
-                        given = _lane(request).give(request[CAME_S])
+                        given = _lane(request).give(request[CAME_S], written_s)
             finally:
                 response = body = None  # it is counted no longer, and to tell that it was lost may take long
                 if ENDED in request:

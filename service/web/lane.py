@@ -276,11 +276,14 @@ class Lane(asyncio.Protocol):
         self._patience_s = head_s
         self._timer = self._loop.call_later(head_s, self._look)
 
-    def give(self, came_s: float) -> Given:
-        """An answer was written to a request that came then."""
+    def stamp_s(self) -> float:
+        return self._lanes.stamp_s()
+
+    def give(self, came_s: float, written_s: float) -> Given:
+        """An answer was written to a request that came then; its last bytes later than `written_s`."""
         for each in list(self.given):
             each.look(came_s)
-        given = Given(self._transport, self.given, self._lanes.stamp_s())
+        given = Given(self._transport, self.given, written_s)
         given.client_has_ended = self._has_ended
         return given
 

@@ -557,6 +557,47 @@ async def serving(stage: Stage) -> AsyncIterator[tuple[WebServer, ClientSession]
         await web.stop()
 
 
+def test_an_answer_counts_as_written_before_its_client_can_have_it_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next request came to another broker, before this one had noted when it had written the answer. So it told
+    nothing of it, and what it committed was without the answer.
+    """
+    written: list[Given] = []
+    later: list[float] = []
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("t", 1)
+        async with serving(stage) as (server, client):
+            write = web.StreamResponse.write
+
+            async def write_and_look(response: web.StreamResponse, content: bytes) -> None:
+                await write(response, content)
+                later.append(server._lanes.stamp_s())
+
+            made = Given.__init__
+
+            def noted(given: Given, *asked: Any) -> None:
+                made(given, *asked)
+                written.append(given)
+
+            assert (await client.post("topics/t/records", json={"records": [{"value": 1}]})).status == 200
+            media = {"Content-Type": "application/vnd.kafka.v2+json", "Accept": "application/vnd.kafka.json.v2+json"}
+            root = str(client._base_url).removesuffix("/v1/")
+            wishes = {"name": "any", "format": "json", "auto.offset.reset": "earliest"}
+            assert (await client.post(f"{root}/consumers/g", json=wishes, headers=media)).status == 200
+            path = f"{root}/consumers/g/instances/any"
+            assigned = {"partitions": [{"topic": "t", "partition": 0}]}
+            assert (await client.post(f"{path}/assignments", json=assigned, headers=media)).status == 204
+            monkeypatch.setattr(web.StreamResponse, "write", write_and_look)
+            monkeypatch.setattr(Given, "__init__", noted)
+            read = await client.get(f"{path}/records", headers=media)
+            assert [each["value"] for each in await read.json(content_type=None)] == [1]
+            assert written[0].written_s < later[0]
+
+    on_stage(tmp_path, scene)
+
+
 def batch_of(value: int) -> dict[str, object]:
     return {"records": [{"topic": "t", "partition": 0, "value": value}]}
 
