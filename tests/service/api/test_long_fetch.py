@@ -11,7 +11,6 @@ import service.api.broker_door
 import service.api.fetch
 import service.broker.reading
 from log.batch import build_batch, read_records
-from log.control import ControlType
 from log.disk import RealFile
 from service.api.broker_door import LONG_ANSWER, BrokerDoor
 from service.api.listener import Listener
@@ -25,6 +24,7 @@ from service.wire.codec import RequestHeader, encode_response_in_steps
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import FetchPartition, FetchRequest, FetchTopic
 from tests.service.api.admin_stage import Stage, on_stage
+from tests.service.broker.topic_stage import abort_together
 
 FETCH, VERSION = 1, 12
 AT_ONCE = 5
@@ -138,20 +138,7 @@ def test_very_many_aborted_transactions_are_told_in_turns(tmp_path: Path, monkey
     async def scene(stage: Stage) -> None:
         await stage.create("orders")
         partition = await stage.served("orders")
-        for producer_id in range(LONG_ANSWER):
-            batch = build_batch(
-                [(None, b"x", (), 1)], producer_id=producer_id, producer_epoch=0, base_sequence=0, transactional=True
-            )
-            partition.append_from_client(memoryview(bytearray(batch)), acks=1, now_ms=1, needs_guard=False)
-        for producer_id in range(LONG_ANSWER):
-            partition.append_marker(
-                ControlType.ABORT,
-                producer_id=producer_id,
-                producer_epoch=0,
-                coordinator_epoch=0,
-                transaction_version=1,
-                now_ms=1,
-            )
+        told = abort_together(partition, LONG_ANSWER)
         if (committed := partition.committed(partition.log.end_offset)) is not None:
             await committed
         server = await serve(
@@ -162,7 +149,7 @@ def test_very_many_aborted_transactions_are_told_in_turns(tmp_path: Path, monkey
         await server.close()
         aborted = answer.responses[0].partitions[0].aborted_transactions
         assert aborted is not None
-        assert [(each.producer_id, each.first_offset) for each in aborted] == [(at, at) for at in range(LONG_ANSWER)]
+        assert [(each.producer_id, each.first_offset) for each in aborted] == told
 
     on_stage(tmp_path, scene)
     assert FETCH in in_steps

@@ -11,7 +11,6 @@ import pytest
 
 from isolation.read_view import Isolation
 from log.batch import build_batch, read_header, restamp, split
-from log.control import ControlType
 from log.removal import raise_start_offset
 from service.api.broker_door import BrokerDoor
 from service.api.listener import Listener
@@ -26,7 +25,7 @@ from service.wire.error_codes import ErrorCode
 from service.wire.messages import FetchPartition, FetchRequest, FetchResponsePartitionData, FetchTopic
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.broker.cluster_stage import ClusterStage, on_cluster_stage, until
-from tests.service.broker.topic_stage import LIFE, OS, led
+from tests.service.broker.topic_stage import LIFE, OS, abort, abort_together, led
 
 FETCH = 1
 PARTITIONS = 6
@@ -417,14 +416,7 @@ def test_nothing_is_seen_above_the_high_watermark_nor_by_read_committed_above_an
         partition.fetched(2, 3, start_offset=0, broker_epoch=LIFE, now_ms=1)
         assert await seen(Isolation.READ_UNCOMMITTED) == (3, None)
         assert await seen(Isolation.READ_COMMITTED) == (1, [])
-        partition.append_marker(
-            ControlType.ABORT,
-            producer_id=PRODUCER,
-            producer_epoch=0,
-            coordinator_epoch=0,
-            transaction_version=1,
-            now_ms=1,
-        )
+        abort(partition, PRODUCER)
         assert await seen(Isolation.READ_COMMITTED) == (1, []), "the marker is not committed yet"
         partition.fetched(2, 4, start_offset=0, broker_epoch=LIFE, now_ms=1)
         assert await seen(Isolation.READ_COMMITTED) == (4, [(PRODUCER, 1)])
@@ -438,26 +430,14 @@ def test_very_many_aborted_transactions_are_listed_in_turns(tmp_path: Path) -> N
 
     async def scene(stage: Stage) -> None:
         partition = await led(stage)
-        for producer_id in range(2 * LISTED_AT_ONCE + 1):
-            append(partition, producer_id=producer_id, producer_epoch=0, base_sequence=0, transactional=True)
-        for producer_id in range(2 * LISTED_AT_ONCE + 1):
-            partition.append_marker(
-                ControlType.ABORT,
-                producer_id=producer_id,
-                producer_epoch=0,
-                coordinator_epoch=0,
-                transaction_version=1,
-                now_ms=1,
-            )
+        told = abort_together(partition, 2 * LISTED_AT_ONCE + 1)
         partition.fetched(2, partition.log.end_offset, start_offset=0, broker_epoch=LIFE, now_ms=1)
         reading = reading_of(stage, 0, isolation=Isolation.READ_COMMITTED)
         assert len(list(reading.steps())) == 2
         assert reading.takes_turns
         aborted = reading.found["orders", 0].aborted
         assert aborted is not None
-        assert [(each.producer_id, each.first_offset) for each in aborted] == [
-            (each, each) for each in range(2 * LISTED_AT_ONCE + 1)
-        ]
+        assert [(each.producer_id, each.first_offset) for each in aborted] == told
 
     on_stage(tmp_path, scene, OS)
 

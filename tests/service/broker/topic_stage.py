@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 from log.batch import build_batch
+from log.control import ControlType
 from log.ids import TopicPartition
 from service.broker.partition import Appended, Partition, PartitionLost
 from service.ports import RealClock
@@ -58,3 +59,27 @@ async def told(waiter: asyncio.Future[None] | None) -> ErrorCode:
     except PartitionLost as lost:
         return lost.error
     return ErrorCode.NONE
+
+
+def abort(partition: Partition, producer_id: int) -> None:
+    """Write the marker that a coordinator sends when the producer's transaction is aborted."""
+    partition.append_marker(
+        ControlType.ABORT,
+        producer_id=producer_id,
+        producer_epoch=0,
+        coordinator_epoch=0,
+        transaction_version=1,
+        now_ms=1,
+    )
+
+
+def abort_together(partition: Partition, count: int) -> list[tuple[int, int]]:
+    """Transactions of so many producers that were open together, and were aborted. Returns what a reader is told."""
+    for producer_id in range(count):
+        batch = build_batch(
+            [(None, b"x", (), 1)], producer_id=producer_id, producer_epoch=0, base_sequence=0, transactional=True
+        )
+        partition.append_from_client(memoryview(bytearray(batch)), acks=1, now_ms=1, needs_guard=False)
+    for producer_id in range(count):
+        abort(partition, producer_id)
+    return [(producer_id, producer_id) for producer_id in range(count)]
