@@ -32,5 +32,6 @@ def test_a_copy_over_http_is_exact_although_client_and_broker_are_killed(tmp_pat
 @pytest.mark.timeout(240)
 def test_a_client_that_changes_its_keys_is_found_to_double(tmp_path: Path) -> None:
     report = run(tmp_path, seconds=3, seed=3, clients=["http with new keys"], client_pause=(0.5, 1.0))
-    assert report.faults, str(report)
-    assert all("lost []" in fault and "doubled []" not in fault for fault in report.faults), str(report)
+    of_keys = [fault for fault in report.faults if "lost [" in fault]  # the others tell where doubled ones are
+    assert of_keys, str(report)
+    assert all("lost []" in fault and "doubled []" not in fault for fault in of_keys), str(report)

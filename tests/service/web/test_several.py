@@ -446,7 +446,7 @@ def test_an_answer_that_fits_what_the_systems_hold_is_given_again_if_its_client_
     media = {"Accept": form, "Content-Type": "application/vnd.kafka.v2+json"}
     assigned = {"partitions": [{"topic": topic, "partition": 0}]}
     for number, client in itertools.product(range(COUNT), several.clients):
-        group = f"{topic}-{number}-{client.url[-2:]}"
+        group = f"{topic}-{number}-{urlsplit(client.url).port}"
         path = f"/consumers/{group}/instances/any"
         wishes = {
             "name": "any",
