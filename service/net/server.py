@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import OrderedDict, deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias
 
 from service.net.connection import FRAMES_A_TURN, READ_BYTES, Connection
 from service.net.door import CLOSE, NO_REPLY, OWN_BYTES, Door, Held, PeerInfo, Reply, SessionT, Signal
@@ -40,9 +40,9 @@ MAX_BUFFERS = 64
 LOOK_S = 2.0
 # How many connections the kernel completes while we are busy. The kernel limits this to net.core.somaxconn.
 BACKLOG = 1024
-# What members of groups send every few seconds: Heartbeat, ConsumerGroupHeartbeat, ShareGroupHeartbeat and
-# StreamsGroupHeartbeat.
-HEARTBEATS = frozenset({12, 68, 76, 88})
+# What members of groups send every few seconds or when the group changes, thousands of them at the same moment:
+# JoinGroup, Heartbeat, LeaveGroup, SyncGroup, ConsumerGroupHeartbeat, ShareGroupHeartbeat and StreamsGroupHeartbeat.
+OF_MEMBERS = frozenset({11, 12, 13, 14, 68, 76, 88})
 # How many connections whose clients have gone end in one turn. One takes some 15 us, and thousands may go together.
 ENDED_A_TURN = 100
 
@@ -55,6 +55,9 @@ class Limits:
     idle_timeout_s: float = 600.0
     receive_timeout_s: float = 30.0  # for a whole request, plus a second for each LEAST_BYTES_A_SECOND
     send_timeout_s: float = 60.0  # while the peer reads nothing of what waits for it
+
+
+Burst: TypeAlias = "list[tuple[Outbox, list[bytes | FileSlice]]]"
 
 
 class LentBuffer(bytearray):
@@ -78,13 +81,13 @@ class Server(Generic[SessionT]):
         self._connections: dict[Connection[SessionT], None] = {}
         self._closing = False
         self.frames_left = FRAMES_A_TURN  # how many requests may start before other tasks have their turn
-        # Requests of these start after that: first those of the others, then heartbeats.
+        # Requests of these start after that: first those of the others, then those of members.
         self._next: dict[bool, OrderedDict[Connection[SessionT], None]] = {False: OrderedDict(), True: OrderedDict()}
         self._turn: asyncio.Handle | None = None
-        self.burst: list[tuple[Outbox, list[bytes | FileSlice]]] | None = None
-        """Answers that leave together at the end of a turn; None when no turn is taken. To write to many sockets takes
-        a third of the time when no other work is in between: a client that gets one answer at a time sleeps after each,
-        and must be woken for the next.
+        self.burst: Burst | None = None
+        """Answers that leave together; None when no turn is taken. To write to many sockets takes a third of the time
+        when no other work is in between: a client that gets one answer at a time sleeps after each, and must be woken
+        for the next.
         """
         self._ended: deque[Connection[SessionT]] = deque()  # clients send nothing more on these
         self._spare: list[LentBuffer] = []
@@ -164,7 +167,7 @@ class Server(Generic[SessionT]):
         """Other tasks have their turn before the next request of this connection, of this API, starts. Otherwise
         thousands of connections that ask at the same moment would be answered in one turn of the loop.
         """
-        self._next[api_key in HEARTBEATS][connection] = None
+        self._next[api_key in OF_MEMBERS][connection] = None
         if self._turn is None:
             self._turn = self.loop.call_soon(self._take_turns)
 
@@ -172,25 +175,26 @@ class Server(Generic[SessionT]):
         return any(connection in waiting for waiting in self._next.values())
 
     def _take_turns(self) -> None:
-        """Heartbeats have half of a turn, and all else the other half; what one does not need the other has. Thousands
-        of members of a group send heartbeats at the same moment: a client that wants something else does not wait
-        behind them.
+        """Members of groups have half of a turn, and all else the other half; what one does not need the other has.
+        Thousands of members send heartbeats, or join, at the same moment: a client that wants something else does not
+        wait behind them, nor its answer until theirs are made.
         """
         self._turn = None
-        others, heartbeats = self._next.values()
+        others, members = self._next.values()
         self.frames_left = FRAMES_A_TURN
-        kept = min(len(heartbeats), FRAMES_A_TURN // 2)
-        burst: list[tuple[Outbox, list[bytes | FileSlice]]] = []
-        self.burst = burst
+        kept = min(len(members), FRAMES_A_TURN // 2)
+        theirs: Burst = []
+        self.burst = theirs
         try:
             self._start_some(others, kept)
-            self._start_some(heartbeats, 0)
+            self.burst = []
+            _send(theirs)
+            self._start_some(members, 0)
             self._start_some(others, 0)
         finally:
-            self.burst = None
-            for outbox, answers in burst:
-                outbox.send(answers)
-        if (others or heartbeats) and self._turn is None:
+            last, self.burst = self.burst, None
+            _send(last)
+        if (others or members) and self._turn is None:
             self._turn = self.loop.call_soon(self._take_turns)
 
     def _start_some(self, waiting: OrderedDict[Connection[SessionT], None], kept: int) -> None:
@@ -255,6 +259,11 @@ class Server(Generic[SessionT]):
             self.room.refused = 0
         del self._spare[: self._least_spare]
         self._least_spare = len(self._spare)
+
+
+def _send(burst: Burst) -> None:
+    for outbox, answers in burst:
+        outbox.send(answers)
 
 
 async def serve(

@@ -19,7 +19,7 @@ from tests.loops import Loop
 
 T = TypeVar("T")
 
-HEARTBEAT, METADATA, PRODUCE = 12, 3, 0
+PRODUCE, METADATA, JOIN_GROUP, HEARTBEAT, SYNC_GROUP = 0, 3, 11, 12, 14
 LOOPS = ["uvloop", "asyncio", "no descriptor"]
 PEERS: list[Peer] = []  # of the running test, closed at its end
 PATIENCE_S = 20.0  # a test waits no longer for anything; far more than what it waits for takes

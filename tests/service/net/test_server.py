@@ -27,9 +27,11 @@ from service.wire.codec import MalformedRequest
 from tests.outside import missing
 from tests.service.net.kit import (
     HEARTBEAT,
+    JOIN_GROUP,
     LOOPS,
     METADATA,
     PRODUCE,
+    SYNC_GROUP,
     EchoDoor,
     Later,
     TwoSteps,
@@ -915,7 +917,10 @@ def test_many_connections_that_ask_at_the_same_moment_leave_other_tasks_their_tu
 
 
 @every_loop
-def test_a_client_does_not_wait_behind_thousands_of_heartbeats(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("key", [HEARTBEAT, JOIN_GROUP, SYNC_GROUP])
+def test_a_client_does_not_wait_behind_thousands_of_members(
+    loop: str, key: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All else has half of every turn, and is served in the order in which it came."""
     monkeypatch.setattr(server_module, "FRAMES_A_TURN", 8)
 
@@ -926,7 +931,7 @@ def test_a_client_does_not_wait_behind_thousands_of_heartbeats(loop: str, monkey
             others = [await connect(server) for _ in range(6)]
             await until(lambda: server.connections == len(members) + len(others))
             for number, member in enumerate(members):
-                member.socket.send(frame(number, api_key=HEARTBEAT))
+                member.socket.send(frame(number, api_key=key))
             for number, other in enumerate(others):
                 other.socket.send(frame(1000 + number, api_key=METADATA))
             await until(lambda: len(door.started) == len(members) + len(others))
@@ -939,7 +944,38 @@ def test_a_client_does_not_wait_behind_thousands_of_heartbeats(loop: str, monkey
 
 
 @every_loop
-@pytest.mark.parametrize("keys", [range(13, 15), range(13, 30)], ids=["few", "more than there is room for in one turn"])
+def test_an_answer_does_not_wait_for_members_whose_requests_start_in_the_same_turn(
+    loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_turns = Server._take_turns
+    monkeypatch.setattr(Server, "_take_turns", lambda server: None)
+
+    async def main() -> None:
+        door = EchoDoor()
+        async with serving(door) as server:
+            member, other = await connect(server), await connect(server)
+            await until(lambda: server.connections == 2)
+            had: list[bytes] = []
+
+            def look(body: memoryview) -> Reply:
+                had.append(other.socket.recv(100))  # raises if nothing has come
+                return [b""]
+
+            door.answers[1] = look
+            server.frames_left = 0
+            member.socket.send(frame(1, api_key=HEARTBEAT))
+            other.socket.send(frame(2, b"fine"))
+            await until(lambda: all(map(server.waits_for_turn, server._connections)))
+            take_turns(server)
+            assert door.started == [2, 1]
+            assert [answer[8:] for answer in had] == [b"fine"]
+            assert await member.answer() == (1, b"")
+
+    run(loop, main)
+
+
+@every_loop
+@pytest.mark.parametrize("keys", [range(15, 17), range(15, 32)], ids=["few", "more than there is room for in one turn"])
 def test_what_is_not_needed_of_a_turn_heartbeats_have(loop: str, keys: range, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every turn starts as many requests as it may while any wait."""
     monkeypatch.setattr(server_module, "FRAMES_A_TURN", 8)
