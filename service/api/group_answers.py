@@ -6,7 +6,6 @@ A `Fault` has the same name as its error code, so no table between the two is ne
 import asyncio
 from base64 import urlsafe_b64encode
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
@@ -70,7 +69,18 @@ def answer_with(
         return _made_of(made, kind, replied)
     if session is None:
         return MadeLater(replied, partial(_made_of, made, kind))
-    return _answer_later(made, replied, kind, session)
+    session.waits_for(replied)
+    return MadeLater(replied, partial(_made_for, session, made, kind))
+
+
+def _made_for(
+    session: Session,
+    made: Callable[[Reply | ErrorCode], Answer | Awaitable[Answer]],
+    kind: type[Reply],
+    replied: asyncio.Future[Any],
+) -> Answer | Awaitable[Answer]:
+    session.waits_no_more(replied)
+    return _made_of(made, kind, replied)
 
 
 def _made_of(
@@ -82,18 +92,6 @@ def _made_of(
         return made(REFUSED[type(refused)])
     assert isinstance(reply, kind)
     return made(reply)
-
-
-async def _answer_later(
-    made: Callable[[Reply | ErrorCode], Answer | Awaitable[Answer]],
-    replied: asyncio.Future[Any],
-    kind: type[Reply],
-    session: Session,
-) -> Answer:
-    with session.waits(), suppress(*REFUSED):
-        await replied
-    answer = _made_of(made, kind, replied)
-    return await answer if isinstance(answer, Awaitable) else answer
 
 
 def host_of(session: Session) -> str:

@@ -38,7 +38,7 @@ class Session:
     """What the answer to a long Fetch keeps readable until the connection has taken it over."""
     is_gone: bool = False
     """The connection has ended."""
-    _waiting: dict[asyncio.Task[Any], None] = field(default_factory=dict)
+    _waiting: dict[asyncio.Future[Any], None] = field(default_factory=dict)
 
     def pin(self, stored: FileSlice) -> None:
         stored.pin()
@@ -55,17 +55,27 @@ class Session:
         """
         return Wait(self, self._waiting)
 
+    def waits_for(self, reply: asyncio.Future[Any]) -> None:
+        """The same for a wait without a task: `reply` is cancelled, unless `waits_no_more` was called before."""
+        if self.is_gone:
+            reply.cancel()
+        else:
+            self._waiting[reply] = None
+
+    def waits_no_more(self, reply: asyncio.Future[Any]) -> None:
+        self._waiting.pop(reply, None)
+
     def gone(self) -> None:
         """The connection has ended: cancel all waits for its answers."""
         self.is_gone = True
-        for task in list(self._waiting):
-            task.cancel()
+        for wait in list(self._waiting):
+            wait.cancel()
 
 
 class Wait:
     __slots__ = ("_session", "_task", "_waiting")
 
-    def __init__(self, session: Session, waiting: dict[asyncio.Task[Any], None]) -> None:
+    def __init__(self, session: Session, waiting: dict[asyncio.Future[Any], None]) -> None:
         task = asyncio.current_task()
         assert task is not None, "only a task can wait"
         self._session, self._task, self._waiting = session, task, waiting

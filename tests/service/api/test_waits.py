@@ -118,6 +118,29 @@ def test_what_a_connection_waits_for_ends_with_it(
     on_stage(tmp_path, scene, {"log.durability": "fsync", "group.initial.rebalance.delay.ms": str(delay_ms)})
 
 
+@pytest.mark.parametrize(("request_for", "version"), [(a_join, JOIN), (a_sync, SYNC)], ids=["JoinGroup", "SyncGroup"])
+def test_a_member_that_waits_for_its_group_takes_no_task(
+    tmp_path: Path, request_for: Callable[[int], Awaitable[Request[Any]]], version: int
+) -> None:
+    """Thousands of members wait at the same moment."""
+
+    async def scene(stage: Stage) -> None:
+        await find_coordinator(TxnStage(stage.broker), GROUP, key_type=0)
+
+        async def play(server: Server[Any]) -> None:
+            request = await request_for(server.port)
+            async with Client("127.0.0.1", server.port) as client:
+                waiting = asyncio.create_task(client.request(request, version))
+                await until(lambda: bool(server._answers))
+                assert not [answer for answer in server._answers if isinstance(answer, asyncio.Task)]
+            await asyncio.wait([waiting])
+
+        async with asyncio.timeout(20):
+            await with_server(stage, play)
+
+    on_stage(tmp_path, scene, {"group.initial.rebalance.delay.ms": "500"})
+
+
 def test_a_lookup_by_time_whose_client_is_gone_gives_its_turn_to_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,7 @@ Requests go through the codec both ways, so that a test speaks in messages and v
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -132,7 +132,7 @@ class Stage:
         read = decode_request(key, version, memoryview(encode_request(key, version, request)))
         header = RequestHeader(key, version, 1, "client")
         response = ROUTES[key].bound(cast(Broker, self))(Session("127.0.0.1", 1234), header, read)
-        if asyncio.iscoroutine(response):
+        if isinstance(response, Awaitable):
             response = await response
         parts = encode_response(key, version, response)
         return decode_response(key, version, b"".join(cast(list[bytes], parts)))
