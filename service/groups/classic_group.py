@@ -30,6 +30,8 @@ from service.groups.states import CLASSIC_MOVES, ClassicState
 from service.groups.verdicts import Fault, Token
 from service.wire.messages import GroupMetadataValue
 
+_new = tuple.__new__  # takes half the time of a class's own constructor
+
 Protocols = tuple[tuple[str, bytes], ...]
 
 
@@ -250,10 +252,13 @@ class ClassicGroup:
     def joined_members(self) -> tuple[JoinedMember, ...]:
         name = self.protocol_name
         assert name is not None
-        return tuple(
-            JoinedMember(member.member_id, member.instance_id, member.metadata(name))
-            for member in self.members.values()
-        )
+        told: list[JoinedMember] = []
+        for member in self.members.values():  # of thousands: most have the same protocols, of which one was chosen
+            first, metadata = member.protocols[0]
+            if first != name:
+                metadata = member.metadata(name)
+            told.append(_new(JoinedMember, (member.member_id, member.instance_id, metadata)))
+        return tuple(told)
 
     def topics_of_members(self) -> frozenset[str] | None:
         if not self.uses_consumer_protocol:

@@ -47,6 +47,7 @@ from service.groups.consumer_group import (
     EpochsByTopic,
     MetadataLook,
     ResolvedRegex,
+    SaidByMember,
     TargetByTopic,
 )
 from service.groups.deadlines import DeadlineName, Deadlines
@@ -730,20 +731,18 @@ def _as_it_says(found: ConsumerMember, ask: ConsumerHeartbeat) -> ConsumerMember
     )
     if says_nothing:
         return found
-    return found._replace(
-        instance_id=found.instance_id if ask.instance_id is None else ask.instance_id,
-        rack_id=found.rack_id if ask.rack_id is None else ask.rack_id,
-        rebalance_timeout_ms=(
-            found.rebalance_timeout_ms if ask.rebalance_timeout_ms == -1 else ask.rebalance_timeout_ms
-        ),
-        server_assignor=found.server_assignor if ask.server_assignor is None else ask.server_assignor,
-        subscribed_topics=(
-            found.subscribed_topics if ask.subscribed_topics is None else frozenset(ask.subscribed_topics)
-        ),
-        subscribed_regex=found.subscribed_regex if ask.subscribed_regex is None else ask.subscribed_regex,
-        client_id=ask.client_id,
-        client_host=ask.client_host,
-        classic=None,
+    return found.saying(
+        SaidByMember(
+            found.instance_id if ask.instance_id is None else ask.instance_id,
+            found.rack_id if ask.rack_id is None else ask.rack_id,
+            found.rebalance_timeout_ms if ask.rebalance_timeout_ms == -1 else ask.rebalance_timeout_ms,
+            ask.client_id,
+            ask.client_host,
+            found.subscribed_topics if ask.subscribed_topics is None else frozenset(ask.subscribed_topics),
+            found.subscribed_regex if ask.subscribed_regex is None else ask.subscribed_regex,
+            found.server_assignor if ask.server_assignor is None else ask.server_assignor,
+            None,
+        )
     )
 
 

@@ -171,7 +171,7 @@ class ConsumerMember(NamedTuple):
 
     def saying(self, said: SaidByMember) -> ConsumerMember:
         facts = (*self[:4], *said[:8], self.assigned, self.revoking, said.classic)
-        return ConsumerMember._make(facts)
+        return _new(ConsumerMember, facts)
 
     def says_the_same_as(self, other: ConsumerMember) -> bool:
         return self[4:12] == other[4:12] and self.classic == other.classic
@@ -387,10 +387,12 @@ class ConsumerGroup:
         """Whether the members subscribe to the same topics without these and with that one. It is asked of what they
         say, so that it costs the same however many topics an expression matches.
         """
-        comes = frozenset[str]() if and_by is None else and_by.subscribed_topics
+        comes = NO_NAMES if and_by is None else and_by.subscribed_topics
         expression = None if and_by is None else and_by.regex_or_none
-        fewer = _times([member.subscribed_topics for member in without])
         naming = self.tallies.naming
+        if expression is None and not without:  # one more has come
+            return comes <= naming.keys()
+        fewer = _times([member.subscribed_topics for member in without])
         return (
             (expression is None or expression in self.tallies.using)
             and comes <= naming.keys()

@@ -64,7 +64,9 @@ ConsumerPartKey = (
 )
 ConsumerKey = ConsumerGroupMetadataKey | ConsumerPartKey
 Key = OffsetKey | GroupMetadataKey | ConsumerKey
-KeyOfMember = ConsumerGroupTargetAssignmentMemberKey | ConsumerGroupCurrentMemberAssignmentKey
+KeyOfMember = (
+    ConsumerGroupMemberMetadataKey | ConsumerGroupTargetAssignmentMemberKey | ConsumerGroupCurrentMemberAssignmentKey
+)
 
 
 def _by_prefix(keys: dict[int, type[Key]]) -> dict[bytes, type[Key]]:
@@ -118,6 +120,9 @@ SAID_TOPICS = 30
 PARTITIONS_ALIKE = 5_000
 FEW_PARTITIONS = 31
 
+EPOCH_ALONE = struct.Struct(">hib")  # the version, the group's epoch, no tagged field
+EPOCH_AND_HASH = struct.Struct(">hi3Bq")  # the version, the group's epoch, one tagged field: the hash
+HASH_TAG = (1, 0, 8)  # how many tagged fields, which one, its length
 CURRENT_HEAD = struct.Struct(">hiib")  # the version, the member's epoch, the one before, its state
 TOPIC_ID_BYTES = 16
 # What is raised where bytes are not as usual. They may be right all the same: then the codec reads them.
@@ -183,7 +188,7 @@ def _key(key: Key) -> bytes:
 
 
 def _key_of_member(key: KeyOfMember) -> bytes:
-    """By hand, because each step of each member writes one."""
+    """By hand, because each join and each step of each member writes some."""
     return _note_key(key, _stem_of_member(type(key), key.group_id) + _text(key.member_id))
 
 
@@ -381,9 +386,18 @@ def classic_group_tombstone(group_id: str) -> RecordPair:
 
 
 def consumer_epoch_record(group_id: str, epoch: int, metadata_hash: int) -> RecordPair:
-    return _record(
-        ConsumerGroupMetadataKey(group_id), ConsumerGroupMetadataValue(epoch, metadata_hash), CONSUMER_VERSION
-    )
+    """By hand, because each join writes one."""
+    if metadata_hash:
+        value = EPOCH_AND_HASH.pack(CONSUMER_VERSION, epoch, *HASH_TAG, metadata_hash)
+    else:
+        value = EPOCH_ALONE.pack(CONSUMER_VERSION, epoch, 0)
+    _note_value(value, ConsumerGroupMetadataValue(epoch, metadata_hash))
+    return _note_key(ConsumerGroupMetadataKey(group_id), _key_of_group(group_id)), value
+
+
+@lru_cache(maxsize=1_000)
+def _key_of_group(group_id: str) -> bytes:
+    return PREFIX_OF_KEY[ConsumerGroupMetadataKey] + _text(group_id)
 
 
 def consumer_member_record(
@@ -399,7 +413,7 @@ def consumer_member_record(
         value = _member_value(member.said, names if names is not None and each_once else member.subscribed_topics)
     if len(value) > SAID_BYTES:
         _note_value(value, member.said)
-    return _key(ConsumerGroupMemberMetadataKey(group_id, member.member_id)), value
+    return _key_of_member(ConsumerGroupMemberMetadataKey(group_id, member.member_id)), value
 
 
 def _member_value(member: SaidByMember, names: Collection[str]) -> bytes:

@@ -200,6 +200,8 @@ GROUP.add(ClassicMember("m", None, "client", "/host", 30_000, 10_000, (("range",
         (lambda: classic_group_record(GROUP, {"m": b"assignment"}), GroupMetadataValue),
         (lambda: empty_classic_group_record("g", 5), GroupMetadataValue),
         (lambda: consumer_epoch_record("g", 4, 77), ConsumerGroupMetadataValue),
+        (lambda: consumer_epoch_record("g", 2**31 - 1, 0), ConsumerGroupMetadataValue),
+        (lambda: consumer_epoch_record("g", 4, -(2**63)), ConsumerGroupMetadataValue),
         (lambda: consumer_member_record("g", MEMBER), ConsumerGroupMemberMetadataValue),
         (lambda: consumer_member_record("g", DYNAMIC), ConsumerGroupMemberMetadataValue),
         (lambda: target_epoch_record("g", 4, 77), ConsumerGroupTargetAssignmentMetadataValue),
@@ -239,6 +241,15 @@ def test_what_members_have_and_get_is_written_by_hand_as_by_the_codec(topics: in
     assert value == b"\0\0" + encode_data(ConsumerGroupTargetAssignmentMemberValue(told_target), 0)
     assert read_target(value) is target
     assert read_target(value) == target
+
+
+@pytest.mark.parametrize("metadata_hash", [0, 1, -1, 2**63 - 1, -(2**63)])
+def test_what_each_join_writes_is_written_by_hand_as_by_the_codec(metadata_hash: int) -> None:
+    key, value = consumer_epoch_record("gruppe \xfc", 7, metadata_hash)
+    assert key == b"\0\3" + encode_data(ConsumerGroupMetadataKey("gruppe \xfc"), 0)
+    assert value == b"\0\0" + encode_data(ConsumerGroupMetadataValue(7, metadata_hash), 0)
+    key, _ = consumer_member_record("gruppe \xfc", DYNAMIC)
+    assert key == b"\0\5" + encode_data(ConsumerGroupMemberMetadataKey("gruppe \xfc", "n"), 0)
 
 
 def value_of(record: RecordPair) -> bytes:
