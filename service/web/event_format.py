@@ -79,7 +79,7 @@ class EventOut(msgspec.Struct, gc=False):
 _event = msgspec.json.Decoder(CloudEvent)
 _members = msgspec.json.Decoder(dict[str, Raw])
 _any_json = msgspec.json.Decoder(Raw)
-_anything = msgspec.json.Decoder()
+_simples: msgspec.json.Decoder[str | int] = msgspec.json.Decoder(str | int | bool)
 
 
 # -- in
@@ -268,17 +268,16 @@ def _text(content: bytes | None) -> str | None:
 
 def to_binary(event: EventOut) -> tuple[dict[str, str], bytes | None]:
     """Headers and body of HTTP's binary mode. The body is None if the event has no data."""
-    content = {name: _anything.decode(each) if isinstance(each, Raw) and name != "data" else each
-               for name, each in event.content.items()}  # fmt: skip
+    content = {name: _simple(each) for name, each in event.content.items() if name != "data"}
     headers = {
         f"ce-{name}": quote(_canonical(each), safe=IN_HEADERS)
         for name, each in content.items()
-        if name not in NOT_ATTRIBUTES and _NAME.fullmatch(name) and isinstance(each, str | int)
+        if name not in NOT_ATTRIBUTES and _NAME.fullmatch(name) and each is not None
     }
     if sum(len(name) + len(each) for name, each in headers.items()) > HEADERS_BYTES_MAX:
         raise Problem("not-acceptable", f"the event's attributes are too long for headers: ask for {STRUCTURED}")
     media = content.get("datacontenttype")
-    data, packed = content.get("data"), content.get("data_base64")
+    data, packed = event.content.get("data"), content.get("data_base64")
     if isinstance(packed, str):
         try:
             body = base64.b64decode(packed, validate=True)
@@ -287,13 +286,25 @@ def to_binary(event: EventOut) -> tuple[dict[str, str], bytes | None]:
     elif data is None:
         return headers, None
     elif isinstance(media, str) and not _JSON_MEDIA.match(media):
-        text = _anything.decode(data) if isinstance(data, Raw) else data
+        text = _simple(data)
         body = text.encode() if isinstance(text, str) else bytes(data)
     else:
         body, media = bytes(data), media or "application/json"
     if not isinstance(media, str) or not _SPOKEN.fullmatch(media):
         media = "application/octet-stream"
     return {**headers, "Content-Type": media}, body
+
+
+def _simple(given: object) -> str | int | None:
+    """A string, a whole number or a truth value; None for all else. No objects are made of that: it may be long, or a
+    number that is none here.
+    """
+    if isinstance(given, Raw):
+        try:
+            return _simples.decode(given)
+        except msgspec.MsgspecError:
+            return None
+    return given if isinstance(given, str | int) else None
 
 
 def _canonical(attribute: str | int) -> str:

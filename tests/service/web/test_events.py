@@ -314,6 +314,36 @@ def test_attributes_that_headers_cannot_hold_are_told_or_left_out() -> None:
         to_binary(EventOut(0, {**ATTRIBUTES, "data_base64": "?"}))
 
 
+@pytest.mark.parametrize(
+    ("member", "shown_as"),
+    [
+        ('"datacontenttype": "text/plain", "data": 1e999', b"1e999"),
+        ('"datacontenttype": "text/plain", "data": [1e999]', b"[1e999]"),
+        ('"datacontenttype": "text/plain", "data": "\\u00e9"', "é".encode()),
+        ('"extension": 1e999', None),
+        ('"extension": [1e999]', None),
+    ],
+)
+def test_an_event_in_binary_mode_is_shown_whatever_numbers_it_has(member: str, shown_as: bytes | None) -> None:
+    event = f"{json.dumps(ATTRIBUTES)[:-1]}, {member}}}".encode()
+    headers, body = to_binary(shown_event(HERE, record(event, **{"content-type": STRUCTURED}), in_lines=False))
+    assert body == shown_as
+    assert {name for name in headers if name.startswith("ce-")} == {f"ce-{name}" for name in ATTRIBUTES}
+
+
+def test_no_objects_are_made_of_data_for_binary_mode() -> None:
+    """Data may be megabytes: what is made of them in one turn would hold the loop for a second."""
+    data = b"[%b]" % b",".join([b"[]"] * 100_000)
+    event = f'{json.dumps(ATTRIBUTES)[:-1]}, "datacontenttype": "text/plain", "data": {data.decode()}}}'.encode()
+    shown = shown_event(HERE, record(event, **{"content-type": STRUCTURED}), in_lines=False)
+    tracemalloc.start()
+    _, body = to_binary(shown)
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert body == data
+    assert most_bytes < 2 * len(data)
+
+
 def test_data_is_shown_as_its_type_says() -> None:
     of_event = {f"ce_{name}": each for name, each in ATTRIBUTES.items()}
 
