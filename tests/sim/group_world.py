@@ -238,6 +238,7 @@ class GroupWorld:
         self._asked: dict[object, Callable[[Any], None]] = {}
         self._to_go: dict[tuple[Partition, int], None] = {}  # the offsets of groups that are being deleted
         self.committed_ms: dict[int, int] = {}  # by the steady clock; each committed value is another
+        self.committed_for: dict[int, bytes] = {}  # the id of its topic, which old clients don't name
         self._life = 0
         self._steady_ahead_ms = 0
         self._timer_ms: int | None = None
@@ -298,6 +299,7 @@ class GroupWorld:
         decision = self.machine.decide(command, self._tokens, self.steady_ms)
         if isinstance(command, CommitOffsets | CommitTransactionalOffsets) and decision.records:
             self.committed_ms[command.offsets[0].offset] = self.now_ms
+            self.committed_for[command.offsets[0].offset] = command.offsets[0].topic_id
             self._check_commit(command.group_id, command.offsets[0])
         if isinstance(command, DeleteOffsets | DeleteGroup):
             self._note_deleted(command, self._tokens, dict(decision.answers).get(self._tokens))
@@ -525,9 +527,8 @@ class GroupWorld:
         known_of: list[tuple[Partition, CommittedOffset]] = []
         for group_id, topic, partition in names:
             for known in self.machine._offsets.all_of(group_id, topic, partition):
-                # Old clients name no id: then only the name counts.
-                by_name = self.topics.by_name(topic) if known.topic_id == bytes(16) else None
-                facts = by_name or self.topics.by_id(known.topic_id)
+                # Old clients name no id. The topic may have been made again since.
+                facts = self.topics.by_id(self.committed_for.get(known.offset, known.topic_id))
                 if facts is not None:
                     known_of.append(((facts.topic_id, partition), known))
         return known_of
