@@ -42,7 +42,7 @@ LINE_EVERY_S = 10.0
 # A broker whose supervisor was killed stops within this time.
 PARENT_EVERY_S = 1.0
 # Loggers of which a client may cause lines as fast as it asks, and how many lines of a kind they write.
-CAUSED_BY_CLIENTS = ("oncelog.door", "oncelog.net", "oncelog.topics")
+CAUSED_BY_CLIENTS = ("oncelog.door", "oncelog.net", "oncelog.topics", "oncelog.http", "oncelog.http.connection")
 LINES_A_PERIOD, PERIOD_S = 10, 10.0
 
 

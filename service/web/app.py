@@ -507,21 +507,20 @@ def _preflight(request: web.Request) -> web.Response:
     return web.Response(status=204, headers=headers)
 
 
+def _shorten(record: logging.LogRecord) -> bool:
+    if record.exc_info is not None and record.exc_info[1] is not None:
+        reason = str(record.exc_info[1]).split("\n")
+        record.msg, record.args = f"{record.getMessage()}: {' '.join(reason)[:200]}", ()
+        record.exc_info, record.levelno, record.levelname = None, logging.INFO, "INFO"
+    return True
+
+
 def _one_line_each() -> logging.Logger:
     """A logger for what aiohttp says of requests that are no HTTP. Anybody can send such requests, so each gets only
     one line, without a trace.
     """
-
-    def shorten(record: logging.LogRecord) -> bool:
-        if record.exc_info is not None and record.exc_info[1] is not None:
-            reason = str(record.exc_info[1]).split("\n")
-            record.msg, record.args = f"{record.getMessage()}: {' '.join(reason)[:200]}", ()
-            record.exc_info, record.levelno, record.levelname = None, logging.INFO, "INFO"
-        return True
-
     quiet = logging.getLogger("oncelog.http.connection")
-    if not quiet.filters:
-        quiet.addFilter(shorten)
+    quiet.addFilter(_shorten)  # behind one that counts lines by their texts, if there is one
     return quiet
 
 

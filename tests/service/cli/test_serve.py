@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -358,6 +359,22 @@ def test_a_client_that_asks_in_vain_without_end_does_not_fill_the_log(tmp_path: 
         said = [line for line in serving.stop().err.splitlines() if "API 999" in line]
     periods = (time.monotonic() - began_s) // PERIOD_S + 1
     assert LINES_A_PERIOD <= len(said) <= LINES_A_PERIOD * periods
+    assert "more of this kind are left out for" in said[LINES_A_PERIOD - 1]
+
+
+def test_a_client_that_sends_what_is_no_http_without_end_does_not_fill_the_log(tmp_path: Path) -> None:
+    """Also a line that each gets without a trace is few of its kind."""
+    began_s = time.monotonic()
+    data = ("--data", str(tmp_path / "data"), "--port", "0")
+    with Serving(*data, "--host", "127.0.0.1", "-o", "http.listeners=http://127.0.0.1:0") as serving:
+        port = urlsplit(serving.facts["http"][0]).port
+        for _ in range(60):
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nno header\r\n\r\n")
+                assert client.recv(100).startswith(b"HTTP/1.0 400")
+        said = [line for line in serving.stop().err.splitlines() if "Error handling request" in line]
+    periods = (time.monotonic() - began_s) // PERIOD_S + 1
+    assert LINES_A_PERIOD <= len(said) <= LINES_A_PERIOD * periods, said
     assert "more of this kind are left out for" in said[LINES_A_PERIOD - 1]
 
 
