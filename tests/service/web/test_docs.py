@@ -71,27 +71,31 @@ def test_requests_are_answered_as_the_page_has_them(http: Http, topic: str) -> N
 class Example:
     """The program of one language, with topics and a group of its own, which the page's commands have made."""
 
-    served: Served
+    bootstrap: str
     http: Http
     language: str
     topic: str
     folder: Path
+    step: str = ""
 
     def __post_init__(self) -> None:
         if lacking := missing(*TOOLS["bash"], *TOOLS[self.language]):
             pytest.skip(lacking)
-        name, *steps = COMMANDS[self.language]
-        (self.folder / name).write_text(self._own(PROGRAMS[self.language]))
-        *builds, self.step = steps
-        for build in builds:
-            assert subprocess.run(build.split(), cwd=self.folder, timeout=STEP_S, check=False).returncode == 0
-        setting_up = self._own(PROGRAMS["sh"].replace("curl ", "curl -sf ").replace(urlsplit(HERE).netloc, HERE))
+        setting_up = PROGRAMS["sh"].replace("curl ", "curl -sf ").replace(urlsplit(HERE).netloc, HERE)
+        setting_up = self._own(setting_up, self.http.url)
         subprocess.run(["bash", "-ec", setting_up], timeout=STEP_S, check=True, stdout=subprocess.DEVNULL)
 
-    def _own(self, program: str) -> str:
+    def ask(self, url: str) -> None:
+        """Have the program ask this broker from now on."""
+        name, *builds, self.step = COMMANDS[self.language]
+        (self.folder / name).write_text(self._own(PROGRAMS[self.language], url))
+        for build in builds:
+            assert subprocess.run(build.split(), cwd=self.folder, timeout=STEP_S, check=False).returncode == 0
+
+    def _own(self, program: str, url: str) -> str:
         for name in ("sales", "sums", "summing"):
             program = re.sub(rf"""(?<=["/]){name}(?=["/])""", f"{self.topic}-{name}", program)
-        return program.replace(HERE, self.served.url)
+        return program.replace(HERE, url)
 
     def start(self) -> subprocess.Popen[str]:
         return subprocess.Popen(self.step.split(), cwd=self.folder, stderr=subprocess.PIPE, text=True)
@@ -106,13 +110,15 @@ class Example:
         assert self.http.post(f"/v1/topics/{self.topic}-sales/records", {"records": records}).status == 200
 
     def sums(self) -> list[tuple[bytes | None, float]]:
-        read = read_all(self.served.bootstrap, f"{self.topic}-sums")
+        read = read_all(self.bootstrap, f"{self.topic}-sums")
         return [(each.key, json.loads(each.value or b"")["sum"]) for each in read]
 
 
 @pytest.fixture(params=TOOLS)
 def example(request: pytest.FixtureRequest, served: Served, http: Http, topic: str, tmp_path: Path) -> Example:
-    return Example(served, http, request.param, topic, tmp_path)
+    made = Example(served.bootstrap, http, request.param, topic, tmp_path)
+    made.ask(http.url)
+    return made
 
 
 @pytest.mark.timeout(2 * STEP_S)

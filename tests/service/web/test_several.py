@@ -28,6 +28,7 @@ from service.web.metrics import scraper_of
 from tests.monitoring.scraped import read
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.web.kit import PATIENCE_S, Http, Launched, ask_and_go, read_all, whole_of
+from tests.service.web.test_docs import STEP_S, TOOLS, Example
 
 COUNT = 3
 _numbers = itertools.count()
@@ -58,6 +59,11 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Several]:
 
 def make(several: Several, topic: str, partitions: int) -> None:
     assert several.clients[0].post("/v1/topics", {"name": topic, "partitions": partitions}).status == 201
+    known(several, topic)
+
+
+def known(several: Several, topic: str) -> None:
+    """Wait until all have heard of the topic."""
     deadline = time.monotonic() + PATIENCE_S
     for client in several.clients:
         while client.get(f"/v1/topics/{topic}").status != 200:
@@ -90,6 +96,25 @@ def test_every_broker_writes_to_and_reads_every_partition(several: Several) -> N
             "/v1/topics/pages/stream?from=earliest&until=end", headers={"Accept": "application/x-ndjson"}
         )
         assert len(lines.json.splitlines()) == 21 + 1
+
+
+@pytest.mark.timeout(2 * STEP_S)
+@pytest.mark.parametrize("language", TOOLS)
+def test_the_programs_of_the_page_may_ask_a_broker_that_leads_nothing_of_theirs(
+    several: Several, language: str, tmp_path: Path
+) -> None:
+    example = Example(several.bootstrap, several.clients[0], language, f"page-in-{language}", tmp_path)
+    leaders = []
+    for name in ("sales", "sums"):
+        known(several, f"{example.topic}-{name}")
+        leaders.append(example.http.get(f"/v1/topics/{example.topic}-{name}").json["partitions"][0]["leader"])
+    urls = {facts["node_id"]: facts["http"][0] for facts in several.facts["brokers"]}
+    example.ask(next(url for node_id, url in urls.items() if node_id not in leaders))
+    assert example.run() == (0, "")
+    example.sell(*({"price": number, "count": 2} for number in range(20)))
+    two = [example.start() for _ in range(2)]
+    assert [(each.communicate(timeout=STEP_S)[1], each.returncode) for each in two] == [("", 0)] * 2
+    assert example.sums() == [(b"anna", 3), (None, 12), *((b"k", 2 * number) for number in range(20))]
 
 
 def test_a_stream_is_not_held_up_by_leaders_that_have_nothing(several: Several) -> None:
