@@ -64,6 +64,7 @@ STATUSES = {200, *(kind.status for kind in PROBLEMS.values())}
 _HEADER = re.compile(rb"([A-Za-z-]+):[ \t]*([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?")
 _KEY = re.compile(rb"\r\nidempotency-key:[ \t]*([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)(?=\r\n|\Z)", re.IGNORECASE)
 _HARMLESS = frozenset({b"host", b"user-agent", b"accept"})
+_BEGINNINGS = (b"POST /v1/topics/", b"POST /topics/")
 Writes = Callable[[Gateway, str, bytes], quick.Answer]
 WritesOnce = Callable[[bytes, Gateway, Session, str, str, bytes], quick.Answer]
 
@@ -147,6 +148,11 @@ def read_head(head: bytes) -> QuickRequest | None:
     if not found.keys() <= _HARMLESS:
         return None
     return QuickRequest(way, asked[1].decode(), {"topic": asked[2].decode()}, write, int(length), codec, media)
+
+
+def may_be_short(begun: bytes) -> bool:
+    """Whether the head that begins so may be one of the short way."""
+    return len(begun) < HEAD_BYTES_MAX and any(begun.startswith(each) or each.startswith(begun) for each in _BEGINNINGS)
 
 
 class Lanes:
@@ -258,7 +264,9 @@ class Lane(asyncio.Protocol):
         self._rest = bytearray()
         """The bytes that have come of requests that are not begun."""
         self._lacks_bytes = 0
-        """How many bytes of the first request's body have not come, as far as that is known."""
+        """How many bytes of the first request have not come, as far as that is known: of its body, or 1 of its head."""
+        self._is_cut = False
+        """Of the first request's head only a part has come."""
         self._coming_bytes = 0
         """How long that body is, if it counts."""
         self._task: asyncio.Task[None] | None = None
@@ -273,7 +281,7 @@ class Lane(asyncio.Protocol):
         """Answers of which somebody must know whether the client has them."""
         self._loop = asyncio.get_running_loop()
         self._seen_s = self._loop.time()
-        self._patience_s = head_s
+        self._head_s = self._patience_s = head_s
         self._timer = self._loop.call_later(head_s, self._look)
 
     def stamp_s(self) -> float:
@@ -393,7 +401,14 @@ class Lane(asyncio.Protocol):
                 continue
             end = data.find(b"\r\n\r\n", at, at + HEAD_BYTES_MAX)
             if end < 0:
-                break
+                if not may_be_short(data[at : at + HEAD_BYTES_MAX]):
+                    break
+                if not self._is_cut:
+                    self._is_cut = True
+                    self._wait(self._head_s)
+                self._lacks_bytes = 1
+                return at
+            self._is_cut = False
             if not left or left_bytes <= 0:
                 self._transport.pause_reading()
                 self._loop.call_soon(self._resume)
@@ -459,12 +474,12 @@ class Lane(asyncio.Protocol):
             return False
         if not self._lanes.authorize[asked.way.route](self._session, asked.names):
             return False  # the general way tells what is wrong
+        self._seen_s = began_s = self._loop.time()
+        self._patience_s = IDLE_S
         held_bytes = len(body) if len(body) > SMALL_BYTES else 0
         if held_bytes and self._lanes.writing_bytes + held_bytes > COMING_BYTES:
             self._lend(head + b"\r\n\r\n" + body)
             return True
-        self._seen_s = began_s = self._loop.time()
-        self._patience_s = IDLE_S
         topic = asked.names["topic"]
         try:
             if asked.once is None:
@@ -545,7 +560,7 @@ class Lane(asyncio.Protocol):
             self._timer = self._loop.call_later(max(left_s, 1.0), self._look)
         elif self._taking is not None and self._taking.goes_on():
             self._wait(UNREAD_S)
-        elif self._lacks_bytes > 0 and self._taking is None:
+        elif self._lacks_bytes > 0 and self._taking is None and not self._is_cut:
             self._refuse_slow()
         else:
             self._transport.abort()

@@ -349,8 +349,13 @@ async def told_to(
         (GET + b"GET /livez HTTP/1.1\r\nX: ", DRIPPED),
         (GET, [b"\r", b"\nGET /li"]),
         (b"POST /v1/topics/slow/records HTTP/1.1\r\nHost: x\r\nX-A: 1\r\nContent-Length: 2\r\n\r\n{}PO", [b"S"]),
+        (POST + ONE, [b"PO"]),
+        (POST + ONE + POST + b"X: ", DRIPPED),
     ],
-    ids=["silent", "silent after a line", "dripping", "together", "dripping together", "empty lines", "after a body"],
+    ids=[
+        *("silent", "silent after a line", "dripping", "together", "dripping together", "empty lines", "after a body"),
+        *("short way", "dripping on the short way"),
+    ],
 )
 def test_a_later_head_that_does_not_end_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bytes, then: Sequence[bytes]

@@ -293,6 +293,63 @@ def test_a_head_that_was_read_before_may_come_in_two_parts(
     assert [each.value for each in read_all(served.bootstrap, topic)] == [b"one", b"two"]
 
 
+@contextmanager
+def alone() -> Iterator[tuple[Lane, Mock, Mock]]:
+    """A connection without a server: what it writes to, and what stands for aiohttp. It answers at once."""
+    transport, slow, gateway = Mock(is_closing=lambda: False), Mock(), Mock()
+    gateway.config.http_max_body_bytes = BYTES_AT_ONCE
+    gateway.routes, gateway.env.clock = producing.ROUTES, RealClock()
+    lane = Lane(Lanes(gateway, HttpTally(), Mock()), slow, 1.0)
+    lane.connection_made(transport)
+    with patch.dict(lane_module.OWN.write, {b"application/json": lambda *_: b"{}"}):
+        yield lane, transport, slow
+    lane.connection_lost(None)
+
+
+def test_a_head_that_comes_in_pieces_stays_on_the_short_way() -> None:
+    """The network may cut it anywhere. Its connection was aiohttp's for good then."""
+
+    async def scene() -> None:
+        simple = request("t", b"{}")
+        with alone() as (lane, transport, slow):
+            for cut in range(1, len(simple)):
+                lane.data_received(simple[:cut])
+                lane.data_received(simple[cut:])
+                assert transport.write.call_count == cut
+                slow.data_received.assert_not_called()
+            for at in range(len(simple)):
+                lane.data_received(simple[at : at + 1])
+            assert transport.write.call_count == len(simple)
+            slow.data_received.assert_not_called()
+            lane.data_received(simple + simple[:40])
+            assert not lane.eof_received(), "nobody waits for an answer"
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [b"G"],
+        [b"POST /v1/tr"],
+        [b"POST /v1/to", b"ll"],
+        [b"POST /v1/topics/t/records HTTP/1.1\r\nX: " + b"x" * lane_module.HEAD_BYTES_MAX],
+        [b"POST /v1/topics/t/records HTTP/1.1\r\n", b"X: " + b"x" * (lane_module.HEAD_BYTES_MAX - 100), b"x" * 100],
+    ],
+)
+def test_a_part_of_a_head_that_is_none_of_the_short_way_is_left_to_aiohttp_at_once(pieces: list[bytes]) -> None:
+    async def scene() -> None:
+        with alone() as (lane, transport, slow):
+            for piece in pieces[:-1]:
+                lane.data_received(piece)
+                slow.data_received.assert_not_called()
+            lane.data_received(pieces[-1])
+            slow.data_received.assert_called_once_with(b"".join(pieces))
+            transport.write.assert_not_called()
+
+    asyncio.run(scene())
+
+
 @pytest.mark.parametrize(("body_bytes", "at_once"), [(2, REQUESTS_AT_ONCE), (BYTES_AT_ONCE // 3, 4)])
 def test_many_requests_that_come_at_once_are_served_in_turns(body_bytes: int, at_once: int) -> None:
     """Ten that had 2000 records each took 65 ms of one turn."""
