@@ -16,8 +16,10 @@ from contextlib import suppress
 from http import HTTPStatus
 from typing import cast
 
-from aiohttp import EMPTY_PAYLOAD, ClientConnectionError, HttpVersion11, web
+from aiohttp import EMPTY_PAYLOAD, ClientConnectionError, HttpVersion11, StreamReader, web
+from aiohttp.http_exceptions import BadHttpMessage
 from aiohttp.typedefs import Middleware
+from aiohttp.web_protocol import _ErrInfo
 from aiohttp.web_urldispatcher import UrlMappingMatchInfo
 
 from log.tally import Histogram
@@ -115,7 +117,12 @@ FIELD_BYTES_MAX, FIELDS_MAX = 8190, 128
 """How long one header of a client may be, with its name, and how many it may send."""
 QUOTED_BYTES_MAX, ADDED_MAX = 3 * FIELD_BYTES_MAX, 10
 """How long such a header may become when it is forwarded, and how many headers a broker adds then."""
+HEAD_BYTES_MAX = 64 << 10
+"""How long the head of a client may be as a whole."""
+COMING_HEAD_BYTES_MAX = 4 * HEAD_BYTES_MAX
+"""How much is read of a head that does not end: so long it may become when it is forwarded."""
 PACKED_AT_ONCE_BYTES = 64 << 10
+HEAD_TOO_LONG = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 _STATUS_SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "record-too-large", 415: "unsupported-media-type"}
 
 
@@ -131,7 +138,7 @@ class Connection(General):
     answer that nobody takes, end it.
     """
 
-    __slots__ = ("_late", "_unread")
+    __slots__ = ("_body", "_head_bytes", "_late", "_unread")
 
     def __init__(self, server: web.Server, logger: logging.Logger) -> None:
         super().__init__(
@@ -145,23 +152,42 @@ class Connection(General):
             max_field_size=QUOTED_BYTES_MAX,
             max_headers=FIELDS_MAX + ADDED_MAX,
         )
+        self._body: StreamReader = EMPTY_PAYLOAD
+        """That of the last request whose head has ended."""
+        self._head_bytes = 0
+        """How many bytes have come of the next head."""
         self._late: asyncio.TimerHandle | None = None
         """Ends the connection unless the head that is coming has ended before."""
         self._unread: asyncio.TimerHandle | None = None
         """Looks whether the client takes something of an answer that waits for it."""
 
     def data_received(self, data: bytes) -> None:
-        heads = self._request_count
+        heads, is_head = self._request_count, self._body.is_eof()
         super().data_received(data)
         if self._request_count > heads:
             self._head_ended()
+            self._body, self._head_bytes = self._messages[-1][1], 0
             # Nothing belongs to a request without a body, so more is the next head. Behind a body the next head is
             # noticed when more of it comes; until then the connection is idle.
-            is_coming = self._messages[-1][1] is EMPTY_PAYLOAD and data[-1:] not in (b"", b"\n")
+            is_coming = self._body is EMPTY_PAYLOAD and data[-1:] not in (b"", b"\n")
         else:
-            is_coming = self.awaits_head and data.strip(b"\r\n") != b""  # empty lines before a request are none of it
+            if is_head:
+                self._head_bytes += len(data)
+                if self._head_bytes > COMING_HEAD_BYTES_MAX:
+                    self._refuse_endless()
+            is_coming = is_head and data.strip(b"\r\n") != b""  # empty lines before a request are none of it
         if is_coming and self._late is None:
             self._late = self._loop.call_later(HEAD_S, self._end_late)
+
+    def _refuse_endless(self) -> None:
+        """End the connection: its head is too long. It is told that if nothing else is being answered."""
+        if self._close:
+            return
+        why = f"a head has {HEAD_BYTES_MAX} bytes at most"
+        self._messages.append((_ErrInfo(HEAD_TOO_LONG, BadHttpMessage(why), why), EMPTY_PAYLOAD))
+        self._close = True  # nothing more is parsed
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -175,6 +201,7 @@ class Connection(General):
     def connection_lost(self, exc: BaseException | None) -> None:
         self._head_ended()
         self._stop_looking()
+        self._body = EMPTY_PAYLOAD  # the body would be kept for as long as the connection
         # An error would reach the answer that waits through a future which the answer's own frames hold: a cycle, with
         # all that the answer is made of. Without one it goes on, and is told at its next write.
         task, request = self._task_handler, self._current_request
@@ -220,7 +247,8 @@ class Connection(General):
         if status == HTTPStatus.INTERNAL_SERVER_ERROR:
             problem = Problem("server-error", outcome="unknown")
         else:
-            problem = Problem("malformed", " ".join((message or "this is no HTTP").split())[:200])
+            slug = "head-too-long" if status == HEAD_TOO_LONG else "malformed"
+            problem = Problem(slug, " ".join((message or "this is no HTTP").split())[:200])
         response = web.Response(body=problem.body(), status=problem.kind.status, content_type=MEDIA_TYPE)
         response.force_close()
         return response
@@ -477,10 +505,14 @@ def _refuse_long_head(request: web.Request) -> None:
     """Refuse a client's head that could not be forwarded: every broker takes the same requests."""
     if len(request.raw_headers) > FIELDS_MAX:
         raise Problem("malformed", f"a request has at most {FIELDS_MAX} headers")
+    head_bytes = len(f"{request.method} {request.raw_path} HTTP/1.1\r\n\r\n")
     for name, content in request.raw_headers:
         if len(name) + len(content) > FIELD_BYTES_MAX:
             shown = name[:40].decode(errors="replace")
             raise Problem("malformed", f"the header {shown} is too long: {FIELD_BYTES_MAX} bytes with its name fit")
+        head_bytes += len(name) + len(content) + len(": \r\n")
+    if head_bytes > HEAD_BYTES_MAX:
+        raise Problem("head-too-long", f"a head has {HEAD_BYTES_MAX} bytes at most, this one {head_bytes}")
 
 
 def _lane(request: web.Request) -> Lane:

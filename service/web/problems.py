@@ -65,6 +65,7 @@ PROBLEMS: Mapping[str, ProblemKind] = {
     "batch-changed": ProblemKind(422, "A batch of this number was written with other records"),
     "too-many-streams": ProblemKind(429, "Too many streams are open", retriable=True),
     "throttled": ProblemKind(429, "Too much at once", retriable=True),
+    "head-too-long": ProblemKind(431, "The head of the request is too long"),
     "server-error": ProblemKind(500, "The broker failed"),
     "not-now": ProblemKind(503, "Not now; try again", retriable=True),
     "not-enough-replicas": ProblemKind(503, "Not enough replicas are in sync", retriable=True),

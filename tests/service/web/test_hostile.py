@@ -90,6 +90,27 @@ def test_what_is_no_http_is_refused_and_writes_nothing(served: Served, http: Htt
 
 
 @pytest.mark.parametrize(
+    ("count", "end", "status"),
+    [(8, RECORD, 200), (9, RECORD, 431), (40, RECORD, 431), (40, b"", 431)],
+    ids=["as long as may be", "longer", "several times as long", "without an end"],
+)
+def test_a_head_that_is_too_long_as_a_whole_is_refused(
+    served: Served, http: Http, topic: str, count: int, end: bytes, status: int
+) -> None:
+    """Each of its headers may be that long. Together they took 3.4 MB, for as long as the head might take to end."""
+    long = b"".join(b"X-%d: %b\r\n" % (each, b"y" * 8000) for each in range(count))
+    with connected(served) as connection:
+        connection.sendall(HEAD.replace(b"hostile", topic.encode()) + long + end)
+        answer = b""
+        while b"/problems/head-too-long" not in answer and b"results" not in answer:
+            some = connection.recv(65536)
+            assert some, answer
+            answer += some
+    assert answer.split(b" ")[1] == b"%d" % status, answer
+    assert http.get(f"/v1/topics/{topic}").status == (200 if status == 200 else 404)
+
+
+@pytest.mark.parametrize(
     "record",
     [b'{"value":"\xff"}', b'{"value":{"a":["\xc3"]}}', b'{"key":"\xff"}', b'{"value":1,"headers":{"a":"\xe4"}}'],
 )
