@@ -11,6 +11,8 @@ from service.wire.messages import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnTopic,
     AddPartitionsToTxnTransaction,
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
     DescribeProducersRequest,
     DescribeProducersRequestTopicRequest,
     DescribeTransactionsRequest,
@@ -414,6 +416,21 @@ def refused(answer: dict[str, Plain]) -> Plain:
     return "refused" if "'error_code': 48" in str(answer) or "'error_code': 120" in str(answer) else answer
 
 
+def commit_with(
+    by: Producer, group: str, topic: str, offset: int, *, member: str = "", generation: int = -1
+) -> TxnOffsetCommitRequest:
+    rows = [TxnOffsetCommitRequestPartition(partition_index=0, committed_offset=offset, committed_metadata="")]
+    return TxnOffsetCommitRequest(
+        transactional_id=by.transactional_id or "",
+        group_id=group,
+        producer_id=by.id,
+        producer_epoch=by.epoch,
+        generation_id=generation,
+        member_id=member,
+        topics=[TxnOffsetCommitRequestTopic(name=topic, partitions=rows)],
+    )
+
+
 def offsets(talk: Talk) -> None:
     topic = talk.topic()
     group = talk.group()
@@ -422,16 +439,7 @@ def offsets(talk: Talk) -> None:
     def offsets_of(
         offset: int, by: Producer = producer, *, member: str = "", generation: int = -1
     ) -> TxnOffsetCommitRequest:
-        rows = [TxnOffsetCommitRequestPartition(partition_index=0, committed_offset=offset, committed_metadata="")]
-        return TxnOffsetCommitRequest(
-            transactional_id=by.transactional_id or "",
-            group_id=group,
-            producer_id=by.id,
-            producer_epoch=by.epoch,
-            generation_id=generation,
-            member_id=member,
-            topics=[TxnOffsetCommitRequestTopic(name=topic, partitions=rows)],
-        )
+        return commit_with(by, group, topic, offset, member=member, generation=generation)
 
     def adding(by: Producer = producer, name: str = group) -> AddOffsetsToTxnRequest:
         return AddOffsetsToTxnRequest(
@@ -473,6 +481,36 @@ def offsets(talk: Talk) -> None:
 def stable_again(talk: Talk, group: str, topic: str) -> bool:
     answer = talk.quietly(committed(group, [(topic, [0])], stable=True), 9)
     return answer.groups[0].topics[0].partitions[0].error_code == ErrorCode.NONE
+
+
+def offsets_of_a_group_that_is_deleted(talk: Talk) -> None:
+    """While a transaction that commits them is open."""
+    topic = talk.topic()
+    for has_more in (False, True):
+        for commits in (True, False):
+            for then in ("nothing", "from outside", "in the transaction"):
+                _deleted_meanwhile(talk, topic, then, has_more=has_more, commits=commits)
+
+
+def _deleted_meanwhile(talk: Talk, topic: str, then: str, *, has_more: bool, commits: bool) -> None:
+    group = talk.group()
+    producer = begun(talk, talk.transactional_id())
+    if has_more:
+        talk.ask(commit(group, topic, [3]), 8)
+    talk.ask(commit_with(producer, group, topic, 5), 5)
+    talk.ask(DeleteGroupsRequest(groups_names=[group]), why=f"with more={has_more}")
+    for stable in (False, True):
+        talk.ask(committed(group, [(topic, [0])], stable=stable), 9, why=f"deleted, stable={stable}")
+    talk.ask(DescribeGroupsRequest(groups=[group]), why="deleted")
+    if then == "from outside":
+        talk.ask(commit(group, topic, [77]), 8, why=then)
+    elif then == "in the transaction":
+        talk.ask(commit_with(producer, group, topic, 88), 5, why=then)
+    talk.ask(end(producer, commit=commits), 5)
+    settled(talk, producer)
+    talk.wait_for(lambda: stable_again(talk, group, topic))
+    talk.ask(committed(group, [(topic, [0])], stable=True), 9, why=f"then {then}, commit={commits}")
+    talk.ask(DescribeGroupsRequest(groups=[group]), why=f"then {then}, commit={commits}")
 
 
 def looking_on(talk: Talk) -> None:
@@ -583,4 +621,5 @@ CONVERSATIONS = (
     offsets,
     looking_on,
     markers_written_by_hand,
+    offsets_of_a_group_that_is_deleted,
 )
