@@ -85,6 +85,17 @@ def test_committed_offsets_are_not_told_while_a_transaction_is_about_to_commit_o
         assert asked.result().json()["offsets"] == [{"topic": topic, "partition": 0, "offset": 7}]
 
 
+def test_a_group_that_is_deleted_is_not_made_again_by_what_it_took_along(http: Http, topic: str) -> None:
+    group = f"group-{topic}"
+    offsets = {"offsets": [{"topic": topic, "partition": 0, "offset": 10}]}
+    assert http.post("/v1/topics", {"name": topic}).status == 201
+    txn = begin(http, topic)
+    assert http.put(f"{txn}/offsets/{group}", offsets).status == 200
+    assert http.delete(f"/v1/groups/{group}").status == 204
+    assert http.post(f"{txn}:commit").json["outcome"] == "applied"
+    assert http.get(f"/v1/groups/{group}").status == 404
+
+
 def test_a_group_is_not_shifted_from_where_a_transaction_is_about_to_move_it(served: Served, topic: str) -> None:
     """The transaction's offset was dropped without a word: its commit was `applied`, and the group one before where it
     had been.
