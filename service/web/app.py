@@ -53,7 +53,7 @@ from service.web import (
 )
 from service.web.answers import CODECS, PACKED_FROM_BYTES, codec_of, give, refuse_query
 from service.web.following import SharedReading
-from service.web.forwarding import FORWARDED, OF_EVENTS, waited_s
+from service.web.forwarding import FORWARDED, OF_EVENTS, media_of, waited_s
 from service.web.gateway import ASKING, Gateway
 from service.web.holding import HOLDER, SMALL_BYTES
 from service.web.idempotency import REPLAYED, Keys
@@ -339,7 +339,7 @@ class WebServer:
                 refuse_query(request, query)
             if reads:
                 encoding_of(request)  # a stream of lines has begun its answer when it finds that it can't be read
-            is_read = waits_for_body and not (takes_lines and request.content_type == NDJSON)
+            is_read = waits_for_body and not (takes_lines and media_of(request) == NDJSON)
             if is_read:
                 refuse_long(request, route.body_bytes_max)
             if EXPECTS in request:

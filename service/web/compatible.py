@@ -27,6 +27,7 @@ from service.turns import Turn
 from service.web import quick
 from service.web.answers import refuse_bytes, tell
 from service.web.consumers import ErrorV2
+from service.web.forwarding import media_of
 from service.web.gateway import Gateway
 from service.web.holding import HOLDER
 from service.web.instances import InstanceProblem
@@ -498,8 +499,8 @@ def refuse_v2(problem: Problem) -> web.Response:
 
 async def v2_records(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     """`POST /topics/{topic}`, and the same for one partition of it."""
-    kind, _, rest = request.content_type.removeprefix("application/vnd.kafka").removeprefix(".").partition(".")
-    if request.content_type in (JSON, V2_MEDIA):
+    kind, _, rest = media_of(request).removeprefix("application/vnd.kafka").removeprefix(".").partition(".")
+    if media_of(request) in (JSON, V2_MEDIA):
         kind = "binary"
     elif kind not in V2_FORMS or rest != "v2+json":
         raise InstanceProblem("unsupported-media-type", 415, "HTTP 415 Unsupported Media Type")

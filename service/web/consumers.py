@@ -22,7 +22,7 @@ from service.broker.internal_topics import GROUPS
 from service.client.failures import ClientFailure
 from service.web.answers import list_in_turns, query_int
 from service.web.consuming import PAGE_BYTES, PAGE_BYTES_MAX, WAIT_MS_MAX
-from service.web.forwarding import FORWARDED, client_gone, forward, url_of
+from service.web.forwarding import FORWARDED, client_gone, forward, media_of, url_of
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.groups import committed_by
 from service.web.instances import (
@@ -153,7 +153,7 @@ _offsets = msgspec.json.Decoder(OffsetsV2)
 
 async def _body(request: web.Request) -> bytes:
     body = await body_of(request)
-    if body and request.content_type not in (MEDIA, JSON, *MEDIA_OF.values(), *WITH_SCHEMAS):
+    if body and media_of(request) not in (MEDIA, JSON, *MEDIA_OF.values(), *WITH_SCHEMAS):
         raise InstanceProblem("unsupported-media-type", 415, "HTTP 415 Unsupported Media Type")
     return body
 

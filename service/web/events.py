@@ -18,7 +18,7 @@ from service.turns import Turn
 from service.web.answers import read_json
 from service.web.consuming import one_event
 from service.web.event_format import BATCHED, STRUCTURED, from_binary, from_structured, to_binary
-from service.web.forwarding import headers_of_records
+from service.web.forwarding import headers_of_records, media_of
 from service.web.gateway import Gateway
 from service.web.looking import TOP, BodyScan
 from service.web.problems import Problem
@@ -57,7 +57,7 @@ async def receive(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     name = request.match_info["topic"]
     body = await body_of(request)
     now_ms = gateway.env.clock.wall_ms()
-    media = request.content_type
+    media = media_of(request)
     if media == BATCHED:
         records, turn = [], Turn(SCANNED_AT_ONCE)
         for each in await _events_of(body):

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
 from aiohttp import ClientConnectorError, ClientError, web
+from aiohttp.helpers import parse_content_type
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
@@ -140,3 +141,11 @@ def headers_of_records(request: web.Request) -> CIMultiDict[str]:
     if FORWARDED in request.headers:
         found = [(name, unquote(value, errors="surrogateescape")) for name, value in found]
     return CIMultiDict(found)
+
+
+def media_of(request: web.Request) -> str:
+    """The media type of the body, as the client says it."""
+    given = request.headers.get("Content-Type")
+    if given is None or FORWARDED not in request.headers:
+        return request.content_type
+    return parse_content_type(unquote(given, errors="surrogateescape"))[0]

@@ -17,7 +17,6 @@ import hashlib
 import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import unquote
 
 import msgspec
 from aiohttp import web
@@ -29,7 +28,7 @@ from log.ids import TopicPartition
 from service.broker.internal_topics import HTTP_KEYS
 from service.broker.partition import Partition
 from service.web.answers import sha256_of
-from service.web.forwarding import FORWARDED, OF_EVENTS, RECORD_HEADER, forward, headers_of_records
+from service.web.forwarding import OF_EVENTS, RECORD_HEADER, forward, headers_of_records, media_of
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.problems import Problem
 from service.web.routing import IDEMPOTENCY_KEY, JSON
@@ -95,9 +94,6 @@ def read_key(given: str) -> str:
 
 def asked_by(request: web.Request) -> bytes:
     """All that tells this request from another one, but for the body."""
-    media = request.content_type
-    if FORWARDED in request.headers:
-        media = unquote(media)
     given = list(headers_of_records(request).items())
     headers = [
         f"{name}:{content}\n"
@@ -105,7 +101,7 @@ def asked_by(request: web.Request) -> bytes:
         for name, content in given
         if name.lower().startswith(prefix)
     ]
-    return asked_for(request.method, request.path_qs, media, *headers)
+    return asked_for(request.method, request.path_qs, media_of(request), *headers)
 
 
 def asked_for(method: str, path: str, media: str, *headers: str) -> bytes:

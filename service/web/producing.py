@@ -28,7 +28,7 @@ from service.client.partitioner import partition_for_key
 from service.cluster.image import Topic
 from service.turns import NAMED_A_TURN, Turn, in_turns
 from service.web.answers import as_json, query_bytes, query_int, read_json, refuse_query, tell
-from service.web.forwarding import RECORD_HEADER, headers_of_records
+from service.web.forwarding import RECORD_HEADER, headers_of_records, media_of
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.holding import HOLDER, Holder
 from service.web.looking import RECORD_BYTES_MAX, TOP, BodyScan, refuse_doubles
@@ -533,7 +533,7 @@ def _offsets(batches: Sequence[OutgoingBatch]) -> Iterator[tuple[int, int]]:
 async def write_batch(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     """Write records of one topic, which the path names, or of any topics."""
     topic_name = request.match_info.get("topic")
-    media = request.content_type
+    media = media_of(request)
     if media != OCTETS:
         refuse_query(request, ())  # a record says itself what the query says of raw bytes
     if media == NDJSON:

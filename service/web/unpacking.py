@@ -18,6 +18,7 @@ from sys import getsizeof
 import zstandard
 from aiohttp import web
 
+from service.web.forwarding import media_of
 from service.web.holding import HOLDER
 from service.web.looking import RECORDS_MAX
 from service.web.problems import Problem
@@ -190,7 +191,7 @@ async def body_of(request: web.Request, most_bytes: int | None = None) -> bytes:
     """The whole body, unpacked. It is at most so long, and never longer than `http.max.body.bytes` says."""
     if BODY not in request:
         encoding = encoding_of(request)
-        is_packed, is_text = encoding != "identity", request.content_type != OCTETS
+        is_packed, is_text = encoding != "identity", media_of(request) != OCTETS
         most_bytes = min(request.client_max_size, most_bytes or request.client_max_size)
         body = await _whole(request, most_bytes, counts_objects=is_text and not is_packed)
         if is_packed and request.body_exists:

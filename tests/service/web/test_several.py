@@ -31,6 +31,7 @@ from tests.service.web.kit import PATIENCE_S, Http, Launched, ask_and_go, read_a
 from tests.service.web.test_docs import STEP_S, TOOLS, Example
 
 COUNT = 3
+EVENT = b'{"id": "1", "source": "s", "specversion": "1.0", "type": "t"}'
 _numbers = itertools.count()
 
 
@@ -242,6 +243,37 @@ def test_a_key_knows_its_request_to_the_letter_at_every_broker(several: Several)
     path = "/v1/topics/letters/records?key=a%3Ab"
     answers = [client.post(path, b"x", headers=headers) for client in several.clients]
     assert [each.status for each in answers] == [200] * COUNT, answers
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "media", "body"),
+    [
+        ("PUT", "/v1/topics/spread/records", b"text/plain\t; charset=utf-8", b"x"),
+        ("PUT", "/v1/topics/spread/records", b"text/\xc3\x89", b"x"),
+        ("PUT", "/v1/topics/spread/records", b"text/\xe9", b"x"),
+        ("PUT", "/v1/topics/spread/records", b"text/100%41", b"x"),
+        ("POST", "/v1/topics/spread/records", b"application/json\t;charset=utf-8", b'{"records": [{"value": 1}]}'),
+        ("POST", "/v1/topics/spread/records", b"application/octet-stream\t", b"{"),
+        ("POST", "/v1/topics/spread/events", b"application/cloudevents+json\t;charset=utf-8", EVENT),
+    ],
+)
+def test_a_media_type_is_the_same_at_every_broker(
+    several: Several, method: str, path: str, media: bytes, body: bytes
+) -> None:
+    """A broker that was sent a request by another read a tab and other bytes as they are quoted in between."""
+    headers = {"Content-Type": media, "Idempotency-Key": f"media-{next(_numbers)}"}
+    answers = [client.ask(method, path, body, headers=headers) for client in several.clients]
+    assert [each.status for each in answers] == [200] * COUNT, answers
+    assert [each.headers.get("Idempotency-Replayed") for each in answers] == [None, "true", "true"]
+
+
+def test_an_instance_knows_a_media_type_at_every_broker(several: Several) -> None:
+    media = {"Content-Type": "application/vnd.kafka.v2+json\t;charset=utf-8"}
+    assert several.clients[0].post("/consumers/media", b'{"name": "i"}', headers=media).status == 200
+    for client in several.clients:
+        answer = client.post("/consumers/media/instances/i/subscription", b'{"topics": ["spread"]}', headers=media)
+        assert answer.status == 204, answer
+    assert several.clients[0].delete("/consumers/media/instances/i").status == 204
 
 
 @pytest.mark.parametrize(
