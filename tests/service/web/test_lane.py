@@ -327,6 +327,26 @@ def test_a_head_that_comes_in_pieces_stays_on_the_short_way() -> None:
     asyncio.run(scene())
 
 
+def test_a_connection_whose_request_was_lent_for_lack_of_room_may_be_silent() -> None:
+    """It kept the patience for bodies: it was ended as if one did not come, and a next body was refused early."""
+
+    async def scene() -> None:
+        long = request("t", b" " * (lane_module.SMALL_BYTES + 1))
+        with alone() as (lane, transport, slow):
+            slow.answer = AsyncMock(return_value=True)
+            lane.data_received(long[:-1])
+            lane._lanes.writing_bytes = lane_module.COMING_BYTES
+            lane.data_received(long[-1:])
+            for _ in range(10):
+                await asyncio.sleep(0)
+            slow.answer.assert_awaited_once()
+            with patch.object(lane, "_loop", Mock(time=lambda: time.monotonic() + lane_module.BODY_S + 1)):
+                lane._look()
+            transport.abort.assert_not_called()
+
+    asyncio.run(scene())
+
+
 @pytest.mark.parametrize(
     "pieces",
     [
