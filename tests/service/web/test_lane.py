@@ -28,6 +28,7 @@ from service.web import lane as lane_module
 from service.web import producing, quick, quick_once
 from service.web.answers import CODECS, codec_of
 from service.web.compatible import V2_FORM
+from service.web.holding import SMALL_BYTES
 from service.web.lane import BYTES_AT_ONCE, REQUESTS_AT_ONCE, General, Lane, Lanes, read_head
 from service.web.problems import Problem
 from service.web.quick import NOT_NOW
@@ -331,9 +332,10 @@ def test_a_connection_whose_request_was_lent_for_lack_of_room_may_be_silent() ->
     """It kept the patience for bodies: it was ended as if one did not come, and a next body was refused early."""
 
     async def scene() -> None:
-        long = request("t", b" " * (lane_module.SMALL_BYTES + 1))
+        long = request("t", b" " * (SMALL_BYTES + 1))
         with alone() as (lane, transport, slow):
             slow.answer = AsyncMock(return_value=True)
+            lane._gateway.config.http_max_body_bytes = len(long)
             lane.data_received(long[:-1])
             lane._lanes.writing_bytes = lane_module.COMING_BYTES
             lane.data_received(long[-1:])
