@@ -303,6 +303,8 @@ class TxnCoordinator:
         branch = branch_of(ask.transactional_id)
         finished = None
         if branch is not None:
+            if str(branch) != ask.transactional_id:  # decisions name branches by their tokens' values
+                return InvalidRequest(f"the token of a branch has no zeros in front: {branch.token}")
             if decided := self._token_decided(draft, ask):
                 return decided
             finished = self._finished_branch(draft, branch.root) if txn is None else None

@@ -98,6 +98,15 @@ def test_other_ids_are_nobodys_branch(ordinary: str) -> None:
     assert home_of(ordinary) == ordinary
 
 
+def test_a_token_that_is_written_in_another_way_is_refused() -> None:
+    """A decision names a branch by root, token and name, and found none that was begun as `clicks::007/a`."""
+    shard = PlainShard()
+    for token in "007", "00", "0" * 18 + "1":
+        assert isinstance(shard.ask(InitProducer(f"clicks::{token}/a", 60_000)), InvalidRequest)
+    for token in "7", "0", "100":
+        assert isinstance(shard.ask(InitProducer(f"clicks::{token}/a", 60_000)), Initialized)
+
+
 @given(
     st.text(min_size=1).filter(lambda root: branch_of(f"{root}::0/x") == BranchId(root, 0, "x")),
     st.integers(0, 2**63 - 1),
