@@ -14,7 +14,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import service.api.write_txn_markers
@@ -51,6 +51,7 @@ from service.turns import Steps
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import FetchPartition
 from tests.log.building import cut_log
+from tests.sim import caught
 from tests.sim.cluster import ClusterSimulation, run
 from tests.sim.cluster_faults import ALONE, MOVED_UNHEARD, REMOVED, REPLACED, STAYS_AWAY, WITH_A_MARKER
 from tests.sim.mutants import Caught, complete_after_the_first_marker, markers_of_deposed_coordinators_taken
@@ -615,23 +616,24 @@ def is_right(seed: int) -> bool:
     return run(seed).right
 
 
-def hunt(name: str, max_seeds: int = MAX_SEEDS) -> Caught:
-    """Seed after seed, until the mutant of that name is caught."""
+def hunt(name: str, max_seeds: int = MAX_SEEDS, *, anew: bool = False) -> Caught:
+    """Seed after seed, until the mutant of that name is caught. `anew`: as if it had never been."""
     begun, (plant, can_show) = time.process_time(), MUTANTS[name]
-    seeds = (seed for seed in itertools.count(1) if can_show(ClusterSimulation(seed).plan))
-    for tried, seed in enumerate(itertools.islice(seeds, max_seeds), start=1):
+    tried, seed = 0, 0
+    shows = (seed for seed in caught.seeds(name, anew=anew) if can_show(ClusterSimulation(seed).plan))
+    for tried, seed in enumerate(itertools.islice(shows, max_seeds), start=1):
         with plant():
             report = run(seed)
         if not report.right and is_right(seed):
             broken = ", ".join(dict.fromkeys(violation.promise for violation in report.violations))
-            return Caught(name, tried, broken, time.process_time() - begun)
-    return Caught(name, max_seeds, "", time.process_time() - begun)
+            return Caught(name, tried, seed, broken, time.process_time() - begun)
+    return Caught(name, tried, seed, "", time.process_time() - begun)
 
 
-def hunt_all(names: Sequence[str], max_seeds: int) -> Iterator[Caught]:
+def hunt_all(names: Sequence[str], max_seeds: int = MAX_SEEDS, *, anew: bool = False) -> Iterator[Caught]:
     """Side by side; in the order given."""
     with processes(os.cpu_count() or 1) as pool:
-        yield from pool.map(hunt, names, itertools.repeat(max_seeds))
+        yield from pool.map(partial(hunt, max_seeds=max_seeds, anew=anew), names)
 
 
 def main() -> int:
@@ -642,13 +644,16 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=MAX_SEEDS, help="the most seeds for one mutant")
     arguments = parser.parse_args()
     chosen = [name for name in MUTANTS if arguments.only is None or arguments.only in name]
-    missed = 0
+    found = {}
     print(f"{'planted bug':52} {'seeds':>5} {'seconds':>7}  broken promise")
-    for caught in hunt_all(chosen, arguments.seeds):
-        missed += not caught.broken
-        print(f"{caught.mutant:52} {caught.seeds:5} {caught.seconds:7.0f}  {caught.broken or 'NOT CAUGHT'}", flush=True)
-    print(f"{len(chosen) - missed} of {len(chosen)} caught")
-    return 1 if missed else 0
+    for verdict in hunt_all(chosen, arguments.seeds, anew=True):
+        if verdict.broken:
+            found[verdict.mutant] = verdict.seed
+        what = verdict.broken or "NOT CAUGHT"
+        print(f"{verdict.mutant:52} {verdict.seeds:5} {verdict.seconds:7.0f}  {what}", flush=True)
+    caught.note(found)
+    print(f"{len(found)} of {len(chosen)} caught")
+    return 0 if len(found) == len(chosen) else 1
 
 
 if __name__ == "__main__":

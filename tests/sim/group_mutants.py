@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import service.groups.classic_kind
 import service.groups.consumer_decisions
@@ -34,7 +35,7 @@ from service.groups.records import current_record, member_tombstones, target_epo
 from service.groups.resuming import Resuming
 from service.groups.states import MemberState
 from service.groups.verdicts import Fault, OffsetsPut, RecordPair
-from tests.sim import gathering
+from tests.sim import caught, gathering
 from tests.sim.groups import run
 from tests.sim.run import replaced
 
@@ -452,25 +453,37 @@ MUTANTS: dict[str, Callable[[], Planting]] = {
 }
 
 
-def hunt(name: str, max_seeds: int = MAX_SEEDS) -> tuple[int, str]:
-    """How many runs it took to catch the mutant, and what was broken; nothing if it was not caught."""
+class Caught(NamedTuple):
+    seeds: int
+    """How many runs it took."""
+    seed: int
+    """The last of them, which caught it."""
+    broken: str
+    """Nothing if it was not caught."""
+
+
+def hunt(name: str, max_seeds: int = MAX_SEEDS, *, anew: bool = False) -> Caught:
+    """Seed after seed, until the mutant is caught. `anew`: as if it had never been."""
     planting = MUTANTS[name]
-    for seed in range(1, max_seeds + 1):
+    tried, seed = 0, 0
+    for tried, seed in enumerate(itertools.islice(caught.seeds(name, anew=anew), max_seeds), start=1):
         with planting():
             broken = gathering.run(seed) if planting in OF_SHARDS else run(seed)
         if broken:
-            return seed, broken
-    return max_seeds, ""
+            return Caught(tried, seed, broken)
+    return Caught(tried, seed, "")
 
 
 def main() -> int:
-    caught = 0
+    found = {}
     for name in MUTANTS:
-        seeds, broken = hunt(name)
-        caught += bool(broken)
-        print(f"{name:45} {seeds:4}  {broken[:100] or 'NOT CAUGHT'}", flush=True)
-    print(f"{caught} of {len(MUTANTS)} caught")
-    return 0 if caught == len(MUTANTS) else 1
+        verdict = hunt(name, anew=True)
+        if verdict.broken:
+            found[name] = verdict.seed
+        print(f"{name:45} {verdict.seeds:4}  {verdict.broken[:100] or 'NOT CAUGHT'}", flush=True)
+    caught.note(found)
+    print(f"{len(found)} of {len(MUTANTS)} caught")
+    return 0 if len(found) == len(MUTANTS) else 1
 
 
 if __name__ == "__main__":

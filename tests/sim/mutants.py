@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import idempotence.producers
@@ -83,6 +83,7 @@ from service.groups.coordinator import GroupCoordinator
 from service.groups.kinds import OffsetCheck, any_offset
 from service.wire.error_codes import ErrorCode
 from tests.log.building import cut_log
+from tests.sim import caught
 from tests.sim.disk import Mount, SimFile
 from tests.sim.plan import MOVED, MOVED_ON, Plan
 from tests.sim.run import Simulation, processes, replaced, run
@@ -1168,6 +1169,7 @@ MUTANTS = (
 class Caught:
     mutant: str
     seeds: int
+    seed: int  # which caught it
     broken: str  # the promises that were broken; empty: not caught
     seconds: float
 
@@ -1178,24 +1180,25 @@ def is_right(seed: int) -> bool:
     return run(seed).right
 
 
-def hunt(name: str, max_seeds: int = MAX_SEEDS) -> Caught:
-    """Seed after seed, until the mutant of that name is caught."""
+def hunt(name: str, max_seeds: int = MAX_SEEDS, *, anew: bool = False) -> Caught:
+    """Seed after seed, until the mutant of that name is caught. `anew`: as if it had never been."""
     [mutant] = [mutant for mutant in MUTANTS if mutant.name == name]
     begun = time.process_time()
-    seeds = (seed for seed in itertools.count(1) if mutant.can_be_shown_by(Simulation(seed).plan))
-    for tried, seed in enumerate(itertools.islice(seeds, max_seeds), start=1):
+    tried, seed = 0, 0
+    shows = (seed for seed in caught.seeds(name, anew=anew) if mutant.can_be_shown_by(Simulation(seed).plan))
+    for tried, seed in enumerate(itertools.islice(shows, max_seeds), start=1):
         with mutant.plant():
             report = run(seed)
         if not report.right and is_right(seed):
             broken = ", ".join(dict.fromkeys(violation.promise for violation in report.violations))
-            return Caught(name, tried, broken, time.process_time() - begun)
-    return Caught(name, max_seeds, "", time.process_time() - begun)
+            return Caught(name, tried, seed, broken, time.process_time() - begun)
+    return Caught(name, tried, seed, "", time.process_time() - begun)
 
 
-def hunt_all(mutants: Sequence[Mutant], max_seeds: int = MAX_SEEDS) -> Iterator[Caught]:
+def hunt_all(mutants: Sequence[Mutant], max_seeds: int = MAX_SEEDS, *, anew: bool = False) -> Iterator[Caught]:
     """Side by side; in the order given."""
     with processes(os.cpu_count() or 1) as pool:
-        yield from pool.map(hunt, [mutant.name for mutant in mutants], itertools.repeat(max_seeds))
+        yield from pool.map(partial(hunt, max_seeds=max_seeds, anew=anew), [mutant.name for mutant in mutants])
 
 
 def main() -> int:
@@ -1208,15 +1211,16 @@ def main() -> int:
     chosen = [mutant for mutant in MUTANTS if arguments.only is None or arguments.only in mutant.name]
     verdicts = []
     print(f"{'planted bug':46} {'seeds':>5} {'seconds':>7}  broken promise")
-    for verdict in hunt_all(chosen, arguments.seeds):
+    for verdict in hunt_all(chosen, arguments.seeds, anew=True):
         verdicts.append(verdict)
         print(
             f"{verdict.mutant:46} {verdict.seeds:5} {verdict.seconds:7.0f}  {verdict.broken or 'NOT CAUGHT'}",
             flush=True,
         )
-    caught = sum(bool(verdict.broken) for verdict in verdicts)
-    print(f"{caught} of {len(verdicts)} caught")
-    return 0 if caught == len(verdicts) else 1
+    found = {verdict.mutant: verdict.seed for verdict in verdicts if verdict.broken}
+    caught.note(found)
+    print(f"{len(found)} of {len(verdicts)} caught")
+    return 0 if len(found) == len(verdicts) else 1
 
 
 if __name__ == "__main__":

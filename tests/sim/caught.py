@@ -1,0 +1,27 @@
+"""By which seed each planted bug was caught last. The tests try that one first, so that a part of the bugs is hunted in
+minutes; `make mutants` and its like hunt from the first seed on, and write down what they find. As the product changes,
+so do its runs: a seed that catches no more costs one run.
+"""
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+_FILE = Path(__file__).with_name("caught.json")
+
+
+def seeds(mutant: str, *, anew: bool = False) -> Iterator[int]:
+    """All seeds, in the order in which they are to be tried. `anew`: as if nothing were known."""
+    known = None if anew else _read().get(mutant)
+    return itertools.chain(() if known is None else (known,), itertools.count(1))
+
+
+def note(caught: dict[str, int]) -> None:
+    """These bugs were caught by these seeds."""
+    _FILE.write_text(json.dumps(_read() | caught, indent=2, sort_keys=True) + "\n")
+
+
+def _read() -> dict[str, int]:
+    known: dict[str, int] = json.loads(_FILE.read_text())
+    return known
