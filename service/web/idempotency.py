@@ -94,14 +94,11 @@ def read_key(given: str) -> str:
 
 def asked_by(request: web.Request) -> bytes:
     """All that tells this request from another one, but for the body."""
-    given = list(headers_of_records(request).items())
-    headers = [
-        f"{name}:{content}\n"
-        for prefix in (RECORD_HEADER, OF_EVENTS)
-        for name, content in given
-        if name.lower().startswith(prefix)
-    ]
-    return asked_for(request.method, request.path_qs, media_of(request), *headers)
+    given = headers_of_records(request).items()
+    # The names of a record's headers are written as they are, and in their order. Those of an event tell nothing so.
+    of_record = [f"{name}:{content}\n" for name, content in given if name.lower().startswith(RECORD_HEADER)]
+    of_event = sorted(f"{name.lower()}:{content}\n" for name, content in given if name.lower().startswith(OF_EVENTS))
+    return asked_for(request.method, request.path_qs, media_of(request), *of_record, *of_event)
 
 
 def asked_for(method: str, path: str, media: str, *headers: str) -> bytes:

@@ -287,6 +287,28 @@ def test_headers_that_are_written_belong_to_the_request_of_a_key(
     assert (other.status, other.json["type"]) == (422, "/problems/key-reused")
 
 
+def test_an_event_is_the_same_however_its_headers_are_written_and_ordered(http: Http, topic: str) -> None:
+    """What stands between may write the names of headers in capitals, or in another order: the event is the same."""
+    attributes = {"id": "1", "source": "s", "type": "t", "specversion": "1.0"}
+    key = {"Idempotency-Key": fresh()}
+    lower = {f"ce-{name}": each for name, each in attributes.items()}
+    forms = (lower, {f"Ce-{name.title()}": each for name, each in attributes.items()}, dict(reversed(lower.items())))
+    answers = [http.post(f"/v1/topics/{topic}/events", b"x", headers={**form, **key}) for form in forms]
+    assert [each.status for each in answers] == [200] * 3, answers
+    assert [each.headers.get("Idempotency-Replayed") for each in answers] == [None, "true", "true"]
+    other = http.post(f"/v1/topics/{topic}/events", b"x", headers={**lower, "ce-id": "s", "ce-source": "1", **key})
+    assert (other.status, other.json["type"]) == (422, "/problems/key-reused")
+
+
+def test_the_order_and_the_letters_of_a_records_headers_belong_to_its_request(http: Http, topic: str) -> None:
+    headers = {"Content-Type": "application/octet-stream", "Idempotency-Key": fresh()}
+    pair = {"Record-Header-a": "1", "Record-Header-b": "2"}
+    path = f"/v1/topics/{topic}/records"
+    assert http.post(path, b"x", headers={**headers, **pair}).status == 200
+    for others in dict(reversed(pair.items())), {"Record-Header-A": "1", "Record-Header-b": "2"}:
+        assert http.post(path, b"x", headers={**headers, **others}).status == 422
+
+
 def test_a_request_that_waited_for_a_memory_that_was_dropped_meanwhile_asks_the_next_one() -> None:
     """A write that failed drops the memory of its keys' partition, also while requests wait for their turn to use it. A
     repeat that went on with the dropped one would not know what was written since, and be written once more.
