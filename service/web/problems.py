@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Literal
+from urllib.parse import quote
 
 import msgspec
 from aiohttp import web
@@ -20,6 +21,8 @@ from service.wire.error_codes import ErrorCode as E
 
 Outcome = Literal["none", "applied", "unknown"]
 MEDIA_TYPE = "application/problem+json"
+_OF_PATHS = "/%:@!$&'()*+,;="
+"""What stands in the path of a URI as it is, beside letters, digits and `-._~`."""
 
 
 class ProblemKind(msgspec.Struct, frozen=True):
@@ -223,7 +226,7 @@ class Problem(Exception):
 
     def response(self, request: web.Request) -> web.Response:
         return web.Response(
-            body=self.body(request.path),
+            body=self.body(quote(request.rel_url.raw_path, _OF_PATHS)),
             status=self.kind.status,
             content_type=MEDIA_TYPE,
             headers=self.all_headers,

@@ -58,6 +58,23 @@ def answer_to(served: Served, request: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
+    ("path", "instance"),
+    [
+        (b"/v1/groups/a%2Fb/nothing?x=1", "/v1/groups/a%2Fb/nothing"),
+        (b"/v1/a%20b%25/c;d=@:e", "/v1/a%20b%25/c;d=@:e"),
+        (b'/v1/<a>"^`{|}', "/v1/%3Ca%3E%22%5E%60%7B%7C%7D"),
+        (b"http://some.host/v1/a%20b", "/v1/a%20b"),
+    ],
+)
+def test_a_problem_names_what_was_asked_for_by_a_reference(served: Served, path: bytes, instance: str) -> None:
+    with connected(served) as connection:
+        connection.sendall(b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path)
+        answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert answer.startswith(b"HTTP/1.1 404 "), answer
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["instance"] == instance
+
+
+@pytest.mark.parametrize(
     "request_",
     [
         HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
