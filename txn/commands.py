@@ -12,7 +12,10 @@ from log.ids import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class InitProducer:
-    """A client takes over the id (it names no pair), or goes on after an error (it names the pair that it had)."""
+    """A client takes over the id (it names no pair), or goes on after an error (it names the pair that it had).
+
+    `spares_ongoing`: it is refused while a transaction is ongoing, instead of aborting that. The wire can't say so.
+    """
 
     transactional_id: str
     timeout_ms: int
@@ -21,6 +24,7 @@ class InitProducer:
     two_phase_commit: bool = False
     keep_prepared: bool = False
     patience_ms: int = 0
+    spares_ongoing: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,8 @@ def decide_init(
     if txn.state in PREPARED:
         return Judgement(BUSY)
     if txn.state is State.ONGOING:
+        if ask.spares_ongoing:
+            return Judgement(WrongState(txn.state))
         return _init_over_ongoing(txn, ask, wall_ms=wall_ms, take_id=take_id)
     return _init_at_rest(txn, ask, timeout_ms, wall_ms=wall_ms, take_id=take_id)
 

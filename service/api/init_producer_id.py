@@ -25,6 +25,18 @@ async def handle(
     header: RequestHeader,
     request: InitProducerIdRequest,
 ) -> InitProducerIdResponse:
+    return await take_over(transactions, producer_ids, header, request)
+
+
+async def take_over(
+    transactions: Transactions,
+    producer_ids: ProducerIdSource,
+    header: RequestHeader,
+    request: InitProducerIdRequest,
+    *,
+    spares_ongoing: bool = False,
+) -> InitProducerIdResponse:
+    """`spares_ongoing`: refuse (48 INVALID_TXN_STATE) to abort a transaction that is ongoing. HTTP asks for that."""
     if request.transactional_id is None:
         try:
             return InitProducerIdResponse(producer_id=await producer_ids.next(), producer_epoch=0)
@@ -40,6 +52,7 @@ async def handle(
         two_phase_commit=request.enable2_pc,
         keep_prepared=request.keep_prepared_txn,
         patience_ms=PATIENCE_MS,
+        spares_ongoing=spares_ongoing,
     )
     verdict = await ask_coordinator(transactions, request.transactional_id, command)
     if isinstance(verdict, NoProducerIds):

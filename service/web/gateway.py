@@ -34,7 +34,7 @@ from aiohttp import (
 
 from log.ids import TopicId, TopicPartition
 from monitoring.scraping import Scraper
-from service.api import incremental_alter_configs
+from service.api import incremental_alter_configs, init_producer_id
 from service.api.routes import OFFERED, ROUTES
 from service.broker.coordination import Coordination
 from service.broker.internal_topics import InternalTopic
@@ -54,7 +54,12 @@ from service.web.problems import Problem, of_error
 from service.wire.base import Request, Struct
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
-from service.wire.messages import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
+from service.wire.messages import (
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+)
 from service.wire.messages.versions import NEWEST_IS_UNSTABLE
 
 if TYPE_CHECKING:
@@ -388,6 +393,19 @@ class Gateway:
         if endpoint is None:
             raise ClientFailure(f"broker {node} is away", FailureKind.UNREACHABLE)
         return Address(endpoint.host, endpoint.port)
+
+    async def take_over(self, request: InitProducerIdRequest) -> InitProducerIdResponse:
+        """Take over a transactional id that this broker coordinates, if its owner has no transaction ongoing. The wire
+        can't say that, and who looks first and takes over then may be too late.
+        """
+        key, session = api_key_of(InitProducerIdRequest), ASKING.get(self.own_session)
+        refusal = ROUTES[key].refusal(session, request)
+        if refusal is not None:
+            return cast(InitProducerIdResponse, refusal)
+        header, here = RequestHeader(key, NEWEST[key], 0, CLIENT_ID), self.here.coordination
+        return await init_producer_id.take_over(
+            here.transactions, here.producer_ids, header, request, spares_ongoing=True
+        )
 
     async def ask_coordinator(self, topic: InternalTopic, key: str, request: Request[R]) -> R:
         """Ask the coordinator. Ask again while the answer's first error code says that it is moving or loading."""

@@ -54,6 +54,10 @@ AGAIN = MOVED | {ErrorCode.CONCURRENT_TRANSACTIONS}
 FENCED = (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
 
 
+def is_owned(transactional_id: str) -> Problem:
+    return Problem("concurrent-transactions", f"{transactional_id!r} has a transaction open")
+
+
 class Producer:
     """The owner of one transactional id."""
 
@@ -76,14 +80,21 @@ class Producer:
         coordinator is asked before each attempt to write.
         """
 
-    async def own(self) -> None:
-        """Take the id over. What its last owner left open is aborted."""
-        deadline = asyncio.get_running_loop().time() + TIMEOUT_S
+    async def own(self, *, steals: bool = True) -> None:
+        """Take the id over. What its last owner left open is aborted. Unless it `steals`, nothing ongoing is, and this
+        broker must coordinate the id.
+        """
+        gateway, deadline = self._gateway, asyncio.get_running_loop().time() + TIMEOUT_S
         request = InitProducerIdRequest(self.transactional_id, self.timeout_ms)
         while True:
-            answer = await self._gateway.ask_coordinator(TRANSACTIONS, self.transactional_id, request)
+            if steals:
+                answer = await gateway.ask_coordinator(TRANSACTIONS, self.transactional_id, request)
+            else:
+                answer = await gateway.take_over(request)
             if not answer.error_code:
                 break
+            if answer.error_code == ErrorCode.INVALID_TXN_STATE:
+                raise is_owned(self.transactional_id)
             if answer.error_code not in AGAIN or asyncio.get_running_loop().time() > deadline:
                 raise of_error(answer.error_code, f"transactional id {self.transactional_id!r}")
             await asyncio.sleep(PAUSE_S)

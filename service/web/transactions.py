@@ -53,7 +53,7 @@ from service.web.forwarding import forward
 from service.web.gateway import Gateway
 from service.web.holding import HOLDER
 from service.web.problems import Outcome, Problem, of_error
-from service.web.producers import AGAIN, FENCED, Producer
+from service.web.producers import AGAIN, FENCED, Producer, is_owned
 from service.web.producing import (
     BatchIn,
     BatchOut,
@@ -417,7 +417,7 @@ async def begin(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     async with gateway.open_transactions.beginning(wanted.transactional_id):
         if not wanted.steal:
             await _refuse_owned(gateway, wanted.transactional_id)
-        await producer.own()
+        await producer.own(steals=wanted.steal)
         name = Name(wanted.transactional_id, producer.producer_id, producer.epoch)
         gateway.open_transactions.add(name, producer)
     expires_ms = gateway.env.clock.wall_ms() + wanted.timeout_ms
@@ -432,7 +432,7 @@ async def _refuse_owned(gateway: Gateway, transactional_id: str) -> None:
         return
     last = Name(transactional_id, now.producer_id, now.producer_epoch)
     if now.is_open or gateway.open_transactions.is_begun(last):
-        raise Problem("concurrent-transactions", f"{transactional_id!r} has a transaction open")
+        raise is_owned(transactional_id)
 
 
 async def put_batch(gateway: Gateway, request: web.Request) -> web.StreamResponse:

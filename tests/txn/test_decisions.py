@@ -199,6 +199,12 @@ def test_init_over_an_open_transaction_aborts_it() -> None:
     assert after.verdict == Initialized(1, 7)
 
 
+@pytest.mark.parametrize("state", STATES)
+def test_who_spares_what_is_ongoing_gets_the_id_as_anybody_unless_something_is(state: State) -> None:
+    spared, taken = (init(txn_in(state), InitProducer("pay", 1_000, spares_ongoing=each)) for each in (True, False))
+    assert spared == (Judgement(WrongState(state)) if state is State.ONGOING else taken)
+
+
 @rule("B.3", "the fence moves the epoch once, not twice (KAFKA-19367)")
 def test_the_fence_moves_the_epoch_once() -> None:
     assert fence(txn_in(State.ONGOING), same_client=False, wall_ms=NOW, take_id=fresh_id).producer_epoch == 6

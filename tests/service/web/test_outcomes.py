@@ -1364,10 +1364,10 @@ def test_a_transaction_for_which_there_is_no_place_is_not_begun_at_all(
             owning, may_go_on = asyncio.Event(), asyncio.Event()
             own = Producer.own
 
-            async def slowly(producer: Producer) -> None:
+            async def slowly(producer: Producer, **how: bool) -> None:
                 owning.set()
                 await may_go_on.wait()
-                await own(producer)
+                await own(producer, **how)
 
             with monkeypatch.context() as patched:
                 patched.setattr(Producer, "own", slowly)
@@ -1501,6 +1501,34 @@ def test_who_does_not_steal_is_refused_also_while_the_first_batch_is_written(
                 answer = await client.post("transactions", json={"transactional_id": "x", "steal": False})
             assert answer.status == 409
             assert (await (await client.post(f"{path}:commit")).json())["outcome"] == "applied"
+
+    on_stage(tmp_path, scene)
+
+
+def test_who_does_not_steal_aborts_nothing_that_its_owner_begins_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was looked whether a transaction is open, and then, later, the id was taken over."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("t", 1)
+        async with serving(stage) as (server, client):
+            owner = Producer(server.gateway, "x")  # as a Kafka client: nobody has begun anything over HTTP
+            await owner.own()
+            find = service.client.transactions.find_transaction
+
+            async def find_before(*asked: Any) -> Any:
+                found = await find(*asked)
+                await owner.write([owner.build(TopicPartition("t", 0), [(b"k", b"v", (), 1)])])
+                return found
+
+            with monkeypatch.context() as patched:
+                patched.setattr("service.web.transactions.find_transaction", find_before)
+                answer = await client.post("transactions", json={"transactional_id": "x", "steal": False})
+            problem = await answer.json()
+            assert answer.status == 409, problem
+            assert (problem["type"], problem["outcome"]) == ("/problems/concurrent-transactions", "none")
+            await owner.end(commit=True)  # it would be refused
 
     on_stage(tmp_path, scene)
 
