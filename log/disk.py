@@ -1,7 +1,8 @@
 """The port to the disk, and the real disk.
 
 What always holds:
-* An append is whole or did not happen.
+* An append is whole or did not happen. What was appended changes only by `patch`, which is for files that nobody reads
+  yet.
 * A change that fails raises a `DiskFault`, and the fault is final: the disk answers every later change with the same
   one, because nobody knows what is on the platter. Reads go on.
 * There is one exception, a fault that passes by itself (`DiskFault.passing`): an append, a new file or folder, or an
@@ -44,6 +45,8 @@ NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 """The disk is full, or its owner may not use more of it. That is no failure of the disk either."""
 NAME_REFUSED: Final = (errno.ENAMETOOLONG, errno.EMLINK)
 """The file system has no such long names, or not so many folders in one. That concerns one partition."""
+NOT_RESERVED: Final = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+"""The file system can't reserve room. That is no failure of the disk."""
 DESCRIPTOR_PATIENCE_S: Final = 10.0
 """How long a thread beside the loop waits for a free descriptor."""
 TEMPORARY: Final = ".tmp"
@@ -71,6 +74,14 @@ class File(Protocol):
     def size(self) -> int: ...
     def append(self, buffers: Sequence[Buffer]) -> int:
         """All buffers at the end of the file, or `DiskFault` and the file as it was. Returns where they start."""
+
+    def reserve(self, size_bytes: int) -> None:
+        """Take the room for so many bytes at the end of an empty file, before they are appended. A rename of the file
+        then finds nothing to do but the name: ext4 writes out a file without its places when it replaces another.
+        """
+
+    def patch(self, position: int, data: Buffer) -> None:
+        """Write over bytes of the file, all within its first sector: after a crash they are the old ones or the new."""
 
     def pread(self, size: int, position: int) -> bytes:
         """The bytes that are there; fewer than `size` only at the end of the file."""
@@ -199,7 +210,7 @@ class RealFile:
         try:
             written = os.pwritev(descriptor, buffers, position)
             if written != wanted:
-                _write_rest(descriptor, memoryview(b"".join(buffers))[written:], position + written)
+                _write_rest(descriptor, buffers, written, position)
         except OSError as error:
             raise self._taken_back(error, descriptor) from error
         self.size = position + wanted
@@ -213,6 +224,23 @@ class RealFile:
             why = f"{error.strerror}, and the half-written bytes could not be cut off: {second.strerror}"
             return self._disk.fail(OSError(errno.EIO, why), self.path)
         return self._disk.fail(error, self.path)
+
+    def reserve(self, size_bytes: int) -> None:
+        self._disk.check()
+        descriptor = self.fileno()
+        try:
+            os.posix_fallocate(descriptor, 0, size_bytes)
+        except OSError as error:
+            if error.errno not in NOT_RESERVED:
+                raise self._taken_back(error, descriptor) from error
+
+    def patch(self, position: int, data: Buffer) -> None:
+        self._disk.check()
+        try:
+            written = os.pwrite(self.fileno(), data, position)
+        except OSError as error:
+            raise self._disk.fail(error, self.path) from error
+        assert written == len(data), "the bytes have their room already"
 
     def pread(self, size: int, position: int) -> bytes:
         descriptor = self._descriptor if self._descriptor >= 0 else self._reopen()
@@ -572,13 +600,17 @@ def _remove_in_place(real_path: str) -> None:
     _remove(real_path)
 
 
-def _write_rest(descriptor: int, rest: memoryview, position: int) -> None:
+def _write_rest(descriptor: int, buffers: Sequence[Buffer], written: int, position: int) -> None:
     """Write what a short write has left over. The next write takes more bytes, or its error tells why it can't."""
-    while rest:
-        written = os.pwrite(descriptor, rest, position)
-        if not written:
-            raise OSError(errno.ENOSPC, "not all bytes were taken")
-        rest, position = rest[written:], position + written
+    position += written
+    for buffer in buffers:
+        rest = memoryview(buffer)[written:]
+        written = max(written - len(buffer), 0)
+        while rest:
+            taken = os.pwrite(descriptor, rest, position)
+            if not taken:
+                raise OSError(errno.ENOSPC, "not all bytes were taken")
+            rest, position = rest[taken:], position + taken
 
 
 def _tell(done: asyncio.Future[None], failure: Exception | None) -> None:

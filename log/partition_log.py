@@ -35,6 +35,7 @@ from log.durability import LogDurability
 from log.epochs import LeaderEpochs
 from log.identity import sync_topic_id, write_topic_id
 from log.ids import TopicId
+from log.laying import LaidBatch
 from log.recovery import Damage, Recovered, RecoveryReport, recover
 from log.segment import SEGMENT_BYTES_MAX, Segment, SegmentFacts
 from log.segments import Segments
@@ -71,6 +72,7 @@ class PartitionLog:
         "_has_found_damage",
         "_roll_ms",
         "_topic_id",
+        "batches_laid",
         "config",
         "disk",
         "durability",
@@ -109,6 +111,8 @@ class PartitionLog:
         """
         self.times_forgotten = 0
         """How often some have left the log in this process."""
+        self.batches_laid = 0
+        """How many batches were written to files beside the log in this process (`log.laying`)."""
         self._has_found_damage = False
         self._topic_id: TopicId | None = None
         self.set_config(config)
@@ -224,41 +228,65 @@ class PartitionLog:
 
     # -- writing
 
-    def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> None:
+    def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int, laid: LaidBatch | None = None) -> None:
         """Append one stamped batch at exactly `end_offset`, in a new segment if one is due. After a `DiskFault` no
-        batch was added.
+        batch was added. `laid`: all of the batch but its header is in this file beside the log.
         """
         assert header.base_offset == self.end_offset, "batches follow each other without a gap"
         active = self.segments.active
         config = self.config
-        if active is None or not active.has_room_for(header, config, now_ms, self._roll_ms):
-            active = self.start_segment(now_ms)
-        active.append(batch, header, now_ms, config.index_interval_bytes)
+        if laid is not None:
+            active = self._append_laid(laid, batch, header, now_ms)
+        else:
+            if active is None or not active.has_room_for(header, config, now_ms, self._roll_ms):
+                active = self.start_segment(now_ms)
+            active.append(batch, header, now_ms, config.index_interval_bytes)
         self.end_offset = active.end_offset
         if header.leader_epoch > self.epochs.latest:
             self.epochs.assign(header.leader_epoch, header.base_offset)
         for view in self.views:
             view.apply(header, batch)
 
-    def append_after_gap(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> None:
+    def _append_laid(self, laid: LaidBatch, batch: Buffer, header: BatchHeader, now_ms: int) -> Segment:
+        """The file with the batch becomes that of an empty segment, so nothing is written again. After a crash the log
+        has the empty segment, or the one with the batch; and the file under its own name is no part of a log.
+        """
+        assert laid.fits(self), "the file is beside this log"
+        laid.complete(batch)
+        active = self.segments.active
+        if active is None or active.size_bytes:
+            active = self.start_segment(now_ms)
+        active.take_file(laid.path, header, now_ms, self.config.index_interval_bytes)
+        laid.was_taken()
+        self.durability.names_changed = True
+        return active
+
+    def append_after_gap(
+        self, batch: Buffer, header: BatchHeader, *, now_ms: int, laid: LaidBatch | None = None
+    ) -> None:
         """`append` for a batch that was copied from a compacted log: there may be a gap before its offset. If it is the
         first batch of its leader epoch, that may have begun anywhere in the gap (`log.epochs`).
         """
         ended, latest = self.end_offset, self.epochs.latest
         assert header.base_offset >= ended, "no offset is given twice"
         if header.base_offset == ended:
-            self.append(batch, header, now_ms=now_ms)
+            self.append(batch, header, now_ms=now_ms, laid=laid)
             return
         active = self.segments.active
         is_out_of_reach = active is not None and header.last_offset >= active.reach  # of an empty segment, too
-        if active is None or is_out_of_reach or not active.has_room_for(header, self.config, now_ms, self._roll_ms):
+        is_full = active is not None and (
+            bool(active.size_bytes)
+            if laid is not None
+            else not active.has_room_for(header, self.config, now_ms, self._roll_ms)
+        )
+        if active is None or is_out_of_reach or is_full:
             if header.last_offset - ended <= SEGMENT_BYTES_MAX:
                 self.start_segment(now_ms)  # the new segment begins where the last one ends, which is before the gap
             else:
                 self._go_on_at(header.base_offset, now_ms)
         self.end_offset = header.base_offset
         try:
-            self.append(batch, header, now_ms=now_ms)
+            self.append(batch, header, now_ms=now_ms, laid=laid)
         except DiskFault:
             self.end_offset = max(ended, self.segments[-1].base_offset)
             raise

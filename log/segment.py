@@ -244,6 +244,17 @@ class Segment:
         self.note(header, position, interval_bytes)
         self.appended_ms = now_ms
 
+    def take_file(self, path: str, header: BatchHeader, now_ms: int, interval_bytes: int) -> None:
+        """The file at `path`, which holds this one batch, takes the place of this segment's own, which is empty.
+        `DiskFault`: nothing has changed.
+        """
+        assert not self.size_bytes, "nothing is written over"
+        self.load_indexes()
+        self._disk.rename(path, self.path())
+        self.close_file()
+        self.note(header, 0, interval_bytes)
+        self.appended_ms = now_ms
+
     def append_all(self, batches: Sequence[tuple[Buffer, BatchHeader]], interval_bytes: int) -> None:
         """Whole batches at the end, in one write."""
         position = self.file.append([batch for batch, _ in batches])

@@ -107,20 +107,24 @@ def _size_bytes(records: memoryview, at: int) -> int:
     return int(length) + PREFIX_BYTES
 
 
-def inspect_batch(batch: memoryview, config: LogConfig, now_ms: int) -> BatchHeader | RefusedBatch:
-    """The header of a whole batch, or why it may not be appended."""
+def inspect_batch(
+    batch: memoryview, config: LogConfig, now_ms: int, checksum: int | None = None
+) -> BatchHeader | RefusedBatch:
+    """The header of a whole batch, or why it may not be appended. `checksum`: it was reckoned before."""
     size_bytes = len(batch)
     if size_bytes > config.max_message_bytes:
         return _too_large(size_bytes, config)
     try:
         header = read_header(batch)
     except CorruptBatch as error:
-        if crc32c(batch[CHECKED_FROM:]) != int.from_bytes(batch[CRC_AT:CHECKED_FROM], "big"):
+        if (crc32c(batch[CHECKED_FROM:]) if checksum is None else checksum) != int.from_bytes(
+            batch[CRC_AT:CHECKED_FROM], "big"
+        ):
             return WRONG_CHECKSUM
         return RefusedBatch(ErrorCode.INVALID_RECORD, str(error))
     # Unpacking the header once is faster than a look-up by name for each check.
     base_offset, _, _, _, crc, attributes, last_delta, _, _, producer_id, _, base_sequence, count = header
-    if crc32c(batch[CHECKED_FROM:]) != crc:
+    if (crc32c(batch[CHECKED_FROM:]) if checksum is None else checksum) != crc:
         return WRONG_CHECKSUM
     if count <= 0 or last_delta + 1 != count or base_offset != 0:
         return RefusedBatch(
@@ -327,6 +331,22 @@ def wanted_codec(header: BatchHeader, config: LogConfig) -> int:
     if config.compression_type == "producer":
         return header.codec
     return CODECS[config.compression_type]
+
+
+def as_stored(
+    header: BatchHeader, inspected: Inspected | None, config: LogConfig, now_ms: int
+) -> tuple[BatchHeader, int]:
+    """The header with which the batch is stored, apart from its checksum, and the time of the append, if the topic's
+    records have that.
+    """
+    if inspected is not None and inspected.records is not None:
+        header = read_header(inspected.records)
+    elif inspected is not None and inspected.newest_ms is not None:
+        header = header._replace(max_timestamp=inspected.newest_ms)
+    attributes = header.attributes & ~BROKERS_BITS
+    if config.message_timestamp_type != "LogAppendTime":
+        return header._replace(attributes=attributes), -1
+    return header._replace(attributes=attributes | LOG_APPEND_TIME, max_timestamp=now_ms), now_ms
 
 
 def _too_large(size_bytes: int, config: LogConfig) -> RefusedBatch:

@@ -33,6 +33,8 @@ class LogFolder:
         self.flusher = Flusher(self.fail)
         self.failed: DiskFault | None = None
         self.headroom = Headroom(name, disk, reserve_bytes)
+        self.laying = asyncio.Lock()
+        """For the one whose large batch is being laid beside its log: one after the other, each is written fast."""
         self.partitions = 0
         """How many partitions of the broker are in this folder."""
         self.unused: dict[str, int] = {}

@@ -78,7 +78,7 @@ class Broker:
         )
         self.health = Health(env, config, self.metadata, self.partitions, self.replication)
         self.writing = WritingParts(
-            config, env.clock, Inspector(env), coordination.transaction_gate, self.replication.in_sync
+            config, env, Inspector(env), coordination.transaction_gate, self.replication.in_sync
         )
         self.maker = PartitionMaker(env, config, self.partitions, self.folders, self.housekeeper)
         self.moves = FolderMoves(env, self.metadata, self.partitions, self.folders, self.maker, self.housekeeper)

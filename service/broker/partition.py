@@ -59,6 +59,7 @@ from log.control import ControlType, build_marker
 from log.cutting import restart_at, truncate_to, views_below
 from log.disk import DiskFault, FileSlice
 from log.ids import NO_EPOCH, TopicId, TopicPartition
+from log.laying import LaidBatch
 from log.partition_log import PartitionLog
 from log.replica import ReplicaSet
 from log.segment import IndexesLost
@@ -72,6 +73,7 @@ from service.broker.acceptance import (
     inspect_batch,
     must_inspect,
 )
+from service.broker.large import LAY_FIRST, LargeBatch, Wanted
 from service.broker.log_folder import LogFolder
 from service.broker.tally import PartitionTally
 from service.turns import Steps
@@ -475,20 +477,29 @@ class Partition:
 
     # -- following
 
-    def append_replicated(self, batch: memoryview, header: BatchHeader, *, now_ms: int) -> None:
+    def append_replicated(
+        self,
+        batch: memoryview,
+        header: BatchHeader,
+        *,
+        now_ms: int,
+        checksum: int | None = None,
+        laid: LaidBatch | None = None,
+    ) -> None:
         """Append one batch exactly as the leader has it. Raises `CorruptBatch` if the batch can't come next in this
-        log, and `DiskFault` if it can't be written. Nothing has changed then.
+        log, and `DiskFault` if it can't be written. Nothing has changed then. Of a large batch the `checksum` was
+        reckoned before, and it was laid beside the log.
         """
         role, log = self.role, self.log
         assert isinstance(role, Following), "only a follower copies"
-        if crc32c(batch[CHECKED_FROM:]) != header.crc:
+        if (crc32c(batch[CHECKED_FROM:]) if checksum is None else checksum) != header.crc:
             raise CorruptBatch(f"the checksum of the leader's batch at offset {header.base_offset} is wrong")
         if header.base_offset < log.end_offset:
             raise CorruptBatch(f"the leader sent offset {header.base_offset} where {log.end_offset} was due")
         if not log.epochs.latest <= header.leader_epoch <= role.leader_epoch:
             epochs = f"{log.epochs.latest} to {role.leader_epoch}"
             raise CorruptBatch(f"the leader sent leader epoch {header.leader_epoch}, not one of {epochs}")
-        log.append_after_gap(batch, header, now_ms=now_ms)
+        log.append_after_gap(batch, header, now_ms=now_ms, laid=laid)
         assert log.end_offset == header.next_offset, "the next batch to fetch follows this one"
         if header.is_control:
             self.stable.forget_ended(self.high_watermark)
@@ -553,9 +564,13 @@ class Partition:
         guard: Guard | None = None,
         needs_guard: bool = True,
         inspected: Inspected | None = None,
+        large: LargeBatch | None = None,
     ) -> Appended | RefusedBatch:
         """Append one client's batch; offsets and epoch are written into `records` itself. If the batch is refused,
         nothing has changed.
+
+        A `large` batch is not appended before it was laid beside the log. `LAY_FIRST`: it is to be laid now, as
+        `large.wanted` says, and then this is called again. All is judged again then, as if the batch had come then.
 
         `inspected` is the result of a look at the records under the topic's settings. If it is missing or the settings
         have changed, the look happens here. `guard` was given out by `producers.start_verification` before the
@@ -568,7 +583,7 @@ class Partition:
         config = log.config
         if acks == ACKS_ALL and replicas.is_short:
             return self._send_again(TOO_FEW_IN_SYNC, now_ms)
-        header = inspect_batch(records, config, now_ms)
+        header = inspect_batch(records, config, now_ms, None if large is None else large.checksum)
         if isinstance(header, RefusedBatch):
             return header
         if must_inspect(header, config, now_ms):
@@ -590,7 +605,12 @@ class Partition:
         if headroom.is_short:
             return self._send_again(NOT_NOW, now_ms)
         append_time_ms = -1
-        if inspected is not None or header.attributes & BROKERS_BITS or config.message_timestamp_type != "CreateTime":
+        if large is not None:
+            if not large.is_laid(log):
+                large.wanted = Wanted(log, config, header, inspected, now_ms)
+                return LAY_FIRST
+            (records, header), append_time_ms = large.as_laid(), large.append_time_ms
+        elif inspected is not None or header.attributes & BROKERS_BITS or config.message_timestamp_type != "CreateTime":
             if inspected is not None and inspected.records is not None:
                 records = memoryview(inspected.records)
             elif inspected is not None and inspected.newest_ms is not None:
@@ -603,7 +623,8 @@ class Partition:
             header = read_header(records)
         size_bytes = header.size_bytes
         headroom.took(size_bytes)
-        appended = self._append(records, header, append_time_ms, now_ms)
+        laid = None if large is None else large.laid
+        appended = self._append(records, header, append_time_ms, now_ms, laid)
         if isinstance(appended, Appended):
             tally = self.tally
             tally.appended += 1
@@ -704,22 +725,22 @@ class Partition:
         return self._append(batch, header, -1, now_ms) if appended is NOT_NOW else appended
 
     def _append(
-        self, records: memoryview, header: BatchHeader, append_time_ms: int, now_ms: int
+        self,
+        records: memoryview,
+        header: BatchHeader,
+        append_time_ms: int,
+        now_ms: int,
+        laid: LaidBatch | None = None,
     ) -> Appended | RefusedBatch:
         log = self.log
         base_offset = log.end_offset
         restamp(records, base_offset=base_offset, leader_epoch=self.leader_epoch)
         header = restamped(header, base_offset=base_offset, leader_epoch=self.leader_epoch)
         try:
-            log.append(records, header, now_ms=now_ms)
+            log.append(records, header, now_ms=now_ms, laid=laid)
         except (DiskFault, CorruptBatch) as error:
             self.folder.blame(error, self.topic_partition)
-            if isinstance(error, DiskFault) and error.passing:
-                return NOT_NOW
-            if not self.offline:  # the disk is fine, but the segment that is written to is not
-                logger.critical("%s is damaged and no longer served", self.topic_partition)
-                self.fail()
-            return OFFLINE
+            return self.refused_for(error)
         durability = log.durability
         if self._fsync or durability.gaps_left:
             self.folder.flusher.request(self)
@@ -730,6 +751,15 @@ class Partition:
         if self._tail_watchers:
             self._wake(self._tail_watchers)
         return Appended(base_offset, log.end_offset, append_time_ms)
+
+    def refused_for(self, error: DiskFault | CorruptBatch) -> RefusedBatch:
+        """The refusal of a batch that could not be written for this reason."""
+        if isinstance(error, DiskFault) and error.passing:
+            return NOT_NOW
+        if not self.offline:  # the disk is fine, but the segment that is written to is not
+            logger.critical("%s is damaged and no longer served", self.topic_partition)
+            self.fail()
+        return OFFLINE
 
     # -- committing
 

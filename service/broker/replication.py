@@ -22,6 +22,7 @@ from log.batch import HEADER_BYTES, BatchHeader, CorruptBatch, read_header
 from log.cutting import distrust, durable_after_cut
 from log.disk import DiskFault
 from log.ids import TopicPartition
+from log.laying import is_large
 from log.partition_log import PartitionLog
 from log.removal import keep_start, raise_start_offset
 from log.replica import cut_by_epoch
@@ -29,6 +30,7 @@ from log.unbroken import unbroken
 from service.broker.fetch_sessions import LOOK_AROUND_MS
 from service.broker.housekeeper import Housekeeper
 from service.broker.in_sync import InSyncSets
+from service.broker.large import checksum_of, laid_beside
 from service.broker.partition import NOBODY, Following, Partition
 from service.broker.partition_table import PartitionTable
 from service.broker.throttling import Throttle, Throttles
@@ -577,11 +579,33 @@ class Fetcher:
             if behind is not None and behind.base_offset < header.next_offset:
                 told = f"offsets {header.base_offset} to {header.last_offset}, and then {behind.base_offset}"
                 raise CorruptBatch(f"the leader sent {told}")
-            partition.append_replicated(records[at:end], header, now_ms=now_ms)
+            batch = records[at:end]
+            if is_large(len(batch)):
+                if not await self._append_large(followed, batch, header):
+                    return
+            else:
+                partition.append_replicated(batch, header, now_ms=now_ms)
             worth = 1 + header.size_bytes // BATCH_WORTH_BYTES
             at, header = end, behind
             if turn.is_over(worth):
                 await asyncio.sleep(0)
+
+    async def _append_large(self, followed: FollowedPartition, batch: memoryview, header: BatchHeader) -> bool:
+        """Append a batch that is laid beside the log first. Returns False if the partition has another role then, or
+        the log has moved to another folder: the batch comes again, if it is still wanted.
+        """
+        partition, env = followed.partition, self._parts.env
+        log = partition.log
+        checksum = await env.blocking(checksum_of, batch)
+        if not followed.holds or (laid := await laid_beside(env, partition.folder, log, batch)) is None:
+            return False
+        try:
+            if not followed.holds or not laid.fits(log):
+                return False
+            partition.append_replicated(batch, header, now_ms=env.clock.wall_ms(), checksum=checksum, laid=laid)
+            return True
+        finally:
+            laid.discard()
 
     async def _raise_start(self, followed: FollowedPartition, leader_start_offset: int) -> None:
         log = followed.partition.log

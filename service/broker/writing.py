@@ -25,15 +25,17 @@ from idempotence.verdicts import Duplicate
 from log.batch import CODEC_BITS, TRANSACTIONAL, BatchHeader, CorruptBatch, read_header
 from log.config import LogConfig
 from log.disk import DiskFault
+from log.laying import is_large
 from service.broker.acceptance import CODECS, Inspected, RefusedBatch, hides_its_newest
 from service.broker.in_sync import InSyncSets
 from service.broker.inspector import Inspector
 from service.broker.internal_topics import INTERNAL_TOPICS
-from service.broker.partition import ACKS_ALL, Appended, Partition, PartitionLost
+from service.broker.large import LAY_FIRST, LargeBatch
+from service.broker.partition import ACKS_ALL, NOT_NOW, Appended, Partition, PartitionLost
 from service.broker.partition_table import TopicPartitions
 from service.broker.session import Session
 from service.broker.transaction_gate import TransactionalWriter, TransactionGate
-from service.ports import Clock
+from service.ports import Env
 from service.settings.broker import BrokerConfig
 from service.turns import in_turns
 from service.wire.error_codes import ErrorCode
@@ -53,8 +55,10 @@ has written since.
 """
 HEADERS_READ_AT_ONCE: Final = 500
 WRITES_AT_ONCE: Final = 64
-BYTES_AT_ONCE: Final = 4 << 20
-"""The most batches, and the most bytes, that are appended in one turn of the loop. That takes a millisecond or two."""
+BYTES_AT_ONCE: Final = 2 << 20
+"""The most batches, and the most bytes, that are appended in one turn of the loop. That takes some milliseconds."""
+LAID_TIMES: Final = 5
+"""How often a large batch is laid beside its log, if each time the log moves or gets other settings meanwhile."""
 SETTLED_AT_ONCE: Final = 500
 NO_BYTES: Final = memoryview(b"")
 A_FIRST_WRITE: Final = 8
@@ -86,7 +90,7 @@ class WritingParts:
     """The parts of the broker that every writing uses."""
 
     config: BrokerConfig
-    clock: Clock
+    env: Env
     inspector: Inspector
     transaction_gate: TransactionGate
     in_sync: InSyncSets
@@ -174,7 +178,11 @@ class Writing:
         self._uncommitted: list[tuple[Partition, int, Write, Appended]] = []
         self._final: list[tuple[Partition, int, Write]] = []
         self._delay_s = 0.0
-        self.takes_turns = len(writes) > 1 and (len(writes) > WRITES_AT_ONCE or self.size_bytes > BYTES_AT_ONCE)
+        self.takes_turns = (
+            _is_large(writes[0].batch)
+            if len(writes) == 1
+            else len(writes) > WRITES_AT_ONCE or self.size_bytes > BYTES_AT_ONCE
+        )
         """There is more to append than one turn of the loop may."""
         self.is_settled = True
         """The outcomes are final, so that the client can be answered now."""
@@ -273,7 +281,7 @@ class Writing:
         for write in self.writes:
             wanted = self._to_open(write)
             if wanted is not None:
-                write.inspected = self._parts.inspector.inspect_now(*wanted, self._parts.clock.wall_ms())
+                write.inspected = self._parts.inspector.inspect_now(*wanted, self._parts.env.clock.wall_ms())
                 if write.inspected is None:
                     return False
         return True
@@ -282,7 +290,7 @@ class Writing:
         """Look at the records of all batches that need it, until each has been looked at under the settings that hold
         when this returns.
         """
-        inspector, clock = self._parts.inspector, self._parts.clock
+        inspector, clock = self._parts.inspector, self._parts.env.clock
         while unknown := [(write, wanted) for write in writes if (wanted := self._to_open(write)) is not None]:
             for write, wanted in unknown:
                 now_ms = clock.wall_ms()
@@ -292,7 +300,7 @@ class Writing:
 
     def append(self) -> None:
         """Append the batches that may be appended. Afterwards every write has its outcome."""
-        now_ms = self._parts.clock.wall_ms()
+        now_ms = self._parts.env.clock.wall_ms()
         for write in self.writes:
             write.outcome = self._append(write, now_ms)
 
@@ -315,24 +323,48 @@ class Writing:
         """
         left = list(reversed(self.writes))
         while left:
+            if _is_large(left[-1].batch):
+                await self._append_large(left.pop())
+                continue
             some: list[Write] = []
             work = size_bytes = 0
-            while left and work < WRITES_AT_ONCE and size_bytes < BYTES_AT_ONCE:
+            while left and work < WRITES_AT_ONCE and not _is_large(batch := left[-1].batch):
+                came_bytes = 0 if isinstance(batch, RefusedBatch) else len(batch)
+                if some and size_bytes + came_bytes > BYTES_AT_ONCE:
+                    break
                 some.append(write := left.pop())
                 work += A_FIRST_WRITE if _begins_a_log(write) else 1
-                size_bytes += 0 if isinstance(write.batch, RefusedBatch) else len(write.batch)
+                size_bytes += came_bytes
             await self._open(some)  # for topics whose settings changed meanwhile
-            now_ms = self._parts.clock.wall_ms()
+            now_ms = self._parts.env.clock.wall_ms()
             for write in some:
                 write.outcome = self._append(write, now_ms)
             if left:
                 await asyncio.sleep(0)
 
+    async def _append_large(self, write: Write) -> None:
+        """Append a batch that is laid beside the log first. The log is used meanwhile, so all is judged afterwards."""
+        assert not isinstance(write.batch, RefusedBatch), "a batch that is refused is not large"
+        large = LargeBatch(self._parts.env, write.batch)
+        try:
+            await large.look()
+            for _ in range(LAID_TIMES):
+                await self._open((write,))
+                write.outcome = self._append(write, self._parts.env.clock.wall_ms(), large)
+                if write.outcome is not LAY_FIRST:
+                    return
+                if (refused := await large.lay(write.partition)) is not None:
+                    write.outcome = refused
+                    return
+            write.outcome = NOT_NOW
+        finally:
+            large.discard()
+
     def refuse(self, error: ErrorCode) -> None:
         for write in self.writes:
             write.outcome = RefusedBatch(error)
 
-    def _append(self, write: Write, now_ms: int) -> Appended | RefusedBatch:
+    def _append(self, write: Write, now_ms: int, large: LargeBatch | None = None) -> Appended | RefusedBatch:
         terms, batch, partitions = self._terms, write.batch, write.partitions
         if isinstance(partitions, RefusedBatch):
             return partitions
@@ -362,7 +394,10 @@ class Writing:
             guard=write.admitted,
             needs_guard=self._needs_guard,
             inspected=write.inspected,
+            large=large,
         )
+        if outcome is LAY_FIRST:
+            return outcome
         write.batch, write.inspected = NO_BYTES, None  # it may wait long for its replicas, and its bytes count no more
         write.log_start_offset = partition.log.start_offset
         if isinstance(outcome, Appended):
@@ -427,6 +462,10 @@ class Writing:
         if self._delay_s:
             await asyncio.sleep(self._delay_s)
         return int(self._delay_s * 1000)
+
+
+def _is_large(batch: memoryview | RefusedBatch) -> bool:
+    return not isinstance(batch, RefusedBatch) and is_large(len(batch))
 
 
 def _unconfirmed(write: Write) -> tuple[Partition, Write, BatchHeader] | None:

@@ -68,6 +68,16 @@ class MemoryFile:
         self.node.pending.append((position, written))
         return position
 
+    def reserve(self, size_bytes: int) -> None:
+        self.disk.change("reserve", self.path)
+        assert not self.node.data
+
+    def patch(self, position: int, data: Buffer) -> None:
+        self.disk.change("patch", self.path)
+        assert position + len(data) <= min(len(self.node.data), SECTOR_BYTES)
+        write(self.node.data, position, bytes(data))
+        self.node.pending.append((position, bytes(data)))
+
     def pread(self, size: int, position: int) -> bytes:
         assert not self.closed or self.pins
         return bytes(self.node.data[position : position + size])

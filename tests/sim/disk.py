@@ -38,7 +38,7 @@ from log.disk import DISCARDED, TEMPORARY, DiskFault, Space
 if TYPE_CHECKING:
     from tests.sim.world import Host
 
-PASSES_WHEN = {"append", "create", "truncate", "mkdir"}
+PASSES_WHEN = {"append", "reserve", "create", "truncate", "mkdir"}
 """What may be tried again when it found no room."""
 ODDS = {"append": "append_error", "pread": "read_error", "fsync": "fsync_error"}
 """Where `DiskFaults` has the odds of calls that have odds of their own."""
@@ -728,6 +728,19 @@ class SimFile:
             device.used_bytes += len(data)
             self.size = position + len(data)
         return position
+
+    def reserve(self, size_bytes: int) -> None:
+        """Nothing is kept for the file: what comes in between may take the room."""
+        self._touch()
+        with Change(self._mount, "reserve", self.path):
+            if self._device.used_bytes + size_bytes > self._device.capacity_bytes:
+                self._device.fail(errno.ENOSPC, self.path)
+
+    def patch(self, position: int, data: Buffer) -> None:
+        self._touch()
+        assert position + len(data) <= min(self.size, SECTOR_BYTES), "what is patched is in the first sector"
+        with Change(self._mount, "patch", self.path):
+            self._change(Dirty(self._device.number(), position, bytes(data)))
 
     def pread(self, size: int, position: int) -> bytes:
         self._touch()

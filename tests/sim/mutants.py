@@ -255,8 +255,8 @@ def a_snapshot_holds_the_batch_behind_it() -> contextlib.AbstractContextManager[
     """It is taken when that batch has been applied, which recovery then applies once more, or never finds."""
     original = PartitionLog.append
 
-    def append(partition_log: PartitionLog, batch: Buffer, header: BatchHeader, *, now_ms: int) -> None:
-        original(partition_log, batch, header, now_ms=now_ms)
+    def append(partition_log: PartitionLog, batch: Buffer, header: BatchHeader, **how: Any) -> None:
+        original(partition_log, batch, header, **how)
         taken = partition_log.snapshots.pending.get(header.base_offset)
         if taken is not None:
             partition_log.snapshots.take(

@@ -1,5 +1,6 @@
 """Very much is done in several turns of the loop. In half of the runs little is done so, too: each partition, batch,
-guard and marker takes a turn of its own, and anything may change in between.
+guard and marker takes a turn of its own, and anything may change in between. In some runs ordinary batches are taken
+for large ones.
 """
 
 import contextlib
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 from unittest import mock
 
+import log.laying
 import log.relocation
 import log.segment
 import service.api.fetch
@@ -42,6 +44,9 @@ SHORT: Final[tuple[tuple[Any, str, Any], ...]] = (
     (service.cluster.image, "APPLIED_A_TURN", 1),
 )
 
+LARGE: Final = (61, 200, 500, 2_000)
+"""Batches longer than this are laid beside the log: in some runs nearly all, in others a few."""
+
 
 @contextlib.contextmanager
 def short_turns(chance: random.Random) -> Iterator[None]:
@@ -49,4 +54,6 @@ def short_turns(chance: random.Random) -> Iterator[None]:
         if chance.random() < 0.5:
             for module, name, value in SHORT:
                 patches.enter_context(mock.patch.object(module, name, value))
+        if chance.random() < 0.4:
+            patches.enter_context(mock.patch.object(log.laying, "LARGE_BYTES", chance.choice(LARGE)))
         yield

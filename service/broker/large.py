@@ -1,0 +1,127 @@
+"""A client's batch that is laid beside its log before it is appended (`log/laying.py`): to write it takes longer than a
+turn of the loop may.
+
+What always holds: nothing is decided here. `Partition.append_from_client` judges the batch, asks for it to be laid, and
+judges it again, with all that has changed meanwhile, in the step that appends it.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from log.batch import CHECKED_FROM, HEADER, HEADER_BYTES, PREFIX_BYTES, BatchHeader, crc32c
+from log.config import LogConfig
+from log.disk import DiskFault
+from log.laying import LaidBatch
+from log.partition_log import PartitionLog
+from log.unbroken import unbroken
+from service.broker.acceptance import Inspected, RefusedBatch, as_stored
+from service.broker.log_folder import LogFolder
+from service.ports import Env
+from service.wire.error_codes import ErrorCode
+
+if TYPE_CHECKING:
+    from service.broker.partition import Partition
+
+LAY_FIRST = RefusedBatch(ErrorCode.NOT_ENOUGH_REPLICAS, "The batch must be laid beside the log first.")
+"""This is for the caller, not for the client."""
+
+
+async def laid_beside(env: Env, folder: LogFolder, log: PartitionLog, batch: memoryview) -> LaidBatch | None:
+    """The batch in a file beside the log; None if the log is gone. `DiskFault`: it can't be written."""
+    async with folder.laying:
+        if log.gone:  # a folder that was made again would be that of a topic of the same name
+            return None
+        laid = LaidBatch(log)
+        try:
+            await unbroken(env.blocking(laid.fill, batch))  # what is being written must not be taken away
+        except BaseException:
+            laid.discard()
+            raise
+        return laid
+
+
+def checksum_of(batch: memoryview) -> int:
+    return crc32c(batch[CHECKED_FROM:])
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be laid: the batch with this header, beside this log, as its settings want it."""
+
+    log: PartitionLog
+    config: LogConfig
+    header: BatchHeader
+    inspected: Inspected | None
+    now_ms: int
+
+
+class LargeBatch:
+    """The caller calls `look`, then `lay` as often as is asked for, and at last `discard`."""
+
+    __slots__ = (
+        "_batch",
+        "_config",
+        "_env",
+        "_laid_bytes",
+        "_stored",
+        "append_time_ms",
+        "checksum",
+        "laid",
+        "wanted",
+    )
+
+    def __init__(self, env: Env, batch: memoryview) -> None:
+        self._env = env
+        self._batch = batch
+        self._config: LogConfig | None = None
+        self.checksum = 0
+        self.laid: LaidBatch | None = None
+        self._laid_bytes = batch
+        self._stored: BatchHeader
+        self.append_time_ms = -1
+        self.wanted: Wanted
+
+    async def look(self) -> None:
+        """Reckon the checksum."""
+        self.checksum = await self._env.blocking(checksum_of, self._batch)
+
+    def is_laid(self, log: PartitionLog) -> bool:
+        """Whether it lies beside this log, in the form that the log's present settings ask for."""
+        return self.laid is not None and self._config is log.config and self.laid.fits(log)
+
+    async def lay(self, partition: "Partition | None") -> RefusedBatch | None:
+        """Lay it as is wanted. Returns why that can't be done."""
+        assert partition is not None, "it was judged by its partition"
+        self.discard()
+        wanted = self.wanted
+        stored, self.append_time_ms = as_stored(wanted.header, wanted.inspected, wanted.config, wanted.now_ms)
+        batch, folder = self._batch, partition.folder
+        if wanted.inspected is not None and wanted.inspected.records is not None:
+            batch = memoryview(wanted.inspected.records)
+        try:
+            self.laid = await laid_beside(self._env, folder, wanted.log, batch)
+        except DiskFault as fault:
+            folder.blame(fault, partition.topic_partition)
+            return partition.refused_for(fault)
+        if stored != wanted.header and self.laid is not None:
+            stored = stored._replace(crc=await self._env.blocking(_checksum_with, stored, batch))
+        self._stored, self._laid_bytes, self._config = stored, batch, wanted.config
+        return None
+
+    def as_laid(self) -> tuple[memoryview, BatchHeader]:
+        """The batch in the form in which it is laid, with its header."""
+        base_offset, size_bytes, *others = self._stored
+        HEADER.pack_into(self._laid_bytes, 0, base_offset, size_bytes - PREFIX_BYTES, *others)
+        return self._laid_bytes, self._stored
+
+    def discard(self) -> None:
+        if self.laid is not None:
+            self.laid.discard()
+            self.laid = None
+
+
+def _checksum_with(header: BatchHeader, batch: memoryview) -> int:
+    """The checksum of the batch with this header instead of its own."""
+    base_offset, size_bytes, *others = header
+    head = HEADER.pack(base_offset, size_bytes - PREFIX_BYTES, *others)
+    return crc32c(batch[HEADER_BYTES:], crc32c(head[CHECKED_FROM:]))
