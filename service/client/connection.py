@@ -12,6 +12,7 @@ from struct import Struct
 from typing import Self, TypeVar, cast
 
 from service.client.failures import error_name
+from service.net.pages import fresh
 from service.wire import messages
 from service.wire.base import Request
 from service.wire.base import Struct as Message
@@ -225,7 +226,7 @@ class Wire(asyncio.BufferedProtocol):
                 start += 4 + size
                 continue
             if size > READ_BYTES - 4:
-                self._frame = memoryview(bytearray(size))
+                self._frame = fresh(size)
                 self._frame[:have] = self._buffer[start + 4 : self._end]
                 self._frame_end = have
                 start = self._end

@@ -16,7 +16,8 @@ What always holds:
 Where the bytes are: all connections of a server read into the server's one scratch buffer, because a read and the
 handling of what was read are one step of the loop. Bytes that are left over (part of a frame, or frames that may not
 start) are copied, and put back in front of the next read. From LARGE_BYTES on they move to a buffer of their own, and
-the rest of their frame is read into that buffer directly. An idle connection holds no buffer at all.
+the rest of their frame is read into that buffer directly. A very long one grows where it is (`pages.py`). An idle
+connection holds no buffer at all.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ import sys
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
+from mmap import mmap
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Generic, cast
 
 from service.net.door import CLOSE, NO_REPLY, Held, PeerInfo, Reply, SessionT, Signal
 from service.net.outbox import Outbox
+from service.net.pages import longer
 from service.turns import MadeLater
 from service.wire.codec import MalformedRequest, RequestHeader, read_request_header, write_response_header
 from service.wire.messages.versions import ApiKey
@@ -286,7 +289,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
                 continue
             elif type(reply) is Held:
                 self._held = True
-                self._await(header, self._released(reply.first))
+                self._await(header, self._released(reply.first, buffer.obj))
             elif isinstance(reply, Signal):
                 start = self._close_in_turn(end)
                 break
@@ -387,23 +390,26 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
             if here:
                 return
             wanted = have
-        large = self._server.take_buffer(wanted, have)
-        large[:have] = buffer[start:end]
-        self._forget_large()
+        self._take_longer(buffer, start, end, wanted)
+
+    def _take_longer(self, buffer: memoryview, start: int, end: int, wanted: int) -> memoryview:
+        """Move the bytes to a buffer that is longer, unless theirs can be."""
+        have = end - start
+        large = longer(buffer, wanted, have) if start == 0 else None
+        if large is None:
+            large = self._server.take_buffer(wanted, have)
+            large[:have] = buffer[start:end]
+            self._forget_large()
         self._kept = b""
         self._large = large
         self._large_end = have
+        return large
 
     def _grow(self) -> memoryview:
         """Gives a longer buffer to a frame that has filled its buffer."""
         assert self._large is not None
         have = self._large_end
-        large = self._server.take_buffer(max(have + READ_BYTES, 4 + unpack_size(self._large, 0)[0]), have)
-        large[:have] = self._large[:have]
-        self._forget_large()
-        self._large = large
-        self._large_end = have
-        return large
+        return self._take_longer(self._large, 0, have, max(have + READ_BYTES, 4 + unpack_size(self._large, 0)[0]))
 
     def _forget_large(self) -> None:
         if self._large is not None:
@@ -432,12 +438,14 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         self._server.hold(task)
         task.add_done_callback(self._server.let_go)
 
-    async def _released(self, first: Awaitable[Reply | Awaitable[Reply]]) -> Reply:
-        """The answer to a request that needs its bytes until `first` is done."""
+    async def _released(self, first: Awaitable[Reply | Awaitable[Reply]], owner: object) -> Reply:
+        """The answer to a request that needs its bytes, which are `owner`'s, until `first` is done."""
         try:
             reply = await first
         finally:
             self._held = False
+            if isinstance(owner, mmap):
+                self._server.free(owner)
             self._release()  # no later long frame has begun to be read
             self.proceed()
         return reply if isinstance(reply, (list, Signal)) else await reply

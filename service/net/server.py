@@ -11,10 +11,12 @@ import asyncio
 import logging
 from collections import OrderedDict, deque
 from dataclasses import dataclass
+from mmap import mmap
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias
 
 from service.net.connection import FRAMES_A_TURN, READ_BYTES, Connection
 from service.net.door import CLOSE, NO_REPLY, OWN_BYTES, Door, Held, PeerInfo, Reply, SessionT, Signal
+from service.net.pages import free, fresh
 from service.net.room import Room
 
 if TYPE_CHECKING:
@@ -227,7 +229,7 @@ class Server(Generic[SessionT]):
             buffer = self._spare.pop()
             self._least_spare = min(self._least_spare, len(self._spare))
             return memoryview(buffer)[:wanted]
-        return memoryview(bytearray(min(wanted, 2 * have)))
+        return fresh(wanted)[: min(wanted, 2 * have)]
 
     def may_hold(self, connection: Connection[SessionT], wanted: int, have: int) -> bool:
         """Whether there is room for the buffer that `take_buffer` would give."""
@@ -238,6 +240,12 @@ class Server(Generic[SessionT]):
         if isinstance(owner, LentBuffer):
             self._lent -= 1
             self._spare.append(owner)
+
+    def free(self, buffer: mmap) -> None:
+        """Nobody needs this buffer any more."""
+        task = self.loop.create_task(free(buffer))
+        self.hold(task)
+        task.add_done_callback(self.let_go)
 
     # ------------------------------------------------------------ now and then
 
