@@ -364,7 +364,7 @@ class Skimmed(NamedTuple):
     timestamp_deltas: list[int]
 
 
-def skim_records(payload: bytes, at: int, indexes: range) -> Skimmed:
+def skim_records(payload: bytes | memoryview, at: int, indexes: range) -> Skimmed:
     """Find the keyless records and the time of each record. `indexes` are the records to look at; the first of them
     begins at `at`. The contents are skipped.
 
@@ -443,7 +443,7 @@ def _read_nullable(buffer: bytes, at: int) -> tuple[bytes | None, int]:
     return buffer[at : at + size], at + size
 
 
-def read_varint(buffer: bytes, at: int) -> tuple[int, int]:
+def read_varint(buffer: bytes | memoryview, at: int) -> tuple[int, int]:
     """The zigzag varint (at most 64 bits) at `at`, and the index of the byte after it."""
     try:
         byte = buffer[at]
@@ -568,7 +568,7 @@ def build_from_stored(
     return bytes(assemble(kept, compress(header.codec, payload) if records else b""))
 
 
-def assemble(header: BatchHeader, payload: bytes) -> bytearray:
+def assemble(header: BatchHeader, payload: bytes | memoryview) -> bytearray:
     """Header and (packed) payload as one batch; `size_bytes` and `crc` of the header are computed here."""
     batch = bytearray(HEADER_BYTES + len(payload))
     batch[HEADER_BYTES:] = payload

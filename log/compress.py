@@ -57,11 +57,11 @@ class UnpacksTooLarge(BadCompression):
         super().__init__("unpacks to more than was allowed")
 
 
-def compress(codec: int, plain: bytes, level: int | None = None) -> bytes:
+def compress(codec: int, plain: bytes | memoryview, level: int | None = None) -> bytes:
     """`plain` packed as Kafka's own clients would pack it. `level` is Kafka's number, None the codec's default."""
     match codec:
         case Codec.NONE:
-            return plain
+            return bytes(plain)
         case Codec.GZIP:
             # isal is ten times as fast as zlib, but has no levels to speak of.
             if level in (None, -1):
@@ -85,16 +85,16 @@ def compress(codec: int, plain: bytes, level: int | None = None) -> bytes:
     raise BadCompression(f"no codec has the number {codec}")
 
 
-def decompress(codec: int, packed: bytes, *, limit_bytes: int = MAX_PLAIN_BYTES) -> bytes:
+def decompress(codec: int, packed: bytes | memoryview, *, limit_bytes: int = MAX_PLAIN_BYTES) -> bytes:
     """The plain bytes, or `BadCompression`."""
     try:
         match codec:
             case Codec.NONE:
-                return packed
+                return bytes(packed)
             case Codec.GZIP:
                 return _unpack_stream(_new_gzip, packed, limit_bytes)
             case Codec.SNAPPY:
-                return _unpack_snappy(packed, limit_bytes)
+                return _unpack_snappy(bytes(packed), limit_bytes)
             case Codec.LZ4:
                 return _unpack_stream(_new_lz4, packed, limit_bytes)
             case Codec.ZSTD:
@@ -142,7 +142,7 @@ class _Unpacker(Protocol):
     @property
     def unused_data(self) -> bytes | None: ...
 
-    def decompress(self, data: bytes, max_length: int) -> bytes: ...
+    def decompress(self, data: bytes | memoryview, max_length: int) -> bytes: ...
 
 
 class _NewUnpacker(Protocol):
@@ -159,7 +159,7 @@ def _new_lz4() -> _Unpacker:
     return unpacker
 
 
-def _unpack_stream(new_unpacker: _NewUnpacker, packed: bytes, limit_bytes: int) -> bytes:
+def _unpack_stream(new_unpacker: _NewUnpacker, packed: bytes | memoryview, limit_bytes: int) -> bytes:
     """Unpack gzip or lz4. Both formats allow several members in a row. Each must be complete, and all together must fit
     into the limit.
     """
@@ -178,7 +178,7 @@ def _unpack_stream(new_unpacker: _NewUnpacker, packed: bytes, limit_bytes: int) 
     return b"".join(parts)
 
 
-def _unpack_zstd(packed: bytes, limit_bytes: int) -> bytes:
+def _unpack_zstd(packed: bytes | memoryview, limit_bytes: int) -> bytes:
     """Unpack one frame; every client writes just one. It is done in one call, because a stream does not notice a frame
     that ends too early.
     """
@@ -196,7 +196,7 @@ def _unpack_zstd(packed: bytes, limit_bytes: int) -> bytes:
         raise
 
 
-def _is_longer(decompressor: zstandard.ZstdDecompressor, packed: bytes, limit_bytes: int) -> bool:
+def _is_longer(decompressor: zstandard.ZstdDecompressor, packed: bytes | memoryview, limit_bytes: int) -> bool:
     room = limit_bytes
     with decompressor.stream_reader(packed) as reader:
         while room >= 0 and (part := reader.read(ZSTD_LOOK_BYTES)):
@@ -237,7 +237,7 @@ def _unpack_snappy_block(block: bytes, limit_bytes: int) -> bytes:
     return bytes(cramjam.snappy.decompress_raw(block))
 
 
-def _pack_xerial(plain: bytes) -> bytes:
+def _pack_xerial(plain: bytes | memoryview) -> bytes:
     parts = [XERIAL_MAGIC, struct.pack(">ii", 1, 1)]
     for at in range(0, len(plain), XERIAL_BLOCK_BYTES):
         block = bytes(cramjam.snappy.compress_raw(plain[at : at + XERIAL_BLOCK_BYTES]))

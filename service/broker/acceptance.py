@@ -38,6 +38,7 @@ from log.batch import (
 from log.compress import MAX_PLAIN_BYTES, BadCompression, UnpacksTooLarge, compress, decompress
 from log.config import UNLIMITED, LogConfig
 from log.ids import NO_TIMESTAMP
+from log.laying import is_large
 from service.wire.error_codes import ErrorCode
 
 PLAIN_BYTES_A_BYTE = 1 << 15
@@ -177,7 +178,7 @@ class BatchInspection:
         # A timestamp beyond what the field can hold is never in time, whatever the topic accepts.
         self._oldest_ms = max(now_ms - config.message_timestamp_before_max_ms, -UNLIMITED)
         self._newest_ms = min(now_ms + config.message_timestamp_after_max_ms, UNLIMITED)
-        self._payload = b""
+        self._payload: bytes | memoryview = b""
         self._at = self._index = 0
         self._latest_ms = NO_TIMESTAMP
         self._keyless: list[int] = []
@@ -187,8 +188,11 @@ class BatchInspection:
         """Unpack the records. This is compiled code that releases the interpreter lock. Raises `BadCompression`, as
         `decompress` does.
         """
-        payload = bytes(batch[HEADER_BYTES : self.header.size_bytes])
-        self._payload = decompress(self.header.codec, payload, limit_bytes=limit_bytes)
+        payload: bytes | memoryview = memoryview(batch)[HEADER_BYTES : self.header.size_bytes]
+        if not is_large(len(payload)):  # a step looks at it faster then; to copy 90 MB would hold the interpreter
+            payload = bytes(payload)
+        codec = self.header.codec
+        self._payload = decompress(codec, payload, limit_bytes=limit_bytes) if codec else payload
 
     @property
     def plain_bytes(self) -> int:

@@ -21,13 +21,15 @@ from log.batch import (
     build_batch,
     checksum_ok,
     crc32c,
+    read_header,
     read_records,
     set_max_timestamp,
 )
+from log.config import LogConfig
 from log.control import ControlType
 from log.disk import TEMPORARY, RealDisk, RealFile
 from log.laying import LARGE_BYTES, LaidBatch
-from service.broker.acceptance import RefusedBatch
+from service.broker.acceptance import RefusedBatch, inspect_at_once
 from service.broker.partition import Appended, Partition
 from service.broker.writing import Write, WriteTerms, Writing
 from service.wire.error_codes import ErrorCode
@@ -501,3 +503,28 @@ def test_a_follower_that_is_to_lead_meanwhile_does_not_take_what_it_was_copying(
         assert follower.log.end_offset == end_offset
 
     on_cluster_stage(tmp_path, scene)
+
+
+# ---------------------------------------------------------------- records that are looked at
+
+
+@pytest.mark.parametrize("codec", range(5))
+@pytest.mark.parametrize("wanted", ["producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"])
+def test_the_records_of_a_large_batch_are_looked_at_where_they_are(
+    codec: int, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are judged, and packed anew, as those of a small one are, from a view instead of a copy."""
+    records = [(b"k", bytes([number]) * 50, (), number) for number in range(20)]
+    config = LogConfig(cleanup_policy=("compact",), compression_type=wanted)
+    made = list[bytes | None]()
+    for bound in (1, 1 << 20):
+        monkeypatch.setattr("log.laying.LARGE_BYTES", bound)
+        data = memoryview(bytearray(build_batch(records, codec=codec)))
+        inspected = inspect_at_once(data, read_header(data), config, 30)
+        assert inspected.refused is None
+        made.append(None if inspected.records is None else bytes(inspected.records))
+    large, small = made
+    assert large == small
+    lying = memoryview(bytearray(build_batch([(None, b"no key", (), 1)], codec=codec)))
+    monkeypatch.setattr("log.laying.LARGE_BYTES", 1)
+    assert inspect_at_once(lying, read_header(lying), config, 30).refused is not None
