@@ -61,6 +61,8 @@ HEADERS_LIE, FIRST_DELETED = "topic.1", "topic.2"
 BATCHES: Final = 20_000
 """So many small batches are in each of these two."""
 WIDE, GROUP, TRANSACTION = "wide", "group", "transaction"
+LARGE: Final = "large"
+"""It takes batches of 100 MB."""
 CONSUMER_GROUP: Final = 32
 MOST_MS: Final = 10.0
 PATIENCE_S: Final = 120.0
@@ -466,7 +468,14 @@ def _by_time(topic: str, timestamp: int) -> tuple[Struct, int]:
     return messages.ListOffsetsRequest(-1, 0, wanted), 11
 
 
+def _produce_large(known: Known) -> tuple[Struct, int]:
+    records = build_batch([(b"k", bytes(1 << 20), (), 1)] * 90)
+    data = [messages.PartitionProduceData(0, records)]
+    return messages.ProduceRequest(None, -1, 60_000, [messages.TopicProduceData(LARGE, known.topics[LARGE], data)]), 13
+
+
 SPECIAL: Final[dict[ApiKey, dict[str, Callable[[Known], tuple[Struct, int]]]]] = {
+    ApiKey.PRODUCE: {"a batch of 90 MB": _produce_large},
     ApiKey.FETCH: {
         "a session of very many": lambda known: (
             messages.FetchRequest(
@@ -634,6 +643,8 @@ def prepare(port: int) -> Known:
     connection = Connection(port)
     names = [WIDE, *(f"topic.{number}" for number in range(TOPICS))]
     wanted = [messages.CreatableTopic(name, TOPICS if name == WIDE else 1, 1) for name in names]
+    large = [messages.CreatableTopicConfig("max.message.bytes", str(100 << 20))]
+    wanted.append(messages.CreatableTopic(LARGE, 1, 1, configs=large))
     connection.ask(messages.CreateTopicsRequest(wanted, timeout_ms=60_000))
     for kind, key in ((0, GROUP), (1, TRANSACTION)):
         while (
