@@ -31,7 +31,9 @@ T = TypeVar("T")
 FORWARDED = "X-Oncelog-Forwarded"
 WAITED = "X-Oncelog-Waited"
 """A request header: for how many milliseconds the client's request has waited before it was forwarded, rounded up. What
-seems to have come too early may be given twice; what seems to have come too late may be lost.
+seems to have come too early may be given twice; what seems to have come too late may be lost. The way to the other
+broker is not counted. Any bound for it is at least as long as a message takes, as is a quick client's pause before its
+next request: with such a bound that request would not count as a next one.
 """
 WAITED_LESS = "X-Oncelog-Waited-Less"
 """A request header: by how many microseconds that is too much. Former versions do not know it."""

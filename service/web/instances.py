@@ -6,17 +6,18 @@ that shows the records before that position; it moves back if its client does no
 connection tells it (`taking.py`), or the next request for the instance that comes after the answer was written, at
 which the client has what its system has acknowledged. Nothing is read for it before that is known, unless a read has
 waited since before the answer was written: that one goes on once the client's system has all, and the instance goes
-back later if need be. A broker that forwards a read names it, and tells later if
-the client did not get its answer; the instance goes back then, although it may have served other reads meanwhile:
-records are given twice rather than never. It goes back, too, when the life of that broker is over. It reads nothing
-that its group has given to another member. It commits on its own only what it has shown to a client that has sent
-another request since, and only if the partition has been its own ever since. That request may have come by another
-broker while the answer was still stalled at the one in front. So that one is asked before a commit, and nothing is
-committed of which it does not say that the client has taken it. An instance that is lost with its broker is made again
-under its name; it takes its place in the group at once, and goes on where the group is. Whatever its name was before,
-it is another instance: it waits for no answer of the one before, and a read that had waited for that one does not go on
-with it. A position counts in the topic in which it was found: in one that was made again under the same name, the
-instance begins where the group is, or else where its client's setting says.
+back later if need be. When a request came that another broker has sent on is known but for its time on the way, by
+which it counts as later: one that is held up there until an answer is written is taken for a next one. A broker that
+forwards a read names it, and tells later if the client did not get its answer; the instance goes back then, although it
+may have served other reads meanwhile: records are given twice rather than never. It goes back, too, when the life of
+that broker is over. It reads nothing that its group has given to another member. It commits on its own only what it has
+shown to a client that has sent another request since, and only if the partition has been its own ever since. That
+request may have come by another broker while the answer was still stalled at the one in front. So that one is asked
+before a commit, and nothing is committed of which it does not say that the client has taken it. An instance that is
+lost with its broker is made again under its name; it takes its place in the group at once, and goes on where the group
+is. Whatever its name was before, it is another instance: it waits for no answer of the one before, and a read that had
+waited for that one does not go on with it. A position counts in the topic in which it was found: in one that was made
+again under the same name, the instance begins where the group is, or else where its client's setting says.
 """
 
 from __future__ import annotations

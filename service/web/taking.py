@@ -79,7 +79,8 @@ class Given:
 
     The end of its connection tells that: the system of a client that goes without having read all resets it. If a
     request comes while it is open, the client has what its system has acknowledged. A request that came before the
-    answer was written, and had to wait, tells nothing of it: it goes on once the client's system has all.
+    answer was written, and had to wait, tells nothing of it: it goes on once the client's system has all. (The time on
+    the way from another broker is not known, and counts as if it had come that much later.)
     """
 
     def __init__(self, transport: asyncio.Transport, others: dict["Given", None], written_s: float) -> None:
