@@ -409,6 +409,9 @@ async def begin(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         raise Problem("invalid-request", "a transactional id must be named, and be none of the brokers' own")
     if len(wanted.transactional_id.encode()) > ID_BYTES_MAX:
         raise Problem("invalid-request", f"a transactional id has {ID_BYTES_MAX} bytes at most by HTTP")
+    branch = branch_of(wanted.transactional_id)
+    if branch is not None and str(branch) != wanted.transactional_id:
+        raise Problem("invalid-request", f"the token of a branch has no zeros in front: {str(branch)[:200]!r}")
     if not 0 < wanted.timeout_ms < 2**31:
         raise Problem("invalid-request", "timeout_ms is a time", error=ErrorCode.INVALID_TRANSACTION_TIMEOUT)
     if (node := await _elsewhere(gateway, wanted.transactional_id)) is not None:

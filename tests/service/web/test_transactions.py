@@ -404,6 +404,7 @@ def test_a_transaction_that_never_was_is_not_said_to_be_taken_over(http: Http, t
 def test_a_branch_over_which_nobody_could_decide_is_not_begun(http: Http) -> None:
     answer = http.post("/v1/transactions", {"transactional_id": "zeros::007/a"})
     assert (answer.status, answer.json["type"]) == (422, "/problems/invalid-request"), answer
+    assert "zeros::7/a" in answer.json["detail"]
 
 
 def test_several_processes_write_one_transaction(served: Served, http: Http, topic: str) -> None:
