@@ -107,12 +107,6 @@ class AbortedRanges:
             chunk.lent = True
         return lent
 
-    def overlapping(self, from_offset: int, end_offset: int) -> list[AbortedRange]:
-        """The ranges that a reader of [from_offset, end_offset) must know: those with a marker at or above
-        `from_offset` that begin below `end_offset`.
-        """
-        return list(_overlapping(self._chunks[self._chunk_of(from_offset) :], from_offset, end_offset))
-
     def reach_into(self, from_offset: int, end_offset: int) -> bool:
         """Whether there is any such range."""
         chunks = self._chunks[self._chunk_of(from_offset) :]
@@ -124,8 +118,11 @@ class AbortedRanges:
             len(chunk.last) - bisect_left(chunk.last, offset) for chunk in self._chunks[self._chunk_of(offset) :]
         )
 
-    def each_overlapping(self, from_offset: int, end_offset: int) -> Iterator[AbortedRange]:
-        """The same ranges one by one, as they are at this call: other work may be done, and change them, in between."""
+    def overlapping(self, from_offset: int, end_offset: int) -> Iterator[AbortedRange]:
+        """The ranges that a reader of [from_offset, end_offset) must know: those with a marker at or above
+        `from_offset` that begin below `end_offset`. They come one by one, as they are at this call: other work may be
+        done, and change them, in between.
+        """
         return _overlapping(self._lend(self._chunk_of(from_offset)), from_offset, end_offset)
 
     def drop_before(self, start_offset: int) -> None:

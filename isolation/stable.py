@@ -170,20 +170,11 @@ class StableOffsets:
         """The first offset of the oldest open transaction. A cleaner must not pass it."""
         return self._began[0][0] if self._began else None
 
-    def aborted(self, fetch_offset: int, end_offset: int) -> list[tuple[int, int]]:
-        """(producer id, first offset) of the aborted transactions that reach into [fetch_offset, end_offset), in
-        marker order.
-        """
-        if not self._aborted:
-            return []
-        overlapping = self._aborted.overlapping(fetch_offset, end_offset)
-        return [(aborted.producer_id, aborted.first_offset) for aborted in overlapping]
-
     def aborted_ranges(self, from_offset: int, end_offset: int) -> Iterator[AbortedRange]:
-        """The same transactions with the offsets of their markers, one by one: a whole log may have a million of
-        them.
+        """The aborted transactions that reach into [from_offset, end_offset), in marker order, one by one: a whole log
+        may have a million of them.
         """
-        return self._aborted.each_overlapping(from_offset, end_offset)
+        return self._aborted.overlapping(from_offset, end_offset)
 
     def reaches_aborted(self, from_offset: int, end_offset: int) -> bool:
         """Whether there is any such transaction. With a million of them this takes some hundred looks, one for each

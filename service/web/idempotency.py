@@ -273,7 +273,8 @@ class Memory:
 
     async def _scan(self) -> None:
         partition, log = self.partition, self.partition.log
-        aborted = AbortedBatches(partition.stable.aborted(log.start_offset, self._until))
+        ranges = partition.stable.aborted_ranges(log.start_offset, self._until)
+        aborted = AbortedBatches((each.producer_id, each.first_offset) for each in ranges)
         read = 0
         for header, batch in log.scan(log.start_offset, self._until):
             if not aborted.covers(header, batch) and not header.is_control:

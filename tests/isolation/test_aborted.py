@@ -53,13 +53,13 @@ SPANS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 60)), max_size=300)
 def test_a_query_finds_what_a_full_search_finds(spans: list[tuple[int, int]], at: int, size: int, start: int) -> None:
     ranges = ranges_of(spans)
     built = build(ranges)
-    assert built.overlapping(at, at + size) == searched(ranges, at, at + size)
+    assert list(built.overlapping(at, at + size)) == searched(ranges, at, at + size)
     again = done_at_once(AbortedRanges.reading(whole(built.lend())))
-    assert again.overlapping(at, at + size) == searched(ranges, at, at + size)
+    assert list(again.overlapping(at, at + size)) == searched(ranges, at, at + size)
     assert built.reach_into(at, at + size) == bool(searched(ranges, at, at + size))
     built.drop_before(start)
     begin = max(at, start)
-    assert built.overlapping(begin, begin + size) == searched(ranges, begin, begin + size)
+    assert list(built.overlapping(begin, begin + size)) == searched(ranges, begin, begin + size)
     assert built.reach_into(begin, begin + size) == bool(searched(ranges, begin, begin + size))
     assert built.count_from(begin) == sum(each.last_offset >= begin for each in ranges)
 
@@ -75,7 +75,7 @@ def test_ranges_can_be_added_after_a_restore_and_after_dropping(
     built.drop_before(at // 2)
     for aborted in ranges[len(before) :]:
         built.add(aborted)
-    assert built.overlapping(at, at + 50) == searched(ranges, at, at + 50)
+    assert list(built.overlapping(at, at + 50)) == searched(ranges, at, at + 50)
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -86,7 +86,7 @@ def test_removed_ranges_are_not_found(spans: list[tuple[int, int]], gone: set[in
     built = build(ranges)
     done_at_once(built.remove(sorted(gone)))
     kept = [aborted for aborted in ranges if aborted.last_offset not in gone]
-    assert built.overlapping(at, at + 50) == searched(kept, at, at + 50)
+    assert list(built.overlapping(at, at + 50)) == searched(kept, at, at + 50)
     assert (len(built), bool(built)) == (len(kept), bool(kept))
 
 
@@ -126,12 +126,12 @@ def test_what_was_lent_stays_and_the_rest_goes_on(spans: list[tuple[int, int]], 
         elif what == "step":
             next(removal, None)
         else:
-            reader = built.each_overlapping(0, 10_000)
-            lent.append((reader, built.lend(), built.overlapping(0, 10_000)))
+            reader = built.overlapping(0, 10_000)
+            lent.append((reader, built.lend(), list(built.overlapping(0, 10_000))))
     done_at_once(removal)
     floor = max((number for what, number in changes if what == "drop"), default=0)
     expected = [each for each in plain if each.last_offset not in gone and each.last_offset >= floor]
-    assert built.overlapping(floor, 10_000) == expected
+    assert list(built.overlapping(floor, 10_000)) == expected
     for each_one, stored, then in lent:
         assert list(each_one) == then
         assert whole(stored) == as_stored(then)
@@ -149,7 +149,7 @@ def test_of_many_ranges_no_step_changes_or_copies_more_than_one_chunk() -> None:
     tracemalloc.start()
     try:
         lent = built.lend()
-        reader = built.each_overlapping(0, 3 * count)
+        reader = built.overlapping(0, 3 * count)
         next(reader)
         built.add(AbortedRange(1, 3 * count, 3 * count + 1))
         assert tracemalloc.get_traced_memory()[1] < 3 * 24 * CHUNK, "twenty chunks are lent, and one is copied"
@@ -179,9 +179,9 @@ def test_a_long_transaction_over_many_short_ones_costs_no_walk_over_them() -> No
 
     for chunk in built._chunks:
         chunk.first, chunk.minima = Counting("q", chunk.first), Counting("q", chunk.minima)
-    assert built.overlapping(0, 10) == [ranges[0], ranges[-1]]
+    assert list(built.overlapping(0, 10)) == [ranges[0], ranges[-1]]
     assert looked_at < 6 * BLOCK
-    assert built.overlapping(999_990, 1_000_000) == [ranges[-2], ranges[-1]]
+    assert list(built.overlapping(999_990, 1_000_000)) == [ranges[-2], ranges[-1]]
 
 
 @pytest.mark.parametrize("damaged", [b"", b"\0\0\0", b"\0\0\0\1" + bytes(23), b"\0\0\0\1" + bytes(25)])
@@ -194,7 +194,7 @@ def test_a_cleaner_is_told_one_by_one_how_it_was_when_it_asked() -> None:
     """Between any two others have their turn: transactions are aborted, and the log loses its beginning."""
     ranges = ranges_of([(1, 3)] * 1_000)
     built = build(ranges)
-    asked = built.each_overlapping(ranges[10].last_offset, ranges[900].last_offset + 1)
+    asked = built.overlapping(ranges[10].last_offset, ranges[900].last_offset + 1)
     expected = searched(ranges, ranges[10].last_offset, ranges[900].last_offset + 1)
     told = [next(asked) for _ in range(100)]
     built.drop_before(ranges[800].last_offset)

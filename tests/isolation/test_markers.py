@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from isolation.aborted import AbortedRanges
+from isolation.aborted import AbortedRange, AbortedRanges
 from isolation.markers import KEPT, NEVER, Left, Markers
 from isolation.stable import StableOffsets
 from log.steps import done_at_once
@@ -65,7 +65,7 @@ def test_markers_are_known_after_a_restart() -> None:
     done_at_once(again.restoring(whole(stable.snapshot())))
     assert again.markers.left(0, start=0, stable=6, high=6) == Left(3, 0, True)
     assert again.markers.left(5, start=0, stable=6, high=6) == Left(0, 0, True)
-    assert again.aborted(0, 6) == [(1, 2)]
+    assert list(again.aborted_ranges(0, 6)) == [AbortedRange(1, 2, 3)]
 
 
 def test_a_snapshot_of_an_older_version_knows_no_markers_and_the_next_ones_are_known() -> None:

@@ -171,12 +171,12 @@ async def breathe() -> None:
 def committed_records(log: PartitionLog, stable: StableOffsets) -> list[tuple[int, bytes | None, bytes | None]]:
     """Offset, key and value of what a reader of committed data gets, filtered as clients filter it."""
     limit = stable.last_stable_offset(log.end_offset, log.start_offset)
-    waiting = sorted(stable.aborted(log.start_offset, limit), key=lambda aborted: aborted[1])
+    waiting = sorted(stable.aborted_ranges(log.start_offset, limit), key=lambda aborted: aborted.first_offset)
     skipping: set[int] = set()
     found = []
     for header, batch in log.scan(log.start_offset, limit):
-        while waiting and waiting[0][1] <= header.last_offset:
-            skipping.add(waiting.pop(0)[0])
+        while waiting and waiting[0].first_offset <= header.last_offset:
+            skipping.add(waiting.pop(0).producer_id)
         if header.is_control:
             if read_marker(batch).type is ControlType.ABORT:
                 skipping.discard(header.producer_id)

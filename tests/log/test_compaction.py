@@ -183,7 +183,7 @@ def test_a_removed_abort_marker_is_forgotten_for_good() -> None:
         for count in range(30):
             bench.put((b"k%d" % count, bytes(50)))
             await bench.log.flush()
-        assert bench.stable.aborted(0, 100)
+        assert list(bench.stable.aborted_ranges(0, 100))
         bench.put((b"b", b"committed"), producer=7, transactional=True)
         bench.end(7, ControlType.COMMIT)
         for now_ms in (NOW_MS, NOW_MS + 1, LATER + 1):
@@ -244,7 +244,7 @@ def test_a_cut_does_not_bring_back_an_aborted_transaction_whose_marker_leaves(mo
         assert not report.swapped, "a producer may be known by another batch since"
 
     asyncio.run(main())
-    assert not bench.stable.aborted(0, log.end_offset)
+    assert not list(bench.stable.aborted_ranges(0, log.end_offset))
     assert table(records(bench))[b"b"] == b"1"
 
 
@@ -739,7 +739,7 @@ def test_a_transaction_whose_batch_rotted_keeps_its_marker() -> None:
         bench.put((b"d", b"%d" % now_ms))
         asyncio.run(bench.clean(now_ms=now_ms))
     assert offsets(bench)[:3] == [0, 2, 3], "the batch, and both markers behind it"
-    assert len(bench.stable.aborted(0, 4)) == 2
+    assert len(list(bench.stable.aborted_ranges(0, 4))) == 2
 
 
 def test_a_decided_swap_is_gone_through_with_and_an_undecided_one_forgotten() -> None:

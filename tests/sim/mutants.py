@@ -46,7 +46,8 @@ from idempotence.producers import ProducerStates
 from idempotence.sequence import MAX_SEQUENCE
 from idempotence.verdicts import ACCEPTED, CoordinatorFenced, Duplicate, StaleEpoch, Verdict
 from idempotence.window import BATCH, KEPT_BEFORE_PUSH
-from isolation.read_view import AnyIsolation
+from isolation.aborted import AbortedRange
+from isolation.read_view import AnyIsolation, aborted_transactions
 from isolation.stable import StableOffsets
 from log.batch import BatchHeader, Buffer
 from log.checkpoints import START_OFFSET, read_offset
@@ -351,10 +352,7 @@ def stable_offset_one_too_far() -> contextlib.AbstractContextManager[None]:
 
 
 def aborted_transactions_not_listed() -> contextlib.AbstractContextManager[None]:
-    def aborted(view: StableOffsets, fetch_offset: int, end_offset: int) -> list[tuple[int, int]]:
-        return []
-
-    return replaced(StableOffsets, "aborted", aborted)
+    return replaced(service.broker.reading, "aborted_transactions", lambda *_, **__: iter(()))
 
 
 @contextlib.contextmanager
@@ -510,12 +508,14 @@ def window_of_four() -> contextlib.AbstractContextManager[None]:
 
 def aborts_of_long_ago_listed() -> contextlib.AbstractContextManager[None]:
     """A reader that never gets their markers hides what the same producer committed later."""
-    original = StableOffsets.aborted
+    original = aborted_transactions
 
-    def aborted(view: StableOffsets, fetch_offset: int, end_offset: int) -> list[tuple[int, int]]:
-        return original(view, 0, end_offset)
+    def aborted(
+        isolation: AnyIsolation, stable: StableOffsets, *, fetch_offset: int, next_offset: int
+    ) -> Iterator[AbortedRange] | None:
+        return original(isolation, stable, fetch_offset=0, next_offset=next_offset)
 
-    return replaced(StableOffsets, "aborted", aborted)
+    return replaced(service.broker.reading, "aborted_transactions", aborted)
 
 
 def aborts_that_begin_below_the_start_forgotten() -> contextlib.AbstractContextManager[None]:

@@ -49,7 +49,7 @@ def difference(held: list[Partition]) -> str:
     if start:
         return ""
     for name, folds in (
-        ("aborted transactions", [replica.stable.aborted(0, ends[0]) for replica in held]),
+        ("aborted transactions", [list(replica.stable.aborted_ranges(0, ends[0])) for replica in held]),
         ("producers", [producers(replica) for replica in held]),
     ):
         if any(fold != folds[0] for fold in folds):
