@@ -315,7 +315,7 @@ def test_a_request_that_waited_for_a_memory_that_was_dropped_meanwhile_asks_the_
     """
     where = TopicPartition(HTTP_KEYS.name, 0)
     log = SimpleNamespace(start_offset=0, end_offset=0, scan=lambda *_: iter(()))
-    stable = SimpleNamespace(aborted=lambda *_: [])
+    stable = SimpleNamespace(aborted_ranges=lambda *_: [])
     partition: Any = SimpleNamespace(is_leading=True, leader_epoch=1, last_stable_offset=0, log=log, stable=stable)
     topic = SimpleNamespace(partitions=[partition])
     gateway: Any = SimpleNamespace(topic=lambda _: topic, partitions={where: partition})
