@@ -208,7 +208,9 @@ class SharedReading:
             others.pop(found, None)
 
     def leave(self, place: Place, found: list[Portion]) -> None:
-        """The caller has read at this place. If nothing was found, the next one that waits there reads."""
+        """The caller has read at this place. What was found leads further than the place. If nothing was found, the
+        next one that waits there reads.
+        """
         others = self._waiting[place]
         if not found:
             while others:
@@ -483,9 +485,13 @@ class Stream:
         return found
 
     async def _portions(self, piece: Piece, positions: dict[TopicPartition, int]) -> AsyncGenerator[Portion, None]:
+        """What the piece has to show. Nothing comes of a piece that leads no further: streams that read together would
+        find that at their place again and again, within one turn of the loop.
+        """
         lens, index = self._lens, piece.partition.partition
         line = self._line if lens.as_events or lens.text_numbers else _encode
-        held, behind, beside_bytes = self._held, positions[piece.partition], self._cursor.bytes
+        held, beside_bytes = self._held, self._cursor.bytes
+        begin = behind = positions[piece.partition]
         held.hand_over()
         held.looked_at_bytes = size_bytes = 0
         ready: list[tuple[int, bytes]] = []
@@ -511,9 +517,11 @@ class Stream:
                         yield Portion(index, ready, behind, size_bytes)
                         ready, size_bytes = [], 0
             except Problem:
-                yield Portion(index, ready, behind, size_bytes)  # what is before the damage
+                if behind > begin:
+                    yield Portion(index, ready, behind, size_bytes)  # what is before the damage
                 raise
-        yield Portion(index, ready, behind, size_bytes)
+        if behind > begin:
+            yield Portion(index, ready, behind, size_bytes)
 
     async def _take_all(self, pieces: Sequence[Piece], positions: dict[TopicPartition, int]) -> Damaged:
         """Send the records of all pieces. What comes of many small batches is sent together. What is wrong with a piece

@@ -470,6 +470,37 @@ def test_what_was_read_does_not_wait_for_leaders_that_move(monkeypatch: pytest.M
     streamed(monkeypatch, 101, [found], scene)
 
 
+def test_nothing_new_is_not_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream to which nothing had come for 15 s found that in what was kept, again and again: for as long as it was
+    kept, the loop stood still.
+    """
+    asked, looked = [0], [0]
+
+    async def nothing_and_then_one() -> list[Piece]:
+        asked[0] += 1
+        await asyncio.sleep(0)
+        return [Piece(TopicPartition("t", index), 0, data=WHOLE if index < asked[0] - 2 else b"") for index in range(2)]
+
+    known = SharedReading.known
+
+    def looks(reading: SharedReading, place: Place) -> list[Portion] | None:
+        looked[0] += 1
+        assert looked[0] < 20, "it goes round in circles"
+        return known(reading, place)
+
+    async def scene(stream: Stream, written: list[bytes]) -> None:
+        monkeypatch.setattr(SharedReading, "known", looks)
+        for steps in (1, 2):
+            await stream._step()
+            assert asked == [steps]
+        await stream._step()
+        assert asked == [3]
+        assert b"".join(written).count(b'"offset":0') == 1
+        assert stream._cursor.offsets == {0: 1, 1: 0}
+
+    streamed(monkeypatch, 2, [nothing_and_then_one], scene)
+
+
 def test_a_cursor_of_as_many_partitions_as_a_stream_may_have_fits_a_request() -> None:
     """A client got cursors that it could not give back, or not beside the one that its address had from the first."""
     cursor = Cursor(ID, dict.fromkeys(range(10_000, 10_000 + following.PARTITIONS_MAX), 10**11))
