@@ -85,6 +85,10 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
     schemas, components = msgspec.json.schema_components(
         unique, schema_hook=_hook, ref_template="#/components/schemas/{name}"
     )
+    for each in components.values():
+        for member in each.get("properties", {}).values():
+            if member.get("format") == "int64":
+                member["type"] = ["integer", "string"]  # a client may ask for strings
     schema_of = dict(zip(unique, schemas, strict=True))
     as_problem = {MEDIA_TYPE: {"schema": schema_of[ProblemDetails]}}
     paths: dict[str, dict[str, Any]] = {}

@@ -34,7 +34,7 @@ JUDGED_BYTES_MAX = 16 << 20
 TOO_MANY_HEADERS = f"a record has at most {HEADERS_MAX} headers"
 
 
-Int64 = Annotated[int, msgspec.Meta(extra_json_schema={"type": ["integer", "string"]})]
+Int64 = Annotated[int, msgspec.Meta(extra_json_schema={"format": "int64"})]
 """A whole number in an answer. Clients that ask for `int64=string` get it as a string."""
 
 
