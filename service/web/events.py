@@ -146,5 +146,5 @@ ROUTES = (
                       header(ASKING_RATE, "How many a minute it would like to send; any number is fine."))),
     Route("GET", "/v1/topics/{topic}/partitions/{partition}/events/{offset}", show,
           "A committed record as a CloudEvent: in binary mode, or structured if `Accept` says so.", "records",
-          answer_media=STRUCTURED, also=(204,), problems=(400, 404, 406, 416, 503)),
+          answer_media=STRUCTURED, more_media=("*/*",), also=(204,), problems=(400, 404, 406, 416, 503)),
 )  # fmt: skip
