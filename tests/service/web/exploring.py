@@ -21,6 +21,7 @@ SHAPE = [response_schema_conformance, content_type_conformance]
 INSTANCE = {"group": "explored", "instance": "explored"}
 TOPIC = "explored"
 PARTITIONS = 2
+RECORDS = 20
 """These are there: most requests of their kind are made of them."""
 
 
@@ -30,7 +31,7 @@ def explore(served: Served, cases: int) -> tuple[Counter[GenerationMode], Counte
     """
     http = Http(served.url)
     http.post("/v1/topics", {"name": TOPIC, "partitions": PARTITIONS})
-    http.post(f"/v1/topics/{TOPIC}/records", {"records": [{"value": number} for number in range(20)]})
+    http.post(f"/v1/topics/{TOPIC}/records", {"records": [{"value": number} for number in range(RECORDS)]})
     document = http.get("/openapi.json").json
     cluster = http.get("/v3/clusters").json["data"][0]["cluster_id"]
     http.session.close()
@@ -70,6 +71,8 @@ def _explore_one(
             case.path_parameters["topic"] = TOPIC
             if "partition" in case.path_parameters:
                 case.path_parameters["partition"] = asked % PARTITIONS
+            if "offset" in case.path_parameters:
+                case.path_parameters["offset"] = asked % RECORDS
         if "instance" in case.path_parameters and asked % 4:
             requests.post(
                 f"{url}/consumers/{INSTANCE['group']}", json={"name": INSTANCE["instance"]}, timeout=PATIENCE_S
