@@ -89,9 +89,8 @@ class LargeBatch:
         """Whether it lies beside this log, in the form that the log's present settings ask for."""
         return self.laid is not None and self._config is log.config and self.laid.fits(log)
 
-    async def lay(self, partition: "Partition | None") -> RefusedBatch | None:
+    async def lay(self, partition: "Partition") -> RefusedBatch | None:
         """Lay it as is wanted. Returns why that can't be done."""
-        assert partition is not None, "it was judged by its partition"
         self.discard()
         wanted = self.wanted
         stored, self.append_time_ms = as_stored(wanted.header, wanted.inspected, wanted.config, wanted.now_ms)
@@ -102,7 +101,7 @@ class LargeBatch:
             self.laid = await laid_beside(self._env, folder, wanted.log, batch)
         except DiskFault as fault:
             folder.blame(fault, partition.topic_partition)
-            return partition.refused_for(fault)
+            return partition.send_again(partition.refused_for(fault), self._env.clock.wall_ms())
         if stored != wanted.header and self.laid is not None:
             stored = stored._replace(crc=await self._env.blocking(_checksum_with, stored, batch))
         self._stored, self._laid_bytes, self._config = stored, batch, wanted.config

@@ -578,11 +578,11 @@ class Partition:
         """
         replicas = self._replicas
         if replicas is None:
-            return self._send_again(self.not_leading, now_ms)
+            return self.send_again(self.not_leading, now_ms)
         log = self.log
         config = log.config
         if acks == ACKS_ALL and replicas.is_short:
-            return self._send_again(TOO_FEW_IN_SYNC, now_ms)
+            return self.send_again(TOO_FEW_IN_SYNC, now_ms)
         header = inspect_batch(records, config, now_ms, None if large is None else large.checksum)
         if isinstance(header, RefusedBatch):
             return header
@@ -603,7 +603,7 @@ class Partition:
                 self.tally.judged(verdict)
                 return _not_new(verdict)
         if headroom.is_short:
-            return self._send_again(NOT_NOW, now_ms)
+            return self.send_again(NOT_NOW, now_ms)
         append_time_ms = -1
         if large is not None:
             if not large.is_laid(log):
@@ -631,9 +631,10 @@ class Partition:
             tally.records_in += header.record_count
             tally.bytes_in += size_bytes
             return appended
-        return self._send_again(appended, now_ms)
+        return self.send_again(appended, now_ms)
 
-    def _send_again(self, refused: RefusedBatch, now_ms: int) -> RefusedBatch:
+    def send_again(self, refused: RefusedBatch, now_ms: int) -> RefusedBatch:
+        """This refusal of a client's batch, and of what the client may have sent behind it."""
         self._refused_at_ms = now_ms
         return refused
 

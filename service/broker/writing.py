@@ -18,6 +18,7 @@ import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import Final
 
 from idempotence.producers import Guard
@@ -348,15 +349,20 @@ class Writing:
         large = LargeBatch(self._parts.env, write.batch)
         try:
             await large.look()
-            for _ in range(LAID_TIMES):
+            for times in count():
                 await self._open((write,))
                 write.outcome = self._append(write, self._parts.env.clock.wall_ms(), large)
                 if write.outcome is not LAY_FIRST:
                     return
-                if (refused := await large.lay(write.partition)) is not None:
+                partition = write.partition
+                assert partition is not None, "it asked for that"
+                if times < LAID_TIMES:
+                    refused = await large.lay(partition)
+                else:
+                    refused = partition.send_again(NOT_NOW, self._parts.env.clock.wall_ms())
+                if refused is not None:
                     write.outcome = refused
                     return
-            write.outcome = NOT_NOW
         finally:
             large.discard()
 

@@ -104,6 +104,19 @@ async def orders(stage: Stage, **configs: str) -> Partition:
     return await stage.served("orders")
 
 
+OWN: dict[str, Any] = {"producer_id": 5, "producer_epoch": 0}
+
+
+async def refuses_what_is_behind(stage: Stage, partition: Partition) -> None:
+    """The second batch of OWN was refused for now: so is the third, and both are taken when they come again."""
+    found = list[int | ErrorCode]()
+    for sequence in (2, 1, 2):
+        write, done = write_to(stage, partition, batch(b"small", **OWN, base_sequence=sequence))
+        await done
+        found.append(outcome(write))
+    assert found == [ErrorCode.NOT_ENOUGH_REPLICAS, 1, 2]
+
+
 Meanwhile = Callable[[Stage, Partition], Awaitable[None]]
 
 
@@ -416,6 +429,57 @@ def test_the_disk_is_full_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         write, done = write_to(stage, partition, batch())
         await done
         assert outcome(write) == 0
+
+    on_stage(tmp_path, scene, OS)
+
+
+@pytest.mark.usefixtures("small_bound")
+def test_what_was_sent_behind_a_batch_that_found_no_room_is_not_out_of_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client sends both again, in their order."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "no room")
+
+    async def scene(stage: Stage) -> None:
+        partition = await orders(stage)
+        partition.append_from_client(batch(b"small", **OWN, base_sequence=0), acks=1, now_ms=1)
+        with monkeypatch.context() as patch:
+            patch.setattr("os.posix_fallocate", full)
+            write, done = write_to(stage, partition, batch(**OWN, base_sequence=1))
+            await done
+            assert outcome(write) == ErrorCode.NOT_ENOUGH_REPLICAS
+        await partition.folder.headroom.look()
+        await refuses_what_is_behind(stage, partition)
+
+    on_stage(tmp_path, scene, OS)
+
+
+@pytest.mark.usefixtures("small_bound")
+def test_what_was_sent_behind_a_batch_that_was_laid_too_often_is_not_out_of_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill = LaidBatch.fill
+
+    async def scene(stage: Stage) -> None:
+        partition = await orders(stage)
+        partition.append_from_client(batch(b"small", **OWN, base_sequence=0), acks=1, now_ms=1)
+        loop = asyncio.get_running_loop()
+
+        async def changed() -> None:
+            partition.set_config(replace(partition.log.config), fsync=False)
+
+        def filled(laid: LaidBatch, data: Any) -> None:
+            fill(laid, data)
+            asyncio.run_coroutine_threadsafe(changed(), loop).result(PATIENCE_S)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LaidBatch, "fill", filled)
+            write, done = write_to(stage, partition, batch(**OWN, base_sequence=1))
+            await done
+            assert outcome(write) == ErrorCode.NOT_ENOUGH_REPLICAS
+        await refuses_what_is_behind(stage, partition)
 
     on_stage(tmp_path, scene, OS)
 
