@@ -18,7 +18,6 @@ import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
 from typing import Final
 
 from idempotence.producers import Guard
@@ -349,7 +348,7 @@ class Writing:
         large = LargeBatch(self._parts.env, write.batch)
         try:
             await large.look()
-            for times in count():
+            for times in range(LAID_TIMES + 1):
                 await self._open((write,))
                 write.outcome = self._append(write, self._parts.env.clock.wall_ms(), large)
                 if write.outcome is not LAY_FIRST:
