@@ -226,7 +226,7 @@ class Wire(asyncio.BufferedProtocol):
                 start += 4 + size
                 continue
             if size > READ_BYTES - 4:
-                self._frame = fresh(size)
+                self._frame = fresh(size, size)
                 self._frame[:have] = self._buffer[start + 4 : self._end]
                 self._frame_end = have
                 start = self._end

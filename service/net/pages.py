@@ -1,7 +1,8 @@
 """Buffers for very long frames. To fill 50 MB with zeros, or to copy them into a longer buffer, takes 40 ms.
 
-What always holds: memory is given page by page, to what is written there. So a buffer may be as long as its frame says
-from the beginning, and costs no more than what has come of the frame.
+What always holds: a buffer costs no more than twice of what has come of its frame. The memory of a mapping is given page
+by page, to what is written there, so a mapping may be as long as its frame says from the beginning. Ordinary memory is
+filled with zeros at once, so it grows with what has come.
 
 Why not in large pages: the kernel may have to make them first, and a read took 24 ms.
 """
@@ -18,11 +19,12 @@ FREED_AT_ONCE = 16 << 20
 """So many bytes are freed in 1.5 ms."""
 
 
-def fresh(size: int) -> memoryview:
-    """Zeros, which can be written over."""
-    if size >= MAPPED_FROM_BYTES:
+def fresh(wanted: int, have: int) -> memoryview:
+    """The first `wanted` bytes of a buffer of zeros, but not more than twice of what has come."""
+    size = min(wanted, 2 * have)
+    if wanted >= MAPPED_FROM_BYTES:
         with suppress(OSError):  # the machine promises no more memory than it has
-            return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+            return memoryview(mmap.mmap(-1, wanted, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))[:size]
     return memoryview(bytearray(size))
 
 

@@ -229,7 +229,7 @@ class Server(Generic[SessionT]):
             buffer = self._spare.pop()
             self._least_spare = min(self._least_spare, len(self._spare))
             return memoryview(buffer)[:wanted]
-        return fresh(wanted)[: min(wanted, 2 * have)]
+        return fresh(wanted, have)
 
     def may_hold(self, connection: Connection[SessionT], wanted: int, have: int) -> bool:
         """Whether there is room for the buffer that `take_buffer` would give."""

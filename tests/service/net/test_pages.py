@@ -26,7 +26,7 @@ def resident_pages() -> int:
 
 def test_a_buffer_costs_nothing_before_it_is_used() -> None:
     before = resident_pages()
-    view = fresh(64 << 20)
+    view = fresh(64 << 20, 64 << 20)
     assert (resident_pages() - before) * mmap.PAGESIZE < 16 << 20
     view[-1] = 7
     assert (view[0], view[-1]) == (0, 7)
@@ -37,13 +37,22 @@ def test_a_machine_that_promises_no_more_memory_gives_an_ordinary_buffer(monkeyp
         raise OSError(12, "no memory")
 
     monkeypatch.setattr("mmap.mmap", none)
-    assert isinstance(fresh(MAPPED_FROM_BYTES).obj, bytearray)
+    view = fresh(MAPPED_FROM_BYTES, 1 << 20)
+    assert isinstance(view.obj, bytearray)
+    assert len(view.obj) == len(view) == 2 << 20, "it is filled with zeros, and may not be longer than what has come"
+
+
+def test_an_ordinary_buffer_is_at_most_twice_as_long_as_what_has_come() -> None:
+    for wanted, have, expected in ((MAPPED_FROM_BYTES - 1, 40_000, 80_000), (50_000, 40_000, 50_000)):
+        view = fresh(wanted, have)
+        assert isinstance(view.obj, bytearray)
+        assert len(view.obj) == len(view) == expected
 
 
 def test_a_buffer_grows_where_it_is_up_to_twice_of_what_has_come() -> None:
-    view = fresh(MAPPED_FROM_BYTES)
-    view[:5] = b"bytes"
-    part = view[: 1 << 20]
+    part = fresh(MAPPED_FROM_BYTES, 1 << 19)
+    assert len(part) == 1 << 20
+    part[:5] = b"bytes"
     grown = longer(part, MAPPED_FROM_BYTES, len(part))
     assert grown is not None
     assert (len(grown), bytes(grown[:5])) == (2 << 20, b"bytes")
@@ -53,7 +62,7 @@ def test_a_buffer_grows_where_it_is_up_to_twice_of_what_has_come() -> None:
 
 def test_what_somebody_still_looks_at_is_not_taken_away() -> None:
     async def main() -> None:
-        view = fresh(LONG)
+        view = fresh(LONG, LONG)
         whole = mapping(view)
         await free(whole)
         assert len(whole) == LONG
