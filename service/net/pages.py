@@ -1,8 +1,8 @@
 """Buffers for very long frames. To fill 50 MB with zeros, or to copy them into a longer buffer, takes 40 ms.
 
-What always holds: a buffer costs no more than twice of what has come of its frame. The memory of a mapping is given page
-by page, to what is written there, so a mapping may be as long as its frame says from the beginning. Ordinary memory is
-filled with zeros at once, so it grows with what has come.
+What always holds: a buffer costs no more than twice of what has come of its frame. The memory of a mapping is given
+page by page, to what is written there, so a mapping may be as long as its frame says from the beginning. Ordinary
+memory is filled with zeros at once, so it grows with what has come.
 
 Why not in large pages: the kernel may have to make them first, and a read took 24 ms.
 """
