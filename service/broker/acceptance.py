@@ -337,6 +337,11 @@ def wanted_codec(header: BatchHeader, config: LogConfig) -> int:
     return CODECS[config.compression_type]
 
 
+def stored_bytes(batch: memoryview, inspected: Inspected | None) -> int:
+    """The size with which the batch is stored."""
+    return len(batch if inspected is None or inspected.records is None else inspected.records)
+
+
 def as_stored(
     header: BatchHeader, inspected: Inspected | None, config: LogConfig, now_ms: int
 ) -> tuple[BatchHeader, int]:

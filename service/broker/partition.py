@@ -59,7 +59,7 @@ from log.control import ControlType, build_marker
 from log.cutting import restart_at, truncate_to, views_below
 from log.disk import DiskFault, FileSlice
 from log.ids import NO_EPOCH, TopicId, TopicPartition
-from log.laying import LaidBatch
+from log.laying import LaidBatch, is_large
 from log.partition_log import PartitionLog
 from log.replica import ReplicaSet
 from log.segment import IndexesLost
@@ -72,6 +72,7 @@ from service.broker.acceptance import (
     inspect_at_once,
     inspect_batch,
     must_inspect,
+    stored_bytes,
 )
 from service.broker.large import LAY_FIRST, LargeBatch, Wanted
 from service.broker.log_folder import LogFolder
@@ -569,8 +570,9 @@ class Partition:
         """Append one client's batch; offsets and epoch are written into `records` itself. If the batch is refused,
         nothing has changed.
 
-        A `large` batch is not appended before it was laid beside the log. `LAY_FIRST`: it is to be laid now, as
-        `large.wanted` says, and then this is called again. All is judged again then, as if the batch had come then.
+        A `large` batch, if it is large as it is to be stored, is not appended before it was laid beside the log.
+        `LAY_FIRST`: it is to be laid now, as `large.wanted` says, and then this is called again. All is judged again
+        then, as if the batch had come then.
 
         `inspected` is the result of a look at the records under the topic's settings. If it is missing or the settings
         have changed, the look happens here. `guard` was given out by `producers.start_verification` before the
@@ -605,11 +607,12 @@ class Partition:
         if headroom.is_short:
             return self.send_again(NOT_NOW, now_ms)
         append_time_ms = -1
-        if large is not None:
+        laid: LaidBatch | None = None
+        if large is not None and is_large(stored_bytes(records, inspected)):
             if not large.is_laid(log):
                 large.wanted = Wanted(log, config, header, inspected, now_ms)
                 return LAY_FIRST
-            (records, header), append_time_ms = large.as_laid(), large.append_time_ms
+            (records, header), append_time_ms, laid = large.as_laid(), large.append_time_ms, large.laid
         elif inspected is not None or header.attributes & BROKERS_BITS or config.message_timestamp_type != "CreateTime":
             if inspected is not None and inspected.records is not None:
                 records = memoryview(inspected.records)
@@ -623,7 +626,6 @@ class Partition:
             header = read_header(records)
         size_bytes = header.size_bytes
         headroom.took(size_bytes)
-        laid = None if large is None else large.laid
         appended = self._append(records, header, append_time_ms, now_ms, laid)
         if isinstance(appended, Appended):
             tally = self.tally

@@ -15,7 +15,7 @@ The order of calls: `begin`, then `append`. If `begin` returned False, or `takes
 
 import asyncio
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -26,7 +26,7 @@ from log.batch import CODEC_BITS, TRANSACTIONAL, BatchHeader, CorruptBatch, read
 from log.config import LogConfig
 from log.disk import DiskFault
 from log.laying import is_large
-from service.broker.acceptance import CODECS, Inspected, RefusedBatch, hides_its_newest
+from service.broker.acceptance import CODECS, Inspected, RefusedBatch, hides_its_newest, stored_bytes
 from service.broker.in_sync import InSyncSets
 from service.broker.inspector import Inspector
 from service.broker.internal_topics import INTERNAL_TOPICS
@@ -178,14 +178,16 @@ class Writing:
         self._uncommitted: list[tuple[Partition, int, Write, Appended]] = []
         self._final: list[tuple[Partition, int, Write]] = []
         self._delay_s = 0.0
-        self.takes_turns = (
-            _is_large(writes[0].batch)
-            if len(writes) == 1
-            else len(writes) > WRITES_AT_ONCE or self.size_bytes > BYTES_AT_ONCE
-        )
+        self.takes_turns = self._is_much()
         """There is more to append than one turn of the loop may."""
         self.is_settled = True
         """The outcomes are final, so that the client can be answered now."""
+
+    def _is_much(self) -> bool:
+        writes = self.writes
+        if len(writes) == 1:
+            return _is_large(writes[0])
+        return len(writes) > WRITES_AT_ONCE or sum(map(_stored_bytes, writes)) > BYTES_AT_ONCE
 
     def begin(self) -> bool:
         """Whether the batches may be appended at once. If not, call `keep` and `append_when_ready`."""
@@ -312,7 +314,7 @@ class Writing:
         """Append, after the preparations that are needed. `is_ready` is what `begin` returned."""
         if not is_ready:
             await self._prepare()
-        if self.takes_turns:
+        if self.takes_turns or (not is_ready and self._is_much()):  # they may have become longer
             await self._append_in_turns()
         else:
             self.append()
@@ -323,22 +325,16 @@ class Writing:
         """
         left = list(reversed(self.writes))
         while left:
-            if _is_large(left[-1].batch):
-                await self._append_large(left.pop())
-                continue
-            some: list[Write] = []
-            work = size_bytes = 0
-            while left and work < WRITES_AT_ONCE and not _is_large(batch := left[-1].batch):
-                came_bytes = 0 if isinstance(batch, RefusedBatch) else len(batch)
-                if some and size_bytes + came_bytes > BYTES_AT_ONCE:
-                    break
-                some.append(write := left.pop())
-                work += A_FIRST_WRITE if _begins_a_log(write) else 1
-                size_bytes += came_bytes
-            await self._open(some)  # for topics whose settings changed meanwhile
-            now_ms = self._parts.env.clock.wall_ms()
-            for write in some:
-                write.outcome = self._append(write, now_ms)
+            some = _for_one_turn(reversed(left))
+            await self._open(some)  # unless that was done, and no topic's settings changed meanwhile
+            some = _for_one_turn(some)  # they may have become longer
+            del left[-len(some) :]
+            if _is_large(some[0]):
+                await self._append_large(some[0])
+            else:
+                now_ms = self._parts.env.clock.wall_ms()
+                for write in some:
+                    write.outcome = self._append(write, now_ms)
             if left:
                 await asyncio.sleep(0)
 
@@ -469,8 +465,29 @@ class Writing:
         return int(self._delay_s * 1000)
 
 
-def _is_large(batch: memoryview | RefusedBatch) -> bool:
-    return not isinstance(batch, RefusedBatch) and is_large(len(batch))
+def _stored_bytes(write: Write) -> int:
+    return 0 if isinstance(write.batch, RefusedBatch) else stored_bytes(write.batch, write.inspected)
+
+
+def _is_large(write: Write) -> bool:
+    """Whether the batch is large as it came, so that its checksum is reckoned beside the loop, or as it is stored."""
+    return not isinstance(write.batch, RefusedBatch) and is_large(max(len(write.batch), _stored_bytes(write)))
+
+
+def _for_one_turn(writes: Iterable[Write]) -> list[Write]:
+    """The first of these, as many as may be appended in one turn of the loop, or one that is large."""
+    some: list[Write] = []
+    work = size_bytes = 0
+    for write in writes:
+        is_alone = _is_large(write)
+        size_bytes += _stored_bytes(write)
+        if some and (is_alone or work >= WRITES_AT_ONCE or size_bytes > BYTES_AT_ONCE):
+            break
+        some.append(write)
+        if is_alone:
+            break
+        work += A_FIRST_WRITE if _begins_a_log(write) else 1
+    return some
 
 
 def _unconfirmed(write: Write) -> tuple[Partition, Write, BatchHeader] | None:

@@ -28,10 +28,11 @@ from log.batch import (
 from log.config import LogConfig
 from log.control import ControlType
 from log.disk import TEMPORARY, RealDisk, RealFile
+from log.ids import TopicPartition
 from log.laying import LARGE_BYTES, LaidBatch
 from service.broker.acceptance import RefusedBatch, inspect_at_once
 from service.broker.partition import Appended, Partition
-from service.broker.writing import Write, WriteTerms, Writing
+from service.broker.writing import BYTES_AT_ONCE, Write, WriteTerms, Writing
 from service.wire.error_codes import ErrorCode
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.broker.cluster_stage import ClusterStage, on_cluster_stage, until
@@ -39,6 +40,9 @@ from tests.service.broker.topic_stage import OS, delete
 
 PATIENCE_S = 10.0
 LARGE = b"large" * 100
+TERMS = WriteTerms(
+    -1, 5_000, None, adds_partitions=False, knows_abortable=False, knows_zstd=True, may_write_internal=False
+)
 
 
 @pytest.fixture
@@ -75,13 +79,10 @@ def batch(value: bytes = LARGE, **given: Any) -> memoryview:
 
 
 def write_to(stage: Stage, partition: Partition, data: memoryview) -> tuple[Write, Awaitable[None]]:
-    terms = WriteTerms(
-        -1, 5_000, None, adds_partitions=False, knows_abortable=False, knows_zstd=True, may_write_internal=False
-    )
     table = stage.broker.partitions.topic(partition.topic_partition.topic)
     assert table is not None
     write = Write(table, 0, data)
-    writing = Writing(stage.broker.writing, terms, [write])
+    writing = Writing(stage.broker.writing, TERMS, [write])
     return write, asyncio.ensure_future(writing.append_when_ready(is_ready=writing.begin()))
 
 
@@ -570,6 +571,80 @@ def test_a_follower_that_is_to_lead_meanwhile_does_not_take_what_it_was_copying(
 
 
 # ---------------------------------------------------------------- records that are looked at
+
+
+def test_a_batch_that_is_packed_anew_is_as_large_as_it_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: Stage) -> None:
+        here, reckoned = threading.get_ident(), list[bool]()
+
+        def noted(data: Any, *so_far: int) -> int:
+            if len(data) > LARGE_BYTES:
+                reckoned.append(threading.get_ident() != here)
+            return crc32c(data, *so_far)
+
+        partition = await orders(stage, compression_type="zstd", max_message_bytes=str(4 * LARGE_BYTES))
+        monkeypatch.setattr("service.broker.large.crc32c", noted)
+        monkeypatch.setattr("service.broker.acceptance.crc32c", noted)
+        value = bytes(2 * LARGE_BYTES)
+        for _ in range(2):
+            write, done = write_to(stage, partition, batch(value))
+            await done
+            assert isinstance(write.outcome, Appended)
+        assert (partition.log.batches_laid, len(partition.log.segments)) == (0, 1), "a few bytes need no file"
+        assert reckoned == [True, True], "the checksum of what came, beside the loop"
+        partition.set_config(replace(partition.log.config, compression_type="uncompressed"), fsync=False)
+        for laid in (1, 2):
+            write, done = write_to(stage, partition, batch(value, codec=4))
+            await done
+            assert isinstance(write.outcome, Appended)
+            assert partition.log.batches_laid == laid, "what came as a few bytes takes long to write"
+        assert stored(partition) == [value] * 4
+
+    on_stage(tmp_path, scene, OS)
+
+
+def test_small_batches_that_become_long_are_not_appended_in_one_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come in one request, in their order with one that becomes large."""
+    values = [bytes([number]) * (BYTES_AT_ONCE * 2 // 3) for number in range(3)]
+    values[1:1] = [bytes(LARGE_BYTES)]
+    turn, appended = 0, list[int]()
+
+    async def turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    append = Partition.append_from_client
+
+    def noted(partition: Partition, *of: Any, **how: Any) -> Any:
+        outcome = append(partition, *of, **how)
+        if isinstance(outcome, Appended):
+            appended.append(turn)
+        return outcome
+
+    async def scene(stage: Stage) -> None:
+        await orders(stage, compression_type="uncompressed", max_message_bytes=str(2 * LARGE_BYTES))
+        monkeypatch.setattr(Partition, "append_from_client", noted)
+        table = stage.broker.partitions.topic("orders")
+        assert table is not None
+        writes = [Write(table, 0, batch(value, codec=4)) for value in values]
+        writing = Writing(stage.broker.writing, TERMS, writes)
+        counting = asyncio.ensure_future(turns())
+        await writing.append_when_ready(is_ready=writing.begin())
+        counting.cancel()
+        assert [outcome(write) for write in writes] == [0, 1, 2, 3]
+        partition = stage.broker.partitions.get(TopicPartition("orders", 0))
+        assert partition is not None
+        assert stored(partition) == values
+        assert partition.log.batches_laid == 1
+
+    on_stage(tmp_path, scene, OS)
+    assert len(set(appended)) == 4
 
 
 @pytest.mark.parametrize("codec", range(5))
