@@ -9,7 +9,9 @@ What always holds: before that the file is no part of the log. A crash leaves it
 removes. What a power cut leaves under the segment's name passes for a batch only if it has the header and all records.
 So a batch that is refused, or that its writer gives up, has changed nothing.
 
-The price: each large batch begins a segment. Batches that are not large follow in it.
+The price: each large batch begins a segment, in which batches that are not large follow. So it costs files, and a
+snapshot of the log's views, with all producers that the log knows. Below some size that costs more than is gained: a
+producer of 2.2 MB batches lost a third of its throughput, and one of 8 MB batches won nearly half.
 """
 
 from contextlib import suppress
@@ -21,8 +23,8 @@ from log.disk import TEMPORARY, DiskFault
 if TYPE_CHECKING:
     from log.partition_log import PartitionLog
 
-LARGE_BYTES = 2 << 20
-"""A batch that is longer is laid beside the log first. The copy of so many bytes into fresh pages takes up to 7 ms."""
+LARGE_BYTES = 4 << 20
+"""A batch that is longer is laid beside the log first. The copy of so many bytes into fresh pages takes up to 15 ms."""
 NO_HEADER = bytes(HEADER_BYTES)
 
 
