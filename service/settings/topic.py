@@ -170,8 +170,9 @@ TOPIC_SETTINGS: dict[str, Setting[Any]] = {
         integer(
             "max.message.bytes",
             1048588,
-            "The largest record batch the topic takes, as it is stored. A batch is written in one turn of the loop, in "
-            "which nobody else is served: 10 MB take about 40 ms of it.",
+            "The largest record batch the topic takes, as it is stored. A batch of up to 4 MiB is written in one turn "
+            "of the loop, in which nobody else is served: up to 15 ms. A larger one is written in a thread, to a file "
+            "of its own, which begins a segment of the log.",
             at_least=0,
             synonyms=_broker("message.max.bytes"),
         ),
