@@ -15,7 +15,6 @@ from log.laying import LaidBatch
 from log.partition_log import PartitionLog
 from log.unbroken import unbroken
 from service.broker.acceptance import Inspected, RefusedBatch, as_stored
-from service.broker.log_folder import LogFolder
 from service.ports import Env
 from service.wire.error_codes import ErrorCode
 
@@ -26,18 +25,26 @@ LAY_FIRST = RefusedBatch(ErrorCode.NOT_ENOUGH_REPLICAS, "The batch must be laid 
 """This is for the caller, not for the client."""
 
 
-async def laid_beside(env: Env, folder: LogFolder, log: PartitionLog, batch: memoryview) -> LaidBatch | None:
-    """The batch in a file beside the log; None if the log is gone. `DiskFault`: it can't be written."""
-    async with folder.laying:
-        if log.gone:  # a folder that was made again would be that of a topic of the same name
-            return None
+async def laid_beside(env: Env, partition: "Partition", log: PartitionLog, batch: memoryview) -> LaidBatch | None:
+    """The batch in a file beside the log; None if the log is gone, or has left the disk, which has failed. `DiskFault`:
+    it can't be written.
+    """
+    if log.gone:  # a folder that was made again would be that of a topic of the same name
+        return None
+    folder = partition.folder
+    try:
         laid = LaidBatch(log)
         try:
             await unbroken(env.blocking(laid.fill, batch))  # what is being written must not be taken away
         except BaseException:
             laid.discard()
             raise
-        return laid
+    except DiskFault as fault:
+        if partition.folder is folder:
+            raise
+        folder.blame(fault, partition.topic_partition)
+        return None
+    return laid
 
 
 def checksum_of(batch: memoryview) -> int:
@@ -56,7 +63,7 @@ class Wanted:
 
 
 class LargeBatch:
-    """The caller calls `look`, then `lay` as often as is asked for, and at last `discard`."""
+    """The caller calls `look`, then `lay` as often as is asked for, in the partition's turn, and at last `discard`."""
 
     __slots__ = (
         "_batch",
@@ -94,13 +101,13 @@ class LargeBatch:
         self.discard()
         wanted = self.wanted
         stored, self.append_time_ms = as_stored(wanted.header, wanted.inspected, wanted.config, wanted.now_ms)
-        batch, folder = self._batch, partition.folder
+        batch = self._batch
         if wanted.inspected is not None and wanted.inspected.records is not None:
             batch = memoryview(wanted.inspected.records)
         try:
-            self.laid = await laid_beside(self._env, folder, wanted.log, batch)
+            self.laid = await laid_beside(self._env, partition, wanted.log, batch)
         except DiskFault as fault:
-            folder.blame(fault, partition.topic_partition)
+            partition.folder.blame(fault, partition.topic_partition)
             return partition.send_again(partition.refused_for(fault), self._env.clock.wall_ms())
         if stored != wanted.header and self.laid is not None:
             stored = stored._replace(crc=await self._env.blocking(_checksum_with, stored, batch))

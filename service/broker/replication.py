@@ -597,8 +597,9 @@ class Fetcher:
         partition, env = followed.partition, self._parts.env
         log = partition.log
         checksum = await env.blocking(checksum_of, batch)
-        if not followed.holds or (laid := await laid_beside(env, partition.folder, log, batch)) is None:
-            return False
+        async with partition.folder.laying:
+            if not followed.holds or (laid := await laid_beside(env, partition, log, batch)) is None:
+                return False
         try:
             if not followed.holds or not laid.fits(log):
                 return False

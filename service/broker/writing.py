@@ -345,21 +345,26 @@ class Writing:
         try:
             await large.look()
             for times in range(LAID_TIMES + 1):
-                await self._open((write,))
-                write.outcome = self._append(write, self._parts.env.clock.wall_ms(), large)
-                if write.outcome is not LAY_FIRST:
+                if (partition := await self._judged(write, large)) is None:
                     return
-                partition = write.partition
-                assert partition is not None, "it asked for that"
-                if times < LAID_TIMES:
-                    refused = await large.lay(partition)
-                else:
-                    refused = partition.send_again(NOT_NOW, self._parts.env.clock.wall_ms())
+                async with partition.folder.laying:  # behind others, of which one may be the same batch
+                    if (partition := await self._judged(write, large)) is None:
+                        return
+                    if times < LAID_TIMES:
+                        refused = await large.lay(partition)
+                    else:
+                        refused = partition.send_again(NOT_NOW, self._parts.env.clock.wall_ms())
                 if refused is not None:
                     write.outcome = refused
                     return
         finally:
             large.discard()
+
+    async def _judged(self, write: Write, large: LargeBatch) -> Partition | None:
+        """The partition beside which the batch is to be laid; None if there is an outcome."""
+        await self._open((write,))
+        write.outcome = self._append(write, self._parts.env.clock.wall_ms(), large)
+        return write.partition if write.outcome is LAY_FIRST else None
 
     def refuse(self, error: ErrorCode) -> None:
         for write in self.writes:

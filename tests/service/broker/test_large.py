@@ -31,6 +31,7 @@ from log.disk import TEMPORARY, RealDisk, RealFile
 from log.ids import TopicPartition
 from log.laying import LARGE_BYTES, LaidBatch
 from service.broker.acceptance import RefusedBatch, inspect_at_once
+from service.broker.log_folder import LogFolder
 from service.broker.partition import Appended, Partition
 from service.broker.writing import BYTES_AT_ONCE, Write, WriteTerms, Writing
 from service.wire.error_codes import ErrorCode
@@ -254,7 +255,7 @@ def test_the_same_batch_comes_again_meanwhile(tmp_path: Path, monkeypatch: pytes
         again, done = write_to(stage, partition, batch(**own))
         await done
         assert outcome(again) == 0
-        assert disk.written == 3, "what is known to be a repeat is not written again"
+        assert disk.written == 1, "what is known to be a repeat is not written again"
 
     on_stage(tmp_path, scene, OS)
 
@@ -500,6 +501,67 @@ def test_the_disk_fails_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         await done
         assert outcome(write) == ErrorCode.KAFKA_STORAGE_ERROR
         assert partition.folder.failed is not None
+
+    on_stage(tmp_path, scene, OS)
+
+
+@pytest.mark.usefixtures("small_bound")
+def test_a_full_disk_is_not_blamed_on_the_one_that_the_log_has_left(tmp_path: Path) -> None:
+    """The log moves while the batch waits for its file. There is no room where it has moved to."""
+
+    async def scene(stage: Stage) -> None:
+        partition = await orders(stage)
+        log, left, disk = partition.log, partition.folder, RealDisk(str(tmp_path / "other"))
+
+        def full(path: str) -> None:
+            raise disk.fail(OSError(errno.ENOSPC, "no room"), path)
+
+        disk.mkdir = full  # type: ignore[method-assign]
+        moved_to = LogFolder("other", disk, lambda _: None, reserve_bytes=0)
+        async with left.laying:
+            write, done = write_to(stage, partition, batch())
+            await asyncio.sleep(0.05)
+            log.disk, partition.folder = disk, moved_to
+        await done
+        assert outcome(write) == ErrorCode.NOT_ENOUGH_REPLICAS
+        assert (left.headroom.is_short, moved_to.headroom.is_short) == (False, True)
+        log.disk, partition.folder = left.disk, left
+        disk.close()
+
+    on_stage(tmp_path, scene, OS)
+
+
+@pytest.mark.usefixtures("small_bound")
+def test_the_disk_fails_that_the_log_has_left_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch is laid again, where the log is now."""
+    fill = LaidBatch.fill
+
+    async def scene(stage: Stage) -> None:
+        partition = await orders(stage)
+        left, disk = partition.folder, RealDisk(str(tmp_path / "other"))
+        loop = asyncio.get_running_loop()
+
+        async def moves() -> None:
+            partition.log.disk = disk
+            partition.folder = LogFolder("other", disk, lambda _: None, reserve_bytes=0)
+
+        def broken(laid: LaidBatch, data: Any) -> None:
+            if partition.folder is not left:
+                fill(laid, data)
+                return
+            asyncio.run_coroutine_threadsafe(moves(), loop).result(PATIENCE_S)
+            assert isinstance(left.disk, RealDisk)
+            raise left.disk.fail(OSError(errno.EIO, "broken"), laid.path)
+
+        monkeypatch.setattr(LaidBatch, "fill", broken)
+        write, done = write_to(stage, partition, batch())
+        await done
+        assert outcome(write) == 0
+        assert not partition.offline
+        assert left.failed is not None
+        assert stored(partition) == [LARGE]
+        await partition.log.close()
+        partition.folder = left
 
     on_stage(tmp_path, scene, OS)
 
