@@ -35,6 +35,8 @@ class LogFolder:
         self.headroom = Headroom(name, disk, reserve_bytes)
         self.laying = asyncio.Lock()
         """For the one whose large batch is being laid beside its log: one after the other, each is written fast."""
+        self.copying = asyncio.Lock()
+        """The same for the large batches of leaders, so that copies do not fall behind because clients write much."""
         self.partitions = 0
         """How many partitions of the broker are in this folder."""
         self.unused: dict[str, int] = {}

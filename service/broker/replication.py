@@ -597,7 +597,7 @@ class Fetcher:
         partition, env = followed.partition, self._parts.env
         log = partition.log
         checksum = await env.blocking(checksum_of, batch)
-        async with partition.folder.laying:
+        async with partition.folder.copying:
             if not followed.holds or (laid := await laid_beside(env, partition, log, batch)) is None:
                 return False
         try:
