@@ -174,6 +174,9 @@ class Broker:
         self.metadata.unsubscribe(self.holdings.follow)
         self.holdings.stop()
         await self.env.tasks.cancel_all()
+        for folder in self.folders:
+            async with folder.laying:  # the disk is needed until the last large batch is refused, and its file removed
+                pass
         await self.coordination.close()
         await self._copies_peers.close()
         await self.holdings.end()

@@ -567,6 +567,30 @@ def test_the_disk_fails_that_the_log_has_left_meanwhile(tmp_path: Path, monkeypa
 
 
 @pytest.mark.usefixtures("small_bound")
+def test_the_broker_stops_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for what is being written, which then does not enter the log. What waits for its file gets none."""
+
+    async def scene(stage: Stage) -> None:
+        partition = await orders(stage)
+        disk = SlowDisk(monkeypatch)
+        tries = [write_to(stage, partition, batch()) for _ in range(2)]
+        await disk.is_writing()
+        stopping = asyncio.ensure_future(stage.broker.stop())
+        await asyncio.wait([stopping], timeout=0.3)
+        stopped_too_soon = stopping.done()
+        disk.go_on()
+        await stopping
+        assert not stopped_too_soon
+        assert not left_beside(partition)
+        for write, done in tries:
+            await done
+            assert outcome(write) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert disk.written == 1
+
+    on_stage(tmp_path, scene, OS)
+
+
+@pytest.mark.usefixtures("small_bound")
 def test_the_client_gives_up_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The task is cancelled, as when the broker stops: what is being written is not taken away under the thread."""
 
@@ -606,6 +630,18 @@ def test_followers_copy_large_batches_as_they_are(tmp_path: Path, monkeypatch: p
         assert follower.log.batches_laid == 2
         assert len(follower.log.segments) == 3
         assert not left_beside(follower)
+
+    on_cluster_stage(tmp_path, scene)
+
+
+@pytest.mark.usefixtures("small_bound")
+def test_a_follower_does_not_wait_behind_the_large_batches_of_clients(tmp_path: Path) -> None:
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2)
+        await stage.in_sync(1, 2)
+        async with stage.partition(2).folder.laying:
+            await stage.write("large" * 100)
+            await stage.alike(1, 2)
 
     on_cluster_stage(tmp_path, scene)
 
