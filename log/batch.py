@@ -40,6 +40,9 @@ CHECKED_FROM: Final = 21
 MAX_TIMESTAMP_AT: Final = 35
 PRODUCER_AT: Final = 43
 
+CRC32C: Final = 0x82F63B78
+"""The checksum's polynomial."""
+
 CODEC_BITS: Final = 0x07
 LOG_APPEND_TIME: Final = 0x08
 TRANSACTIONAL: Final = 0x10
@@ -250,6 +253,43 @@ def clear_attributes(batch: bytearray | memoryview, bits: int) -> None:
     (attributes,) = struct.unpack_from(">h", batch, CHECKED_FROM)
     struct.pack_into(">h", batch, CHECKED_FROM, attributes & ~bits)
     struct.pack_into(">I", batch, CRC_AT, crc32c(batch[CHECKED_FROM:]))
+
+
+def pack_header(batch: bytearray | memoryview, header: BatchHeader) -> None:
+    """Write this header into the batch, in place."""
+    base_offset, size_bytes, *others = header
+    HEADER.pack_into(batch, 0, base_offset, size_bytes - PREFIX_BYTES, *others)
+
+
+def with_checksum(header: BatchHeader, former: BatchHeader) -> BatchHeader:
+    """The header with its checksum for the batch that has the `former` one. The records are not read again for that: a
+    checksum is linear, so the difference of two headers makes the same difference behind any records.
+    """
+    heads = bytearray(HEADER_BYTES), bytearray(HEADER_BYTES)
+    for head, each in zip(heads, (header, former), strict=True):
+        pack_header(head, each)
+    one, other = (crc32c(head[CHECKED_FROM:]) for head in heads)
+    return header._replace(crc=former.crc ^ _moved(one ^ other, header.size_bytes - HEADER_BYTES))
+
+
+def _moved(difference: int, count: int) -> int:
+    """What is left of a difference of two checksums after `count` more bytes."""
+    power = 1 << 23  # one byte, as a polynomial: the highest bit is that of x^0
+    while count:
+        if count & 1:
+            difference = _product(power, difference)
+        power = _product(power, power)
+        count >>= 1
+    return difference
+
+
+def _product(one: int, other: int) -> int:
+    product = 0
+    for bit in range(31, -1, -1):
+        if one >> bit & 1:
+            product ^= other
+        other = other >> 1 ^ (CRC32C if other & 1 else 0)
+    return product
 
 
 # ---------------------------------------------------------------- reading records

@@ -34,6 +34,7 @@ from log.batch import (
     crc32c,
     read_header,
     skim_records,
+    with_checksum,
 )
 from log.compress import MAX_PLAIN_BYTES, BadCompression, UnpacksTooLarge, compress, decompress
 from log.config import UNLIMITED, LogConfig
@@ -345,17 +346,19 @@ def stored_bytes(batch: memoryview, inspected: Inspected | None) -> int:
 def as_stored(
     header: BatchHeader, inspected: Inspected | None, config: LogConfig, now_ms: int
 ) -> tuple[BatchHeader, int]:
-    """The header with which the batch is stored, apart from its checksum, and the time of the append, if the topic's
-    records have that.
-    """
+    """The header with which the batch is stored, and the time of the append, if the topic's records have that."""
+    max_timestamp, append_time_ms = header.max_timestamp, -1
     if inspected is not None and inspected.records is not None:
         header = read_header(inspected.records)
+        max_timestamp = header.max_timestamp
     elif inspected is not None and inspected.newest_ms is not None:
-        header = header._replace(max_timestamp=inspected.newest_ms)
+        max_timestamp = inspected.newest_ms
     attributes = header.attributes & ~BROKERS_BITS
-    if config.message_timestamp_type != "LogAppendTime":
-        return header._replace(attributes=attributes), -1
-    return header._replace(attributes=attributes | LOG_APPEND_TIME, max_timestamp=now_ms), now_ms
+    if config.message_timestamp_type == "LogAppendTime":
+        attributes |= LOG_APPEND_TIME
+        max_timestamp = append_time_ms = now_ms
+    stored = header._replace(attributes=attributes, max_timestamp=max_timestamp)
+    return stored if stored == header else with_checksum(stored, header), append_time_ms
 
 
 def _too_large(size_bytes: int, config: LogConfig) -> RefusedBatch:

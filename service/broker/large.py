@@ -8,7 +8,7 @@ judges it again, with all that has changed meanwhile, in the step that appends i
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from log.batch import CHECKED_FROM, HEADER, HEADER_BYTES, PREFIX_BYTES, BatchHeader, crc32c
+from log.batch import CHECKED_FROM, BatchHeader, crc32c, pack_header
 from log.config import LogConfig
 from log.disk import DiskFault
 from log.laying import LaidBatch
@@ -59,7 +59,6 @@ class Wanted:
     config: LogConfig
     header: BatchHeader
     inspected: Inspected | None
-    now_ms: int
 
 
 class LargeBatch:
@@ -70,8 +69,6 @@ class LargeBatch:
         "_config",
         "_env",
         "_laid_bytes",
-        "_stored",
-        "append_time_ms",
         "checksum",
         "laid",
         "wanted",
@@ -84,8 +81,6 @@ class LargeBatch:
         self.checksum = 0
         self.laid: LaidBatch | None = None
         self._laid_bytes = batch
-        self._stored: BatchHeader
-        self.append_time_ms = -1
         self.wanted: Wanted
 
     async def look(self) -> None:
@@ -100,7 +95,6 @@ class LargeBatch:
         """Lay it as is wanted. Returns why that can't be done."""
         self.discard()
         wanted = self.wanted
-        stored, self.append_time_ms = as_stored(wanted.header, wanted.inspected, wanted.config, wanted.now_ms)
         batch = self._batch
         if wanted.inspected is not None and wanted.inspected.records is not None:
             batch = memoryview(wanted.inspected.records)
@@ -109,25 +103,17 @@ class LargeBatch:
         except DiskFault as fault:
             partition.folder.blame(fault, partition.topic_partition)
             return partition.send_again(partition.refused_for(fault), self._env.clock.wall_ms())
-        if stored != wanted.header and self.laid is not None:
-            stored = stored._replace(crc=await self._env.blocking(_checksum_with, stored, batch))
-        self._stored, self._laid_bytes, self._config = stored, batch, wanted.config
+        self._laid_bytes, self._config = batch, wanted.config
         return None
 
-    def as_laid(self) -> tuple[memoryview, BatchHeader]:
-        """The batch in the form in which it is laid, with its header."""
-        base_offset, size_bytes, *others = self._stored
-        HEADER.pack_into(self._laid_bytes, 0, base_offset, size_bytes - PREFIX_BYTES, *others)
-        return self._laid_bytes, self._stored
+    def as_laid(self, now_ms: int) -> tuple[memoryview, BatchHeader, int]:
+        """The batch in the form in which it is laid, with its header, and the time of the append, if it has that."""
+        wanted = self.wanted
+        stored, append_time_ms = as_stored(wanted.header, wanted.inspected, wanted.config, now_ms)
+        pack_header(self._laid_bytes, stored)
+        return self._laid_bytes, stored, append_time_ms
 
     def discard(self) -> None:
         if self.laid is not None:
             self.laid.discard()
             self.laid = None
-
-
-def _checksum_with(header: BatchHeader, batch: memoryview) -> int:
-    """The checksum of the batch with this header instead of its own."""
-    base_offset, size_bytes, *others = header
-    head = HEADER.pack(base_offset, size_bytes - PREFIX_BYTES, *others)
-    return crc32c(batch[HEADER_BYTES:], crc32c(head[CHECKED_FROM:]))

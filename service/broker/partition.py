@@ -610,9 +610,10 @@ class Partition:
         laid: LaidBatch | None = None
         if large is not None and is_large(stored_bytes(records, inspected)):
             if not large.is_laid(log):
-                large.wanted = Wanted(log, config, header, inspected, now_ms)
+                large.wanted = Wanted(log, config, header, inspected)
                 return LAY_FIRST
-            (records, header), append_time_ms, laid = large.as_laid(), large.append_time_ms, large.laid
+            records, header, append_time_ms = large.as_laid(now_ms)
+            laid = large.laid
         elif inspected is not None or header.attributes & BROKERS_BITS or config.message_timestamp_type != "CreateTime":
             if inspected is not None and inspected.records is not None:
                 records = memoryview(inspected.records)

@@ -26,11 +26,13 @@ from log.batch import (
     build_batch,
     checksum_ok,
     crc32c,
+    pack_header,
     read_header,
     read_records,
     read_stored_records,
     restamp,
     split,
+    with_checksum,
 )
 
 with warnings.catch_warnings():
@@ -237,3 +239,24 @@ def test_the_checksum_is_castagnolis(data: bytes) -> None:
     assert crc32c(data) == crc32c(memoryview(bytearray(data))) == slow_crc32c(data)
     assert crc32c(b"123456789") == 0xE3069283 != zlib.crc32(b"123456789")
     assert struct.calcsize(">qiibIhiqqqhii") == 61
+
+
+@given(st.binary(max_size=5_000), st.integers(-(2**63), 2**63 - 1), st.integers(0, 255), PRODUCER)
+def test_another_header_gets_the_checksum_that_the_batch_has_with_it(
+    value: bytes, newest_ms: int, attributes: int, producer: tuple[int, int, int]
+) -> None:
+    batch = bytearray(build_batch([(None, value, (), 1)]))
+    header = read_header(batch)
+    assert with_checksum(header, header) == header
+    producer_id, producer_epoch, base_sequence = producer
+    other = header._replace(
+        attributes=attributes,
+        max_timestamp=newest_ms,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+    )
+    other = with_checksum(other, header)
+    pack_header(batch, other)
+    assert read_header(batch) == other
+    assert checksum_ok(batch, other)

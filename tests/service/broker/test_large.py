@@ -204,7 +204,7 @@ def test_the_checksum_of_a_large_batch_is_reckoned_beside_the_loop(
         assert outcome(write) == 0
 
     on_stage(tmp_path, scene, OS)
-    assert reckoned == [True, True], "as it came, and with the time of the append"
+    assert reckoned == [True], "as it came; the time of the append is worked into it"
 
 
 # ---------------------------------------------------------------- meanwhile
@@ -218,6 +218,32 @@ def test_others_write_to_the_partition_meanwhile(tmp_path: Path, monkeypatch: py
         assert outcome(write) == 0
 
     assert meanwhile(tmp_path, monkeypatch, happens) == (1, [b"small", LARGE])
+
+
+@pytest.mark.usefixtures("small_bound")
+def test_the_time_of_the_append_does_not_go_back_behind_others_that_were_written_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: Stage) -> None:
+        partition = await orders(stage, message_timestamp_type="LogAppendTime")
+        now_ms = stage.broker.env.clock.wall_ms()
+        monkeypatch.setattr(stage.broker.env.clock, "wall_ms", lambda: now_ms, raising=False)
+        disk = SlowDisk(monkeypatch)
+        large, large_done = write_to(stage, partition, batch())
+        await disk.is_writing()
+        now_ms += 1_000
+        small, small_done = write_to(stage, partition, batch(b"small"))
+        await small_done
+        now_ms += 1_000
+        disk.go_on()
+        await large_done
+        assert [header.max_timestamp for header, _ in partition.log.scan(0)] == [now_ms - 1_000, now_ms]
+        for write, written_ms in ((small, now_ms - 1_000), (large, now_ms)):
+            assert isinstance(write.outcome, Appended)
+            assert write.outcome.log_append_time_ms == written_ms
+        assert stored(partition) == [b"small", LARGE]
+
+    on_stage(tmp_path, scene, OS)
 
 
 @pytest.mark.usefixtures("small_bound")
