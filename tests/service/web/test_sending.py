@@ -174,7 +174,8 @@ def test_a_partition_that_is_led_here_and_is_not_here_is_no_unknown_one() -> Non
         gateway.leaders[0] = 2
 
     more: Any = gateway
-    more.partitions, more.writing = SimpleNamespace(topic=topic), SimpleNamespace(clock=SimpleNamespace(wall_ms=int))
+    more.partitions = SimpleNamespace(topic=topic)
+    more.writing = SimpleNamespace(env=SimpleNamespace(clock=SimpleNamespace(wall_ms=int)))
     gateway.leaders[0] = 1
     (one,) = sent(gateway, [batch()])
     assert (one.error, one.base_offset, asked) == (0, 0, ["t"])
