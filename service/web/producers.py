@@ -54,7 +54,7 @@ AGAIN = MOVED | {ErrorCode.CONCURRENT_TRANSACTIONS}
 FENCED = (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
 
 
-def is_owned(transactional_id: str) -> Problem:
+def owned_by_another(transactional_id: str) -> Problem:
     return Problem("concurrent-transactions", f"{transactional_id!r} has a transaction open")
 
 
@@ -94,7 +94,7 @@ class Producer:
             if not answer.error_code:
                 break
             if answer.error_code == ErrorCode.INVALID_TXN_STATE:
-                raise is_owned(self.transactional_id)
+                raise owned_by_another(self.transactional_id)
             if answer.error_code not in AGAIN or asyncio.get_running_loop().time() > deadline:
                 raise of_error(answer.error_code, f"transactional id {self.transactional_id!r}")
             await asyncio.sleep(PAUSE_S)

@@ -53,7 +53,7 @@ from service.web.forwarding import forward
 from service.web.gateway import Gateway
 from service.web.holding import HOLDER
 from service.web.problems import Outcome, Problem, of_error
-from service.web.producers import AGAIN, FENCED, Producer, is_owned
+from service.web.producers import AGAIN, FENCED, Producer, owned_by_another
 from service.web.producing import (
     BatchIn,
     BatchOut,
@@ -435,7 +435,7 @@ async def _refuse_owned(gateway: Gateway, transactional_id: str) -> None:
         return
     last = Name(transactional_id, now.producer_id, now.producer_epoch)
     if now.is_open or gateway.open_transactions.is_begun(last):
-        raise is_owned(transactional_id)
+        raise owned_by_another(transactional_id)
 
 
 async def put_batch(gateway: Gateway, request: web.Request) -> web.StreamResponse:
