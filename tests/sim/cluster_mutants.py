@@ -12,7 +12,6 @@ import itertools
 import os
 import random
 import sys
-import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
@@ -54,7 +53,7 @@ from tests.log.building import cut_log
 from tests.sim import caught
 from tests.sim.cluster import ClusterSimulation, run
 from tests.sim.cluster_faults import ALONE, MOVED_UNHEARD, REMOVED, REPLACED, STAYS_AWAY, WITH_A_MARKER
-from tests.sim.mutants import Caught, complete_after_the_first_marker, markers_of_deposed_coordinators_taken
+from tests.sim.mutants import Caught, complete_after_the_first_marker, hunt_in, markers_of_deposed_coordinators_taken
 from tests.sim.plan import Plan
 from tests.sim.run import processes, replaced
 from txn.coordinator import TxnCoordinator
@@ -618,16 +617,9 @@ def is_right(seed: int) -> bool:
 
 def hunt(name: str, max_seeds: int = MAX_SEEDS, *, anew: bool = False) -> Caught:
     """Seed after seed, until the mutant of that name is caught. `anew`: as if it had never been."""
-    begun, (plant, can_show) = time.process_time(), MUTANTS[name]
-    tried, seed = 0, 0
+    plant, can_show = MUTANTS[name]
     shows = (seed for seed in caught.seeds(name, anew=anew) if can_show(ClusterSimulation(seed).plan))
-    for tried, seed in enumerate(itertools.islice(shows, max_seeds), start=1):
-        with plant():
-            report = run(seed)
-        if not report.right and is_right(seed):
-            broken = ", ".join(dict.fromkeys(violation.promise for violation in report.violations))
-            return Caught(name, tried, seed, broken, time.process_time() - begun)
-    return Caught(name, tried, seed, "", time.process_time() - begun)
+    return hunt_in(itertools.islice(shows, max_seeds), name, plant, run, is_right)
 
 
 def hunt_all(names: Sequence[str], max_seeds: int = MAX_SEEDS, *, anew: bool = False) -> Iterator[Caught]:

@@ -1183,13 +1183,23 @@ def is_right(seed: int) -> bool:
 def hunt(name: str, max_seeds: int = MAX_SEEDS, *, anew: bool = False) -> Caught:
     """Seed after seed, until the mutant of that name is caught. `anew`: as if it had never been."""
     [mutant] = [mutant for mutant in MUTANTS if mutant.name == name]
-    begun = time.process_time()
-    tried, seed = 0, 0
     shows = (seed for seed in caught.seeds(name, anew=anew) if mutant.can_be_shown_by(Simulation(seed).plan))
-    for tried, seed in enumerate(itertools.islice(shows, max_seeds), start=1):
-        with mutant.plant():
-            report = run(seed)
-        if not report.right and is_right(seed):
+    return hunt_in(itertools.islice(shows, max_seeds), name, mutant.plant, run, is_right)
+
+
+def hunt_in(
+    seeds: Iterable[int],
+    name: str,
+    plant: Planting,
+    run_one: Callable[[int], Any],
+    is_right_without: Callable[[int], bool],
+) -> Caught:
+    """Run these seeds with the mutant planted, until it is caught."""
+    begun, tried, seed = time.process_time(), 0, 0
+    for tried, seed in enumerate(seeds, start=1):
+        with plant():
+            report = run_one(seed)
+        if not report.right and is_right_without(seed):
             broken = ", ".join(dict.fromkeys(violation.promise for violation in report.violations))
             return Caught(name, tried, seed, broken, time.process_time() - begun)
     return Caught(name, tried, seed, "", time.process_time() - begun)
