@@ -20,15 +20,16 @@ What always holds:
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
-from log.batch import CHECKED_FROM, HEADER_BYTES, CorruptBatch, crc32c, read_header
+from log.batch import CHECKED_FROM, HEADER_BYTES, BatchHeader, Buffer, CorruptBatch, crc32c, read_header
 from log.cutting import restart_at
-from log.disk import Disk, DiskFault
+from log.disk import Disk, DiskFault, FileSlice
 from log.epochs import LeaderEpochs
 from log.ids import TopicId, format_topic_id, parse_topic_id, partition_of
+from log.laying import LaidBatch, is_large
 from log.partition_log import PartitionLog
 from log.removal import raise_start_offset
 from log.unbroken import unbroken
@@ -64,10 +65,32 @@ def of_stem(stem: str) -> tuple[TopicId, int] | None:
     return (topic_id, place.partition) if format_topic_id(topic_id) == place.topic else None
 
 
+def _sound(batch: Buffer, header: BatchHeader) -> Buffer:
+    if len(batch) < header.size_bytes or crc32c(memoryview(batch)[CHECKED_FROM:]) != header.crc:
+        raise CorruptBatch(f"the batch at offset {header.base_offset} has rotted and can't be copied")
+    return batch
+
+
+def _read_sound(found: FileSlice, header: BatchHeader) -> Buffer:
+    return _sound(found.file.pread(header.size_bytes, found.position), header)
+
+
 class Relocation:
-    def __init__(self, log: PartitionLog, disk: Disk, target: Disk, topic_id: TopicId, index: int) -> None:
-        """Move the log from `disk` to `target`. An unfinished copy of an earlier attempt is removed."""
+    def __init__(
+        self,
+        log: PartitionLog,
+        disk: Disk,
+        target: Disk,
+        topic_id: TopicId,
+        index: int,
+        *,
+        blocking: Callable[..., Coroutine[Any, Any, Any]],
+    ) -> None:
+        """Move the log from `disk` to `target`. An unfinished copy of an earlier attempt is removed. `blocking` runs a
+        function in a thread.
+        """
         self._log = log
+        self._blocking = blocking
         self._disk = disk
         self._target = target
         self._stem = stem_of(topic_id, index)
@@ -82,8 +105,8 @@ class Relocation:
         """How many offsets are still to be copied."""
         return max(self._log.end_offset - max(self.copy.end_offset, self._log.start_offset), 0)
 
-    def step(self, limit_offset: int, *, now_ms: int) -> int:
-        """Copy some more batches that end below the limit. Returns how many bytes were copied; 0: there was nothing."""
+    async def step(self, limit_offset: int, *, now_ms: int) -> int:
+        """Copy some more batches that end below the limit. Returns how many bytes were read; 0: there was nothing."""
         log, copy = self._log, self.copy
         if self._has_parted():
             self._begin()
@@ -94,16 +117,46 @@ class Relocation:
         if found is None:
             return 0
         found = log.checked(offset, found)
+        header = read_header(found.file.pread(HEADER_BYTES, found.position))
+        if is_large(header.size_bytes):
+            return await self._copy_large(header, found, now_ms)
         piece = memoryview(found.file.pread(found.size, found.position))
         at = 0
         while at < len(piece):
             header = read_header(piece, at)
+            if is_large(header.size_bytes):
+                break
             end = at + header.size_bytes
-            if end > len(piece) or crc32c(piece[at + CHECKED_FROM : end]) != header.crc:
-                raise CorruptBatch(f"the batch at offset {header.base_offset} has rotted and can't be copied")
-            copy.append_after_gap(piece[at:end], header, now_ms=now_ms)
+            copy.append_after_gap(_sound(piece[at:end], header), header, now_ms=now_ms)
             at = end
-        return len(piece)
+        return at
+
+    async def _copy_large(self, header: BatchHeader, found: FileSlice, now_ms: int) -> int:
+        """Copy the batch at the beginning of the slice, in a thread: it is laid beside the copy. If the log may have
+        lost it meanwhile, it does not enter the copy.
+        """
+        log, cuts = self._log, self._log.durability.cuts
+
+        def has_it() -> bool:
+            return not log.gone and log.durability.cuts == cuts and not self._is_outdated
+
+        found.pin()
+        try:  # a file that a thread reads or writes must not be closed
+            batch = await unbroken(self._blocking(_read_sound, found, header))
+        except CorruptBatch:
+            if has_it():
+                raise
+            return header.size_bytes
+        finally:
+            found.unpin()
+        laid = LaidBatch(self.copy)
+        try:
+            await unbroken(self._blocking(laid.fill, batch))
+            if has_it():
+                self.copy.append_after_gap(batch, header, now_ms=now_ms, laid=laid)
+        finally:
+            laid.discard()
+        return header.size_bytes
 
     def _begin(self) -> None:
         """Begin the copy anew, with the batch that holds the log's start offset."""
@@ -156,7 +209,7 @@ class Relocation:
         log, copy = self._log, self.copy
         async with log.alone():
             left_bytes = LAST_BYTES
-            while copied := self.step(log.end_offset, now_ms=now_ms):
+            while copied := await self.step(log.end_offset, now_ms=now_ms):
                 left_bytes -= copied
                 if left_bytes < 0 or not may():
                     return False
@@ -169,7 +222,7 @@ class Relocation:
             while copy.end_offset != log.end_offset:
                 if self._has_parted() or left_bytes < 0 or not may():
                     return False
-                left_bytes -= self.step(log.end_offset, now_ms=now_ms)
+                left_bytes -= await self.step(log.end_offset, now_ms=now_ms)
                 if copy.end_offset != log.end_offset:
                     await breathe()
             if log.gone or copy.start_offset != log.start_offset or self._is_outdated or not may():

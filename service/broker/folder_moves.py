@@ -194,13 +194,14 @@ class FolderMoves:
                 partition.log,
                 *(partition.folder.disk, move.target.disk),
                 *(partition.topic_id, partition.topic_partition.partition),
+                blocking=self._env.blocking,
             )
         while self._may_go_on(move):
             if move.target.headroom.is_short:
                 return False
             # Only committed data is copied ahead: it is hardly ever truncated again.
             high_watermark = partition.high_watermark
-            copied = relocation.step(high_watermark, now_ms=self._env.clock.wall_ms())
+            copied = await relocation.step(high_watermark, now_ms=self._env.clock.wall_ms())
             move.target.headroom.took(copied)
             if relocation.copy.durability.flush_due:
                 await relocation.copy.flush()

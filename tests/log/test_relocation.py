@@ -2,20 +2,23 @@
 
 import asyncio
 import errno
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
-from log.batch import CorruptBatch
+from log.batch import Buffer, CorruptBatch
 from log.compaction import find_work
 from log.control import ControlType
 from log.cutting import restart_at
 from log.disk import DiskFault
 from log.ids import TopicId
+from log.partition_log import PartitionLog
 from log.relocation import FORMER, Relocation, of_stem, stem_of
 from log.removal import remove_oldest
 from tests.log.building import cut_log, fill, open_log
 from tests.log.compacting import NOW_MS, RETENTION_MS, Bench, breathe, committed_records, table
-from tests.log.memory_disk import MemoryDisk
+from tests.log.memory_disk import MemoryDisk, MemoryFile
 from tests.log.plain_cleaning import once
 
 TOPIC_ID = TopicId(bytes(range(16)))
@@ -26,18 +29,22 @@ def test_what_a_copy_is_of_is_read_from_its_name(topic_id: TopicId) -> None:
     assert of_stem(stem_of(topic_id, 12)) == (topic_id, 12)
 
 
+async def all_copied(relocation: Relocation, log: PartitionLog) -> None:
+    while await relocation.step(log.end_offset, now_ms=NOW_MS):
+        pass
+
+
 @pytest.mark.parametrize("rotten", [2, 6, 7, 2**40])
 def test_a_copy_does_not_go_on_behind_a_base_offset_that_has_rotted(rotten: int) -> None:
     """It took what is left out for a gap of compaction, and took the log's place without it."""
     disk = MemoryDisk()
     log, _ = open_log(disk)
     fill(log, 10)
-    moving = Relocation(log, disk, MemoryDisk(), TOPIC_ID, 0)
+    moving = Relocation(log, disk, MemoryDisk(), TOPIC_ID, 0, blocking=asyncio.to_thread)
     position = log.segments[0].position_of(5)
     disk.files[log.segments[0].path()].data[position : position + 8] = rotten.to_bytes(8, "big")
     with pytest.raises(CorruptBatch):
-        while moving.step(log.end_offset, now_ms=0):
-            pass
+        asyncio.run(all_copied(moving, log))
     assert moving.copy.end_offset <= 5
 
 
@@ -60,11 +67,13 @@ class Moving(Bench):
         self.passes: list[asyncio.Task[object]] = []
         self.faults: list[str] = []
 
-    def begin(self) -> Relocation:
-        relocation = Relocation(self.log, self.disk, self.target, TOPIC_ID, 0)
-        while relocation.step(self.log.end_offset, now_ms=NOW_MS):
-            pass
+    async def begin(self) -> Relocation:
+        relocation = Relocation(self.log, self.disk, self.target, TOPIC_ID, 0, blocking=self.blocking)
+        await all_copied(relocation, self.log)
         return relocation
+
+    async def blocking(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments)
 
     async def finish(self, relocation: Relocation) -> bool:
         return await relocation.take_over(
@@ -100,7 +109,7 @@ def test_a_pass_that_begins_before_the_copy_has_its_name_does_not_lose_the_files
             bench.put((b"%d" % (count % 7), b"%d" % count))
         await bench.log.flush()
         before = table(committed_records(bench.log, bench.stable))
-        assert await bench.finish(bench.begin())
+        assert await bench.finish(await bench.begin())
         await asyncio.gather(*bench.passes)
         assert table(committed_records(bench.log, bench.stable)) == before
         assert {segment.path().partition("/")[0] for segment in bench.log.segments} == {"table-0"}
@@ -144,7 +153,7 @@ def test_what_is_durable_only_in_the_copy_does_not_count_before_the_decision_is_
             assert bench.log.flushed_offset == 0
             await synced(path)
 
-        relocation = bench.begin()
+        relocation = await bench.begin()
         origin.sync_dir = sync_dir  # type: ignore[method-assign]
         assert await bench.finish(relocation)
         assert await flushes[0] == bench.log.end_offset == 1
@@ -163,7 +172,7 @@ def test_a_decided_move_is_finished_when_there_are_descriptors_again(monkeypatch
     async def run() -> None:
         bench = OutWhenDecided(origin, target)
         bench.put((b"k", b"v"))
-        assert await bench.finish(bench.begin())
+        assert await bench.finish(await bench.begin())
         assert bench.log.folder == "table-0"
         assert table(committed_records(bench.log, bench.stable)) == {b"k": b"v"}
         assert bench.faults == ["origin"] * 3 + ["target"] * 3, "it is told what holds the move up"
@@ -187,7 +196,7 @@ def test_the_former_folder_is_removed_when_there_are_descriptors_again(monkeypat
     async def run() -> None:
         bench = Moving(origin := NothingRemoved())
         bench.put((b"k", b"v"))
-        assert await bench.finish(bench.begin())
+        assert await bench.finish(await bench.begin())
         assert origin.listdir("") == []
         assert bench.faults == ["origin"] * 3
 
@@ -207,7 +216,7 @@ def test_a_stop_does_not_wait_for_descriptors_without_end(monkeypatch: pytest.Mo
     async def run() -> None:
         bench = OutWhenDecided(origin, target)
         bench.put((b"k", b"v"))
-        move = asyncio.ensure_future(bench.finish(bench.begin()))
+        move = asyncio.ensure_future(bench.finish(await bench.begin()))
         await asyncio.sleep(0.05)
         assert bench.faults
         move.cancel()
@@ -230,7 +239,7 @@ def test_what_was_aborted_stays_aborted_although_compaction_has_forgotten_it_mea
         for count in range(30):
             bench.put((b"k%d" % count, bytes(50)))
         await bench.log.flush()
-        relocation = bench.begin()
+        relocation = await bench.begin()
         bench.put((b"b", b"committed"), producer=7, transactional=True)
         bench.end(7, ControlType.COMMIT)
         for now_ms in (NOW_MS, NOW_MS + 1, NOW_MS + RETENTION_MS + 2):
@@ -253,7 +262,7 @@ def test_what_was_copied_before_the_log_started_over_is_not_kept() -> None:
         bench = Moving()
         bench.put((b"a", b"deleted while this follower was away"))
         await bench.log.flush()
-        relocation = bench.begin()
+        relocation = await bench.begin()
         restart_at(bench.log, 0)
         bench.put((b"b", b"1"))
         bench.put((b"c", b"1"))
@@ -271,7 +280,7 @@ def test_what_was_deleted_stays_deleted_although_compaction_has_removed_the_dele
         for count in range(30):
             bench.put((b"k%d" % count, bytes(50)))
         await bench.log.flush()
-        relocation = bench.begin()
+        relocation = await bench.begin()
         bench.put((b"a", None))
         for now_ms in (NOW_MS, NOW_MS + 1, NOW_MS + RETENTION_MS + 2):
             bench.put((b"c", b"%d" % now_ms))
@@ -302,7 +311,7 @@ def test_what_the_views_knew_of_removed_batches_is_known_after_a_cut_of_the_move
         bench = await known_by_views_alone()
         known, end_offset = dict(bench.producers.last), bench.log.end_offset
         bench.put((b"b", b"2"), producer=8)
-        assert await bench.finish(bench.begin())
+        assert await bench.finish(await bench.begin())
         cut_log(bench.log, end_offset)
         assert bench.producers.last == known
         assert set(known) == {7}
@@ -314,7 +323,7 @@ def test_what_the_views_knew_of_removed_batches_is_known_after_a_cut_of_the_move
 def test_what_the_views_knew_of_removed_batches_is_known_after_a_crash_of_the_moved_log(recovery_point: int) -> None:
     async def run() -> None:
         bench = await known_by_views_alone()
-        assert await bench.finish(bench.begin())
+        assert await bench.finish(await bench.begin())
         bench.put((b"b", b"2"), producer=8)
         end_offset = bench.log.end_offset
         await bench.log.flush()
@@ -322,5 +331,113 @@ def test_what_the_views_knew_of_removed_batches_is_known_after_a_crash_of_the_mo
         assert again.log.end_offset == end_offset
         assert again.producers.last == bench.producers.last
         assert set(again.producers.last) == {7, 8}
+
+    asyncio.run(run())
+
+
+LARGE = b"l" * 400
+
+
+class MovesLarge(Moving):
+    """What is copied in a thread is remembered, and what happens to the log meanwhile is done before it."""
+
+    def __init__(self, *meanwhile: Callable[[], None] | None) -> None:
+        super().__init__()
+        self.meanwhile = list(meanwhile)
+        self.in_thread = False
+        self.longest_on_loop = 0
+        self.put((b"a", b"1"))
+        self.put((b"b", LARGE))
+        self.put((b"c", b"2"))
+
+    async def blocking(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        if self.meanwhile and (happens := self.meanwhile.pop(0)) is not None:
+            happens()
+        self.in_thread = True
+        try:
+            return function(*arguments)
+        finally:
+            self.in_thread = False
+
+    def append(self, file: MemoryFile, buffers: Sequence[Buffer]) -> int:
+        if not self.in_thread:
+            self.longest_on_loop = max(self.longest_on_loop, sum(map(len, buffers)))
+        return appended(file, buffers)
+
+
+appended = MemoryFile.append
+
+
+def test_a_large_batch_is_copied_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It held the loop: 90 MB for a quarter of a second."""
+
+    async def run() -> None:
+        monkeypatch.setattr("log.laying.LARGE_BYTES", 300)
+        bench = MovesLarge()
+        await bench.log.flush()
+        before = table(committed_records(bench.log, bench.stable))
+        monkeypatch.setattr(MemoryFile, "append", lambda file, buffers: bench.append(file, buffers))
+        relocation = await bench.begin()
+        assert 0 < bench.longest_on_loop < 300 < len(LARGE)
+        assert await bench.finish(relocation)
+        assert table(committed_records(bench.log, bench.stable)) == before
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("moment", [0, 1])
+@pytest.mark.parametrize("what", ["cut", "cut and written again", "compacted", "raised"])
+def test_a_large_batch_that_the_log_has_lost_meanwhile_is_not_copied(
+    what: str, moment: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        monkeypatch.setattr("log.laying.LARGE_BYTES", 300)
+
+        def happens() -> None:
+            if what.startswith("cut"):
+                cut_log(bench.log, 1)
+            if what == "cut and written again":
+                bench.put((b"x", b"y" * 500), (b"z", b"3"))
+            elif what == "compacted":
+                bench.log.times_compacted += 1
+            elif what == "raised":
+                bench.log.start_offset = 2
+
+        bench = MovesLarge(*(None,) * moment, happens)
+        await bench.log.flush()
+        relocation = await bench.begin()
+        assert not bench.meanwhile
+        assert await bench.finish(relocation)
+        held = list(bench.log.scan(bench.log.start_offset))
+        assert {segment.path().partition("/")[0] for segment in bench.log.segments} == {"table-0"}
+        assert [(header.base_offset, header.last_offset) for header, _ in held] == {
+            "cut": [(0, 0)],
+            "cut and written again": [(0, 0), (1, 2)],
+            "compacted": [(0, 0), (1, 1), (2, 2)],
+            "raised": [(2, 2)],
+        }[what]
+        assert not [name for name in bench.target.files if ".laid" in name]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("moment", [0, 1])
+def test_a_log_that_is_deleted_while_its_large_batch_is_copied_is_left_alone(
+    moment: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        monkeypatch.setattr("log.laying.LARGE_BYTES", 300)
+        gone: list[asyncio.Task[None]] = []
+
+        class Deleted(MovesLarge):
+            async def blocking(self, function: Callable[..., Any], *arguments: Any) -> Any:
+                gone.append(asyncio.ensure_future(self.log.discard()))
+                await asyncio.sleep(0.01)
+                return await super().blocking(function, *arguments)
+
+        bench = Deleted()
+        assert not await bench.finish(await bench.begin())
+        await asyncio.gather(*gone)
+        assert not [name for name in bench.target.files if ".laid" in name]
 
     asyncio.run(run())

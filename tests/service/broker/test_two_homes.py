@@ -317,7 +317,7 @@ class MovedOn(Homes):
         topic = of_stem(self.stem)
         assert topic is not None
         log = PartitionLog.open(two, "orders-0", LogConfig(), (), known=None, now_ms=0, topic_id=topic[0])
-        relocation = Relocation(log, two, three, *topic)
+        relocation = Relocation(log, two, three, *topic, blocking=asyncio.to_thread)
 
         async def died(*_: object) -> None:
             pass
