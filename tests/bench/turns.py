@@ -6,6 +6,7 @@ they exist.
     python -m tests.bench.turns                   each API, its longest turn in ms with the collector and without
     python -m tests.bench.turns --only metadata   those whose name contains the text
     python -m tests.bench.turns --only groups     ListGroups and others, and members of very many topics
+    python -m tests.bench.turns --only http       bodies as long as HTTP takes, and streams to which nothing comes
     python -m tests.bench.turns --where 10        and where the loop was in turns of more than 10 ms
     python -m tests.bench.turns --shapes          each shape of the requests by itself
 
@@ -29,6 +30,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -38,7 +40,7 @@ from service.api.routes import ROUTES
 from service.garbage import Garbage
 from service.net.server import OTHER_REQUEST_BYTES
 from service.process import run_broker
-from service.settings.broker import BrokerConfig
+from service.settings.broker import BrokerConfig, Endpoint
 from service.wire import messages
 from service.wire.base import Struct
 from service.wire.codec import (
@@ -52,6 +54,7 @@ from service.wire.codec import (
 from service.wire.layout import Field
 from service.wire.messages.schemas import MESSAGES
 from service.wire.messages.versions import ApiKey
+from tests.bench import http_turns
 from tests.bench.group_turns import longest_turns
 from tests.service.wire.making import known_layout
 
@@ -162,7 +165,7 @@ class LiveBroker:
         self._ready = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
-        self.port = 0
+        self.port = self.http_port = 0
 
     def __enter__(self) -> LiveBroker:
         self._thread.start()
@@ -188,7 +191,9 @@ class LiveBroker:
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
 
-        def ready(broker: Any, _: object) -> None:
+        def ready(broker: Any, web: Sequence[Endpoint]) -> None:
+            (endpoint,) = web
+            self.http_port = endpoint.port
             self.port = broker.metadata.image.brokers[broker.metadata.broker_id].endpoint("PLAINTEXT").port
             self._ready.set()
 
@@ -684,21 +689,52 @@ def prepare(port: int) -> Known:
     return Known(topics, (begun.producer_id, begun.producer_epoch))
 
 
-def measured(what: str, frame: bytes, port: int, turns: Turns, *, collector: bool) -> tuple[float, float]:
+def measured(what: str, ask: Callable[[], object], turns: Turns, *, collector: bool) -> tuple[float, float]:
     """The longest turn, and the longest pass of the collector, in ms."""
     (gc.enable if collector else gc.disable)()
-    connection = Connection(port)
+    time.sleep(SETTLED_S)
+    turns.take()
     try:
-        time.sleep(0.02)
-        turns.take()
-        connection.send(frame)
-    except (OSError, struct.error) as failure:
+        ask()
+    except (OSError, struct.error, HTTPException) as failure:
         print(f"{what}: {failure!r}", file=sys.stderr)
-    finally:
-        connection.close()
     time.sleep(SETTLED_S)
     gc.enable()
     return turns.take()
+
+
+def send(frame: bytes, port: int) -> None:
+    connection = Connection(port)
+    try:
+        time.sleep(SETTLED_S / 5)
+        connection.send(frame)
+    finally:
+        connection.close()
+
+
+Row = tuple[float, str, float, float, float]
+
+
+def row(name: str, what: str, ask: Callable[[], object], turns: Turns) -> Row:
+    """The longest turn of all, what was asked, and the longest turn with the collector, its pass, and without it."""
+    gc.collect()
+    gc.freeze()
+    with_it, a_pass = measured(what, ask, turns, collector=True)
+    turns.where.clear()
+    without, _ = measured(what, ask, turns, collector=False)
+    if turns.where:
+        print(f"{name}, {what}:")
+        for place, times in turns.where.most_common(6):
+            print(f"    {times:5} {place}")
+    return max(with_it, without), what, with_it, a_pass, without
+
+
+def of_http(port: int, turns: Turns) -> Iterator[Row]:
+    http_turns.prepare(port)
+    for way in http_turns.ways(port):
+        yield row("HTTP", way.what, partial(way.send, port, way.make()), turns)
+    with contextlib.ExitStack() as connections:
+        yield row("HTTP", "streams to which nothing comes", partial(http_turns.idle_streams, port, connections), turns)
 
 
 def main() -> int:
@@ -717,6 +753,13 @@ def main() -> int:
         sys.setswitchinterval(0.0005)
         turns.over_s = chosen.where / 1000
         threading.Thread(target=turns.sample, args=(over,), daemon=True).start()
+
+    def tell(name: str, rows: Iterable[Row], *, all_rows: bool) -> None:
+        found = sorted(rows, reverse=True)
+        too_long.extend(f"{name}, {what}" for _, what, _, _, without in found if without > MOST_MS)
+        for _, what, with_it, a_pass, without in found if all_rows else found[:1]:
+            print(f"{name + ', ' + what:66.66} {with_it:7.0f} {a_pass:7.0f} {without:7.0f}", flush=True)
+
     with tempfile.TemporaryDirectory(prefix="oncelog-turns-") as folder, LiveBroker(Path(folder), turns) as broker:
         known = prepare(broker.port)
         print(f"{'longest turn, ms':40} {'collector':>10} {'of it one pass':>15} {'no collector':>13}")
@@ -724,23 +767,10 @@ def main() -> int:
             name = ROUTES[key].name
             if chosen.only and not any(part.lower() in name.lower().replace("_", "") for part in chosen.only):
                 continue
-            rows = []
-            for shape in shapes(ApiKey(key), known):
-                frame = shape.frame()
-                gc.collect()
-                gc.freeze()
-                with_it, a_pass = measured(shape.what, frame, broker.port, turns, collector=True)
-                turns.where.clear()
-                without, _ = measured(shape.what, frame, broker.port, turns, collector=False)
-                rows.append((max(with_it, without), shape.what, with_it, a_pass, without))
-                if chosen.where is not None and turns.where:
-                    print(f"{name}, {shape.what}:")
-                    for place, times in turns.where.most_common(6):
-                        print(f"    {times:5} {place}")
-            rows.sort(reverse=True)
-            too_long += [f"{name}, {what}" for _, what, _, _, without in rows if without > MOST_MS]
-            for _, what, with_it, a_pass, without in rows if chosen.shapes else rows[:1]:
-                print(f"{name + ', ' + what:66.66} {with_it:7.0f} {a_pass:7.0f} {without:7.0f}", flush=True)
+            asked = ((shape.what, partial(send, shape.frame(), broker.port)) for shape in shapes(ApiKey(key), known))
+            tell(name, (row(name, what, ask, turns) for what, ask in asked), all_rows=chosen.shapes)
+        if not chosen.only or "http" in chosen.only:
+            tell("HTTP", of_http(broker.http_port, turns), all_rows=chosen.shapes)
         over.set()
     gc.collect()
     gc.freeze()
