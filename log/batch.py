@@ -17,15 +17,15 @@ The checksum does not cover offset and leader epoch, so that a broker can write 
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from crc32c import crc32c as crc32c
 
 from log.compress import MAX_PLAIN_BYTES, BadCompression, compress, decompress
+from log.copies import Buffer as Buffer
+from log.copies import joined_to_write
 from log.ids import NO_EPOCH, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, NO_TIMESTAMP
-
-Buffer = bytes | bytearray | memoryview
 
 MAGIC: Final = 2
 HEADER: Final = struct.Struct(">qiibIhiqqqhii")
@@ -575,6 +575,32 @@ def build_plain_batch(
     return assemble(header, b"".join(parts))
 
 
+def build_long_batch(
+    record: NewRecord,
+    *,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+    transactional: bool = False,
+) -> Generator[None, None, memoryview]:
+    """The same batch as from `build_batch`, of one record that is long: what it consists of is copied once, in steps.
+    Nobody else has the memory that it is in.
+    """
+    key, value, headers, timestamp = record
+    parts = [b"\0\0\0", *_nullable_parts(key), *_nullable_parts(value), _size(len(headers))]
+    for name, content in headers:
+        parts += _nullable_parts(name.encode("utf-8", "surrogateescape"))
+        parts += _nullable_parts(content)
+    batch = yield from joined_to_write([bytes(HEADER_BYTES), _varint(sum(map(len, parts))), *parts])
+    header = BatchHeader(
+        *(0, len(batch), NO_EPOCH, MAGIC, 0, TRANSACTIONAL * transactional, 0),
+        *(timestamp, timestamp, producer_id, producer_epoch, base_sequence, 1),
+    )
+    pack_header(batch, header)
+    struct.pack_into(">I", batch, CRC_AT, crc32c(batch[CHECKED_FROM:]))
+    return batch
+
+
 def build_empty_batch() -> bytearray:
     """A batch without records, as the cleaner may leave one. It takes up one offset, and has no time."""
     times = NO_TIMESTAMP, NO_TIMESTAMP
@@ -636,6 +662,10 @@ def _write_record(timestamp_delta: int, tail: bytes) -> bytes:
 
 def _nullable(content: bytes | None) -> bytes:
     return b"\x01" if content is None else _size(len(content)) + content
+
+
+def _nullable_parts(content: bytes | None) -> Iterable[bytes]:
+    return (b"\x01",) if content is None else (_size(len(content)), content)
 
 
 def _varint(number: int) -> bytes:

@@ -6,6 +6,7 @@ Unlike Produce, it tells whether a refused batch may have been appended all the 
 
 from collections.abc import Awaitable
 
+from service.api.produce import keep
 from service.broker.acceptance import RefusedBatch, one_batch
 from service.broker.partition import ACKS_ALL, Appended
 from service.broker.partition_table import PartitionTable
@@ -27,8 +28,7 @@ def handle(
     header: RequestHeader,
     request: ConditionalProduceRequest,
 ) -> Held[ConditionalProduceResponse]:
-    for each in request.batches:  # the request's bytes are reused after the call
-        each.records = memoryview(bytearray(each.records or b""))
+    keep(request.batches)
     return Held(_append(held, parts, session, request))
 
 

@@ -11,7 +11,7 @@ with `acks=all` is answered when every in-sync replica holds the batches. After 
 REQUEST_TIMED_OUT, and the batches may still be committed later.
 """
 
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -30,6 +30,8 @@ from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     BatchIndexAndErrorMessage,
+    ConditionalBatch,
+    PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,
@@ -81,7 +83,7 @@ def handle(
     asked = ProduceCall(parts, session, header.api_version, request)
     topics = request.topic_data
     if len(topics) > NAMED_A_TURN or sum([len(topic.partition_data) for topic in topics]) > NAMED_A_TURN:
-        _keep(topics)
+        keep([data for topic in topics for data in topic.partition_data])
         return Held(_named_in_turns(asked, header))
     writing = Writing(parts.writing, _terms(session, header, request), list(_writes(asked)))
     if (wrong := writing.wrong()) is not None:
@@ -108,10 +110,9 @@ async def _named_in_turns(
     return await _append_later(asked, writing, is_ready=False)
 
 
-def _keep(topics: list[TopicProduceData]) -> None:
+def keep(batches: Sequence[PartitionProduceData] | Sequence[ConditionalBatch]) -> None:
     """Copy the batches, because the request's bytes are reused after the call, unless they are very many bytes."""
-    batches = [data for topic in topics for data in topic.partition_data]
-    if sum(len(data.records or b"") for data in batches) <= OWN_BYTES:
+    if sum([len(data.records or b"") for data in batches]) <= OWN_BYTES:
         for data in batches:
             data.records = memoryview(bytearray(data.records or b""))
 

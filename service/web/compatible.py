@@ -20,10 +20,10 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, Raw, UnsetType
 
-from log.batch import NewRecord, build_batch
+from log.batch import NewRecord
 from log.ids import TopicPartition
 from service.broker.partition import Appended
-from service.turns import Turn
+from service.turns import Steps, Turn, done_in_turns
 from service.web import quick
 from service.web.answers import refuse_bytes, tell
 from service.web.consumers import ErrorV2
@@ -31,7 +31,7 @@ from service.web.forwarding import media_of
 from service.web.gateway import Gateway
 from service.web.holding import HOLDER
 from service.web.instances import InstanceProblem
-from service.web.looking import BodyScan
+from service.web.looking import RECORD_BYTES_MAX, BodyScan
 from service.web.problems import PROBLEMS, Problem
 from service.web.producing import (
     DECODED_AT_ONCE,
@@ -44,7 +44,7 @@ from service.web.producing import (
 )
 from service.web.records import Partitioner, encoded, from_base64, milliseconds
 from service.web.routing import JSON, STREAMING, Route
-from service.web.sending import OutgoingBatch, send
+from service.web.sending import OutgoingBatch, batch_of, send
 from service.web.unpacking import Pace, body_of, pieces_of
 
 V2_FORMS = ("json", "binary", "text")
@@ -53,8 +53,6 @@ V2 = "/topics/{topic}"
 WRITTEN_AT_ONCE = 50
 """How many records that are written one by one are written in one turn of the loop: 5 ms."""
 BATCH_MAX = 10_000
-RECORD_BYTES_MAX = 4 << 20
-"""The largest record in a stream. It is decoded in one turn of the loop, so it must not be long."""
 MEDIA_V2 = (V2_MEDIA, *(f"application/vnd.kafka.{form}.v2+json" for form in V2_FORMS))
 _MARK = re.compile(r'[\\"{}\[\]]')
 DEEP = 2
@@ -248,8 +246,8 @@ class _Objects:
         self._depth = 0
         self._is_in_string = self._is_escaped = False
 
-    def feed(self, text: str) -> Iterator[Any]:
-        """The objects that are complete now."""
+    def feed(self, text: str) -> Iterator[bytes]:
+        """The texts of the objects that are complete now."""
         begins, escaped = 0, 0 if self._is_escaped else -1
         for found in _MARK.finditer(text):
             at, mark = found.start(), found[0]
@@ -273,7 +271,7 @@ class _Objects:
                 if self._depth <= 0:
                     self._keep(text[begins : at + 1])
                     begins, self._depth = at + 1, 0
-                    yield self._take()
+                    yield self._joined().encode()
         self._is_escaped = escaped == len(text)
         self._keep(text[begins:])
 
@@ -289,9 +287,6 @@ class _Objects:
     def _joined(self) -> str:
         text, self._pieces, self.waiting, self.waiting_bytes = "".join(self._pieces), [], 0, 0
         return text
-
-    def _take(self) -> Any:
-        return _decoded_briefly(self._joined().encode())
 
     def _take_blanks(self) -> None:
         if text := self._joined().strip(" \t\r\n,"):
@@ -321,7 +316,7 @@ async def _write(
 ) -> dict[str, Any]:
     topic = await topic_to_write(gateway, topic_name)
     place = Partitioner(gateway.next_turn()).place(topic, partition, record[0])
-    batch = OutgoingBatch(place, build_batch([record]), 1)
+    batch = OutgoingBatch(place, await batch_of([record]), 1)
     await send(gateway, [batch])
     if batch.error:
         raise batch.problem()
@@ -351,15 +346,15 @@ async def _values(request: web.Request, most_bytes: int) -> AsyncIterator[Any]:
     try:
         async for chunk in pieces_of(request, pace):
             for at in range(0, len(chunk), SCANNED_AT_ONCE):
-                for value in objects.feed(utf8.decode(chunk[at : at + SCANNED_AT_ONCE])):
-                    yield value
+                for text in objects.feed(utf8.decode(chunk[at : at + SCANNED_AT_ONCE])):
+                    yield await done_in_turns(_decoded_briefly(text))
                     pace.moved()
                 await asyncio.sleep(0)
             if objects.waiting > most_bytes:
                 raise Problem("record-too-large", f"a record is longer than {most_bytes} bytes")
             await request[HOLDER].take(objects.waiting_bytes + pace.window_bytes)
-        for value in objects.feed(utf8.decode(b"", final=True)):
-            yield value
+        for text in objects.feed(utf8.decode(b"", final=True)):
+            yield await done_in_turns(_decoded_briefly(text))
     except UnicodeDecodeError:
         raise Problem("malformed", "the body is not UTF-8") from None
     objects.end()
@@ -407,7 +402,7 @@ async def v3_batch(gateway: Gateway, request: web.Request) -> web.StreamResponse
             await asyncio.sleep(0)
         name = None
         try:
-            entry = _decoded_briefly(given)
+            entry = await done_in_turns(_decoded_briefly(given))
             name = entry.get("id") if isinstance(entry, dict) else None
             if not isinstance(name, str) or not 0 < len(name) <= 80:
                 raise Problem("invalid-record", "an entry has an id of 1 to 80 characters")
@@ -438,7 +433,7 @@ async def _list_of(body: bytes, name: str) -> list[bytes]:
         if not isinstance(found, dict):
             raise Problem("malformed", "the body is an object")
         return []
-    if len(scan.rest) > REST_BYTES_MAX:
+    if scan.rest_bytes > REST_BYTES_MAX:
         raise Problem("record-too-large", f"there is more beside the {name} than a request may have")
     if not isinstance(_decoded(scan.rest), dict):
         raise Problem("malformed", "the body is an object")
@@ -455,12 +450,14 @@ async def _list_of(body: bytes, name: str) -> list[bytes]:
     return some
 
 
-def _decoded_briefly(text: bytes, deep: int = DEEP) -> Any:
+def _decoded_briefly(text: bytes, deep: int = DEEP, *, is_json: bool = False) -> Steps[Any]:
     """The JSON. Of a long one only the members that an API names are decoded, down to so many objects; what is long in
-    them stays as it came. Objects are made of each two bytes of it otherwise.
+    them stays as it came. Objects are made of each two bytes of it otherwise. `is_json`: that is known.
     """
     if len(text) <= DECODED_AT_ONCE or text[:1] == b'"':
         return _decoded(text)
+    if is_json and not (deep and text[:1] == b"{"):
+        return Raw(text)
     try:
         refuse_bytes(text)
         if not deep or text[:1] != b"{":
@@ -468,8 +465,12 @@ def _decoded_briefly(text: bytes, deep: int = DEEP) -> Any:
         found = _members.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise Problem("malformed", f"the body is not JSON: {error}") from None
-    named = ((name, getattr(found, name)) for name in _Members.__struct_fields__)
-    return {name: _decoded_briefly(bytes(given), deep - 1) for name, given in named if given is not UNSET}
+    yield
+    made: dict[str, Any] = {}
+    for name in _Members.__struct_fields__:
+        if (given := getattr(found, name)) is not UNSET:
+            made[name] = yield from _decoded_briefly(bytes(given), deep - 1, is_json=True)
+    return made
 
 
 def _decoded(text: bytes | str) -> Any:
@@ -517,7 +518,7 @@ async def v2_records(gateway: Gateway, request: web.Request) -> web.StreamRespon
     partitioner = Partitioner(gateway.next_turn())
     turn = Turn(DECODED_AT_ONCE)
     for count, text in enumerate(records, 1):
-        each = _decoded_briefly(text)
+        each = await done_in_turns(_decoded_briefly(text))
         if not isinstance(each, dict):
             raise Problem("malformed", "a record is an object")
         partition = int(given_partition) if given_partition is not None else each.get("partition")
@@ -534,7 +535,7 @@ async def v2_records(gateway: Gateway, request: web.Request) -> web.StreamRespon
             await asyncio.sleep(0)
     batches = []
     for where, run in await in_runs(gateway, placed):
-        batches.append(OutgoingBatch(where, build_batch(run), len(run)))
+        batches.append(OutgoingBatch(where, await batch_of(run), len(run)))
         await asyncio.sleep(0)
     await send(gateway, batches)
     found: dict[TopicPartition, list[bytes]] = {}

@@ -77,6 +77,7 @@ class EventOut(msgspec.Struct, gc=False):
 
 
 _event = msgspec.json.Decoder(CloudEvent)
+_encode = msgspec.json.Encoder().encode
 _members = msgspec.json.Decoder(dict[str, Raw])
 _any_json = msgspec.json.Decoder(Raw)
 _simples: msgspec.json.Decoder[str | int] = msgspec.json.Decoder(str | int | bool)
@@ -89,8 +90,8 @@ def from_structured(body: bytes, now_ms: int) -> NewRecord:
     """A record whose value is the event as it came. The caller has seen that it names no member twice."""
     try:
         refuse_bytes(body)
-        event = _event.decode(body)
-        members = _members.decode(body)
+        members = _members.decode(body)  # what may be long is looked at once
+        event = _event.decode(_encode({name: each for name, each in members.items() if name != "data"}))
     except msgspec.ValidationError as error:
         raise Problem("invalid-record", f"no CloudEvent of version 1.0: {error}") from None
     except (msgspec.DecodeError, RecursionError) as error:

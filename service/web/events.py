@@ -20,7 +20,7 @@ from service.web.consuming import one_event
 from service.web.event_format import BATCHED, STRUCTURED, from_binary, from_structured, to_binary
 from service.web.forwarding import headers_of_records, media_of
 from service.web.gateway import Gateway
-from service.web.looking import TOP, BodyScan
+from service.web.looking import RECORD_BYTES_MAX, TOP, BodyScan
 from service.web.problems import Problem
 from service.web.producing import (
     KEY_HEADER,
@@ -108,6 +108,9 @@ async def _events_of(body: bytes) -> list[msgspec.Raw]:
 
 
 async def _structured(body: bytes, now_ms: int) -> NewRecord:
+    if len(body) > RECORD_BYTES_MAX:
+        detail = f"an event is longer than {RECORD_BYTES_MAX} bytes: send it in binary mode"
+        raise Problem("record-too-large", detail)
     scan = BodyScan(body, TOP, value=DATA)
     await scan.look()
     if scan.members > ATTRIBUTES_MAX:

@@ -225,8 +225,8 @@ class KeyRecord:
         self._memory = memory
         self._key = key
 
-    def record(self, answer: BatchOut) -> NewRecord:
-        self.answer = _encode(answer)
+    def record(self, answer: bytes) -> NewRecord:
+        self.answer = answer
         return self._key.encode(), _encode(Remembered(self.fingerprint, msgspec.Raw(self.answer))), (), self.now_ms
 
     def written(self, offset: int) -> None:

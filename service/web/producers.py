@@ -18,6 +18,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 from weakref import WeakValueDictionary
 
 from log.batch import NewRecord, build_batch
@@ -28,7 +29,7 @@ from service.client.failures import ClientFailure
 from service.client.transactions import ONGOING
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway, first_error
 from service.web.problems import Problem, of_error
-from service.web.sending import OutgoingBatch, rounds, send_one_each
+from service.web.sending import OutgoingBatch, batch_of, rounds, send_one_each
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     AddPartitionsToTxnRequest,
@@ -103,17 +104,24 @@ class Producer:
 
     def build(self, partition: TopicPartition, records: Sequence[NewRecord], codec: int = 0) -> OutgoingBatch:
         """A batch with the next sequence numbers of its partition."""
-        sequence = self.sequences.get(partition, 0)
-        self.sequences[partition] = (sequence + len(records)) & 0x7FFFFFFF
-        batch = build_batch(
-            records,
-            codec=codec,
-            producer_id=self.producer_id,
-            producer_epoch=self.epoch,
-            base_sequence=sequence,
-            transactional=True,
-        )
+        batch = build_batch(records, codec=codec, **self._numbers(partition, len(records)))
         return OutgoingBatch(partition, batch, len(records), numbered=True)
+
+    async def build_any(self, partition: TopicPartition, records: Sequence[NewRecord]) -> OutgoingBatch:
+        """The same. One record that is long is copied in several turns of the loop."""
+        batch = await batch_of(records, **self._numbers(partition, len(records)))
+        return OutgoingBatch(partition, batch, len(records), numbered=True)
+
+    def _numbers(self, partition: TopicPartition, records: int) -> dict[str, Any]:
+        """The next so many sequence numbers of the partition, and whose they are."""
+        sequence = self.sequences.get(partition, 0)
+        self.sequences[partition] = (sequence + records) & 0x7FFFFFFF
+        return {
+            "producer_id": self.producer_id,
+            "producer_epoch": self.epoch,
+            "base_sequence": sequence,
+            "transactional": True,
+        }
 
     async def write(self, batches: Sequence[OutgoingBatch], *, internal: bool = False) -> None:
         """Write batches of the open transaction. Batches of the same partition are written one after the other, because

@@ -20,14 +20,15 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 from aiohttp import web
 from msgspec import UNSET, Raw, UnsetType
+from msgspec.structs import replace
 
-from log.batch import HEADER_BYTES, NewRecord, build_batch, build_plain_batch
+from log.batch import HEADER_BYTES, NewRecord, build_plain_batch
 from log.ids import TopicPartition
 from service.broker.internal_topics import GROUPS
 from service.client.partitioner import partition_for_key
 from service.cluster.image import Topic
 from service.turns import NAMED_A_TURN, Turn, in_turns
-from service.web.answers import as_json, query_bytes, query_int, read_json, refuse_query, tell
+from service.web.answers import query_bytes, query_int, read_json, refuse_query, tell
 from service.web.forwarding import RECORD_HEADER, headers_of_records, media_of
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.holding import HOLDER, Holder
@@ -36,8 +37,19 @@ from service.web.problems import Outcome, Problem, of_error
 from service.web.producers import Producer
 from service.web.quick import read_lines
 from service.web.records import Partitioner, RecordIn, asked_time, new_record
-from service.web.routing import IDEMPOTENCY_KEY, NDJSON, OCTETS, STREAMING, Parameter, Route, header, integer, text
-from service.web.sending import OutgoingBatch, send
+from service.web.routing import (
+    IDEMPOTENCY_KEY,
+    JSON,
+    NDJSON,
+    OCTETS,
+    STREAMING,
+    Parameter,
+    Route,
+    header,
+    integer,
+    text,
+)
+from service.web.sending import AROUND_BYTES, OutgoingBatch, batch_of, bytes_of, send
 from service.web.unpacking import Pace, body_of, pieces_of
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -51,12 +63,10 @@ BATCH_BYTES = 800_000
 """The most bytes of records, as JSON, in one batch: below the 1 MiB that topics accept by default."""
 RECORDS_AT_ONCE = 500
 """How many records are made into batches in one turn of the loop: 4 ms."""
-AROUND_BYTES = 40
-"""The most bytes that a record without headers has in a batch beside its key and its value."""
 RUN_RECORDS = 4 * RECORDS_AT_ONCE
 """The most records in one batch."""
-HEADERS_OF_RECORD = 5
-"""So many headers are as much work as a record."""
+HEADERS_OF_RECORD, BYTES_OF_RECORD = 5, BATCH_BYTES // RECORDS_AT_ONCE
+"""So many headers, or bytes, are as much work as a record."""
 DECODED_AT_ONCE = 128 << 10
 """A longer body is scanned first, and its records are decoded in several turns of the loop."""
 NAMED_BYTES = 250
@@ -69,6 +79,9 @@ SCANNED_AT_ONCE = 8 << 10
 """How many bytes of short lines, or events, are scanned and made into records in one turn of the loop: 8 ms, if they
 are nothing but brackets.
 """
+PLACES_AT_ONCE = 20_000
+"""How many places of records are made into JSON in one turn of the loop: 3 ms."""
+NO_PLACES = b'"results":[]'
 REST_BYTES_MAX = 1 << 20
 """The most bytes of a long body without its records."""
 ZSTD = 4
@@ -218,7 +231,7 @@ async def read_batch(body: bytes, holder: Holder) -> tuple[BatchIn, list[RecordI
     await scan.look()
     if scan.records_end < 0:
         raise Problem("malformed", "the body is not JSON, or has no list of records")
-    if len(scan.rest) > REST_BYTES_MAX:
+    if scan.rest_bytes > REST_BYTES_MAX:
         raise Problem("record-too-large", "there is more beside the records than a request may have")
     try:
         batch = read_json(scan.rest, _batches)
@@ -288,7 +301,7 @@ async def place_all(
             placed.add(partitioner.place(topic, given.partition, record[0]), record)
         except Problem as problem:
             raise problem.about_record(index) from None
-        if turn.is_over(work_of(record)):
+        if turn.is_over(work_of(record) + bytes_of(record) // BYTES_OF_RECORD):
             await asyncio.sleep(0)
     return placed
 
@@ -314,15 +327,6 @@ def cut(records: Iterable[NewRecord], bytes_max: int = BATCH_BYTES) -> Iterator[
         yield run
 
 
-def bytes_of(record: NewRecord) -> int:
-    """At least as many bytes as the record takes in a batch."""
-    key, value, headers, _ = record
-    size_bytes = AROUND_BYTES + len(key or b"") + len(value or b"")
-    for name, content in headers:
-        size_bytes += len(name) + len(content or b"") + 10
-    return size_bytes
-
-
 def batch_bytes(gateway: Gateway, topic: str) -> int:
     """The most bytes of records in one batch: they must not be too many together where each alone is not."""
     allowed = gateway.topic(topic).config.get("max.message.bytes", gateway.config.message_max_bytes)
@@ -337,13 +341,14 @@ async def in_runs(
     """
     limits = {} if limits is None else limits
     runs: list[tuple[TopicPartition, list[NewRecord]]] = []
+    turn = Turn(RUN_RECORDS)
     for partition, records in placed.by_partition.items():
         if partition.topic not in limits:
             limits[partition.topic] = batch_bytes(gateway, partition.topic)
-        for number, run in enumerate(cut(records, limits[partition.topic])):
-            if number:
-                await asyncio.sleep(0)
+        for run in cut(records, limits[partition.topic]):
             runs.append((partition, run))
+            if turn.is_over(sum(map(work_of, run))):
+                await asyncio.sleep(0)
     return runs
 
 
@@ -370,7 +375,7 @@ class Seal(Protocol):
     is_shared: bool
     """The request shares a transaction. The task that writes it tells what has become of it."""
 
-    def record(self, answer: BatchOut) -> NewRecord: ...
+    def record(self, answer: bytes) -> NewRecord: ...
 
     def written(self, offset: int) -> None:
         """Raises a problem if the record may be in the wrong place; then nothing may be committed."""
@@ -414,7 +419,7 @@ async def write_alone(
     runs = await in_runs(gateway, placed)
     if len(runs) == 1 and offsets is None and seal is None:
         ((partition, run),) = runs
-        batches = [OutgoingBatch(partition, build_batch(run), len(run), expected.get(partition))]
+        batches = [OutgoingBatch(partition, await batch_of(run), len(run), expected.get(partition))]
         await send(gateway, batches)
         if batches[0].error:
             raise point_out(batches[0].problem(), batches, placed)
@@ -429,11 +434,11 @@ async def write_alone(
         turn = Turn(RECORDS_AT_ONCE)
         first: set[TopicPartition] = set()
         for partition, run in runs:
-            batches.append(producer.build(partition, run))
+            batches.append(await producer.build_any(partition, run))
             if partition not in first:
                 first.add(partition)
                 batches[-1].expected_offset = expected.get(partition)
-            if turn.is_over(sum(map(work_of, run))):
+            if turn.is_over(sum(map(work_of, run)) + len(batches[-1].batch) // BYTES_OF_RECORD):
                 await asyncio.sleep(0)
         if offsets is not None:
             await commit_offsets(producer, offsets)
@@ -454,7 +459,7 @@ async def seal_all(gateway: Gateway, producer: Producer, answered: Sequence[tupl
     for seal, answer in answered:
         seals, records = of_partition.setdefault(seal.where, ([], []))
         seals.append(seal)
-        records.append(seal.record(answer))
+        records.append(seal.record(await written_down(answer)))
     batches = []
     for where, (_, records) in of_partition.items():
         sizes = [len(value or b"") for _, value, _, _ in records]
@@ -524,6 +529,19 @@ async def results_of(placed: PlacedRecords, offsets: Offsets) -> list[RecordPlac
     return results
 
 
+async def written_down(answer: BatchOut) -> bytes:
+    """The answer as JSON. A long one is made in several turns of the loop."""
+    results = answer.results
+    if len(results) <= PLACES_AT_ONCE:
+        return _encode(answer)
+    parts: list[bytes] = []
+    for at in range(0, len(results), PLACES_AT_ONCE):
+        parts.append(_encode(results[at : at + PLACES_AT_ONCE])[1:-1])
+        await asyncio.sleep(0)
+    before, _, after = _encode(replace(answer, results=[])).partition(NO_PLACES)
+    return b'%b"results":[%b]%b' % (before, b",".join(parts), after)
+
+
 def _offsets(batches: Sequence[OutgoingBatch]) -> Iterator[tuple[int, int]]:
     for batch in batches:
         for offset in range(batch.base_offset, batch.base_offset + batch.records):
@@ -570,7 +588,7 @@ async def once(
     the state of the broker is looked at in `write`: a request that was written before is answered as then.
     """
     if IDEMPOTENCY_KEY not in request.headers:
-        return as_json(await write(None))
+        return web.Response(body=await written_down(await write(None)), content_type=JSON)
     return await gateway.keys.serve(request, body, write)
 
 
@@ -730,7 +748,7 @@ async def _write_told(gateway: Gateway, runs: dict[TopicPartition, list[ToldReco
     """Write the records in this order, and tell each report what became of its record."""
     while runs:
         batches = [
-            OutgoingBatch(partition, build_batch([record for _, record in those[0]]), len(those[0]))
+            OutgoingBatch(partition, await batch_of([record for _, record in those[0]]), len(those[0]))
             for partition, those in runs.items()
         ]
         await send(gateway, batches)

@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from log.batch import set_producer
+from log.batch import NewRecord, build_batch, build_long_batch, set_producer
+from log.copies import COPIED_AT_ONCE, joined_to_write
 from log.ids import TopicPartition
 from service.broker.acceptance import RefusedBatch
 from service.broker.partition import ACKS_ALL, Appended
@@ -22,6 +24,7 @@ from service.broker.writing import MAY_BE_WRITTEN, Write, WriteTerms, Writing
 from service.client.cluster import MOVED
 from service.client.failures import ClientFailure
 from service.cluster.image import NO_LEADER
+from service.turns import Turn, done_in_turns
 from service.web.gateway import CLIENT_ID, PAUSE_S, TIMEOUT_S, Gateway, not_yet
 from service.web.problems import Problem, of_error
 from service.wire.error_codes import ErrorCode
@@ -45,12 +48,19 @@ PASSING = frozenset({ErrorCode.REQUEST_TIMED_OUT, ErrorCode.CONCURRENT_TRANSACTI
 """A leader that says nothing; the last transaction of the id, whose markers are being written."""
 
 
+AROUND_BYTES = 40
+"""The most bytes that a record without headers has in a batch beside its key and its value."""
+LONG_BYTES = 256 << 10
+"""A longer record is copied into its batch once, in several turns of the loop."""
+
+
 @dataclass(slots=True)
 class OutgoingBatch:
     """A batch for a partition, and later its outcome."""
 
     partition: TopicPartition
-    batch: bytes | bytearray
+    batch: bytes | bytearray | memoryview
+    """Where it is a view, nobody else has what is seen."""
     records: int
     expected_offset: int | None = None
     """The batch is appended only if the log ends here."""
@@ -65,6 +75,8 @@ class OutgoingBatch:
     base_offset: int = -1
     append_time_ms: int = -1
     in_doubt: bool = False
+    copy: memoryview | None = None
+    """For the log of this broker, which changes what it is given; None: it is made when it is needed."""
 
     def refused(self, error: int, message: str | None = None, culprits: tuple[int, ...] = ()) -> None:
         self.error, self.message, self.culprits = error, message, culprits
@@ -122,9 +134,10 @@ class Lent:
     def number(self, batch: OutgoingBatch) -> None:
         """Give the batch the next sequence numbers of its partition."""
         sequence = self.sequences.get(batch.partition, 0)
-        batch.batch = bytearray(batch.batch)
+        if not isinstance(batch.batch, memoryview):
+            batch.batch = bytearray(batch.batch)
         set_producer(batch.batch, self.producer_id, self.epoch, sequence)
-        batch.numbered = True
+        batch.numbered, batch.copy = True, None
 
     def used(self, batch: OutgoingBatch) -> None:
         sequence = self.sequences.get(batch.partition, 0)
@@ -142,6 +155,33 @@ def rounds(batches: Sequence[OutgoingBatch]) -> list[list[OutgoingBatch]]:
             found.append([])
         found[turn].append(each)
     return found
+
+
+def bytes_of(record: NewRecord) -> int:
+    """At least as many bytes as the record takes in a batch."""
+    key, value, headers, _ = record
+    size_bytes = AROUND_BYTES + len(key or b"") + len(value or b"")
+    for name, content in headers:
+        size_bytes += len(name) + len(content or b"") + 10
+    return size_bytes
+
+
+async def batch_of(records: Sequence[NewRecord], **producer: Any) -> bytes | memoryview:
+    """The records as a batch. `producer`: what `build_batch` is told of the producer, if there is one."""
+    if len(records) == 1 and bytes_of(records[0]) > LONG_BYTES:
+        return await done_in_turns(build_long_batch(records[0], **producer))
+    return build_batch(records, **producer)
+
+
+async def _copy_many(batches: Sequence[OutgoingBatch]) -> None:
+    """Copy them for this broker's log, if one turn of the loop is too short for that."""
+    if sum([len(each.batch) for each in batches]) <= COPIED_AT_ONCE:
+        return
+    turn = Turn(COPIED_AT_ONCE)
+    for each in batches:
+        each.copy = await done_in_turns(joined_to_write([each.batch]))
+        if turn.is_over(len(each.batch)):
+            await asyncio.sleep(0)
 
 
 async def send(gateway: Gateway, batches: Sequence[OutgoingBatch]) -> None:
@@ -167,6 +207,7 @@ async def send_one_each(
     deadline = asyncio.get_running_loop().time() + TIMEOUT_S
     try:
         while True:
+            await _copy_many(waiting)
             if refusal is not None and (error := await refusal()):
                 for each in waiting:
                     each.refused(error)
@@ -257,7 +298,8 @@ async def _send_here(
     writes = []
     for each in batches:
         topic: TopicPartitions | RefusedBatch = gateway.partitions.topic(each.partition.topic) or NOWHERE
-        write = Write(topic, each.partition.partition, memoryview(bytearray(each.batch)))
+        copy, each.copy = each.copy, None
+        write = Write(topic, each.partition.partition, memoryview(bytearray(each.batch)) if copy is None else copy)
         write.expected_offset = each.expected_offset
         writes.append(write)
     terms = replace(TERMS, transactional_id=transactional_id, may_write_internal=internal)
@@ -282,7 +324,7 @@ async def _send_there(
     request = ConditionalProduceRequest(transactional_id, int(TIMEOUT_S * 1000))
     for each in batches:
         expected = -1 if each.expected_offset is None else each.expected_offset
-        request.batches.append(ConditionalBatch(*each.partition, expected, bytes(each.batch)))
+        request.batches.append(ConditionalBatch(*each.partition, expected, memoryview(each.batch)))
     try:
         node, needs = way
         answer = await gateway.ask(node, request, session=gateway.own_session, needs=needs)

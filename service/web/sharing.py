@@ -33,12 +33,12 @@ from service.web.producing import (
     TransactionOut,
     answer_of,
     batch_bytes,
-    bytes_of,
     cut,
     offsets_of,
     seal_all,
     write_alone,
 )
+from service.web.sending import bytes_of
 
 RECORDS_MAX, BYTES_MAX = 20, 8 << 10
 """Larger requests are written alone: they would hold up others more than they spare them."""

@@ -66,9 +66,10 @@ from service.web.producing import (
     point_out,
     read_batch,
     results_of,
+    written_down,
 )
 from service.web.records import Partitioner
-from service.web.routing import LIST_BYTES, Route, integer, text
+from service.web.routing import JSON, LIST_BYTES, Route, integer, text
 from service.web.sending import OutgoingBatch
 from service.web.unpacking import body_of
 from service.wire.error_codes import ErrorCode
@@ -453,7 +454,8 @@ async def put_batch(gateway: Gateway, request: web.Request) -> web.StreamRespons
             if written.fingerprint != fingerprint:
                 raise Problem("batch-changed", f"batch {number} was written with another body")
             again = await _answer_again(gateway, request, open_one, number, body)
-            return as_json(again, headers={"Batch-Replayed": "true"})
+            replayed = {"Batch-Replayed": "true"}
+            return web.Response(body=await written_down(again), content_type=JSON, headers=replayed)
         if open_one.is_over:
             raise _over()
         if open_one.is_broken:
@@ -465,7 +467,8 @@ async def put_batch(gateway: Gateway, request: web.Request) -> web.StreamRespons
         if open_one.in_part is None:
             gateway.open_transactions.refuse_more(open_one.kept_bytes)
         try:
-            return as_json(await _write(gateway, request, name, open_one, number, body, fingerprint))
+            answer = await _write(gateway, request, name, open_one, number, body, fingerprint)
+            return web.Response(body=await written_down(answer), content_type=JSON)
         finally:
             gateway.open_transactions.count(name)
 
@@ -560,7 +563,7 @@ async def _write(
     before = dict(producer.sequences)
     batches: list[OutgoingBatch] = []
     for partition, run in await in_runs(gateway, placed, part.limits):
-        batches.append(producer.build(partition, run))
+        batches.append(await producer.build_any(partition, run))
         await asyncio.sleep(0)
     for index, (offset, time_ms) in part.written.items():
         batches[index].written(offset, time_ms)

@@ -18,6 +18,8 @@ from sys import getsizeof
 import zstandard
 from aiohttp import web
 
+from log.copies import COPIED_AT_ONCE, joined
+from service.turns import done_in_turns
 from service.web.forwarding import media_of
 from service.web.holding import HOLDER
 from service.web.looking import RECORDS_MAX
@@ -212,7 +214,11 @@ async def _whole(request: web.Request, most_bytes: int, *, counts_objects: bool)
         if size_bytes > most_bytes:
             raise _too_long(most_bytes)
         await holder.take(objects.bytes_with(held_bytes))
-    return b"".join(pieces)
+    return await _as_one(pieces, size_bytes)
+
+
+async def _as_one(pieces: list[bytes], size_bytes: int) -> bytes:
+    return b"".join(pieces) if size_bytes <= COPIED_AT_ONCE else await done_in_turns(joined(pieces))
 
 
 async def _others_first(request: web.Request) -> None:
@@ -239,7 +245,7 @@ async def _unpacked(
             await _others_first(request)
     unpacker.end()
     await holder.take(objects.bytes_with(size_bytes))
-    return b"".join(pieces)
+    return await _as_one(pieces, size_bytes)
 
 
 class Pace:

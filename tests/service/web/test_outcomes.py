@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import AsyncMock, MagicMock
 
+import msgspec
 import pytest
 from aiohttp import ClientResponse, ClientSession, web
 
@@ -1072,7 +1073,7 @@ def write_key(keys: Keys, known: Memory, after: Any = lambda: None, before: Any 
 
     async def write(seal: Seal) -> BatchOut:
         answer = BatchOut("applied", [])
-        seal.record(answer)
+        seal.record(msgspec.json.encode(answer))
         before()
         seal.written(7)
         after()
@@ -1134,7 +1135,7 @@ class Partly:
     async def refusal(self) -> int:
         return ErrorCode.NONE
 
-    def build(self, partition: TopicPartition, records: list[Any]) -> OutgoingBatch:
+    async def build_any(self, partition: TopicPartition, records: list[Any]) -> OutgoingBatch:
         self.times += [each[3] for each in records]
         return OutgoingBatch(partition, b"", len(records))
 

@@ -236,7 +236,7 @@ def test_a_body_whose_packing_is_not_known_is_not_taken_for_the_record(
 
 
 def test_what_is_too_large_is_refused(http: Http, topic: str) -> None:
-    answer = http.post(f"/v1/topics/{topic}/records", {"records": [{"value": "x" * 2_000_000}]})
+    answer = http.post(f"/v1/topics/{topic}/records", {"records": [{"value": "x" * 1_200_000}]})
     assert (answer.status, answer.json["kafka_error"]) == (413, "MESSAGE_TOO_LARGE")
     answer = requests.post(f"{http.url}/v1/topics/{topic}/records", json={"x": "y" * (17 << 20)}, timeout=30)  # type: ignore[assignment]
     assert answer.status_code == 413  # type: ignore[attr-defined]

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
 
 import service.web.sharing
@@ -134,7 +135,7 @@ class Bench:
         self.written.append(f"{len(wishes)} together")
         self.askers.append(ASKING.get())
         for offset, wish in enumerate(wishes):
-            wish.seal.record(BatchOut("applied", []))
+            wish.seal.record(msgspec.json.encode(BatchOut("applied", [])))
             wish.seal.written(offset)
         self.begun.put_nowait(None)
         if 2 in needs:
@@ -147,7 +148,7 @@ class Bench:
     async def alone(self, gateway: object, placed: PlacedRecords, *, seal: Any) -> BatchOut:
         self.written.append("one alone")
         self.askers.append(ASKING.get())
-        seal.record(BatchOut("applied", []))
+        seal.record(msgspec.json.encode(BatchOut("applied", [])))
         seal.written(7)
         return BatchOut("applied", [])
 
