@@ -28,18 +28,17 @@ pytestmark = [
 PATIENCE_MS = 20_000
 WHOLE_BYTES = 150_000
 PAINTED_MS = 300
-REACHABLE = """() => {
-  const all = [...document.querySelectorAll("a[href], button, input, select, textarea, summary, [tabindex='0']")];
-  window.reachable = all.filter(it => it.checkVisibility() && !it.disabled && it.tabIndex >= 0).filter(it => {
-    if (it.type !== "radio") return true;  // of those that belong together only the chosen one is reached
-    return it.checked;
-  });
-  return window.reachable.map(it => it.name || it.innerText || it.tagName);
-}"""
-FOCUSED = """() => {
+REACHABLE = """
+  [...document.querySelectorAll("a[href], button, input, select, textarea, summary, [tabindex='0']")]
+    .filter(it => it.checkVisibility() && !it.disabled && it.tabIndex >= 0)
+    .filter(it => it.type !== "radio" || it.checked)  // of those that belong together only the chosen one is reached
+"""
+NAMES = f"() => {REACHABLE}.map(it => it.name || it.innerText || it.tagName)"
+# The elements are looked for again each time: a page that renews itself may have replaced them.
+FOCUSED = f"""() => {{
   const it = document.activeElement;
-  return [window.reachable.indexOf(it), getComputedStyle(it).outlineStyle];
-}"""
+  return [{REACHABLE}.indexOf(it), getComputedStyle(it).outlineStyle];
+}}"""
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +124,7 @@ def test_axe_finds_nothing_that_keeps_anybody_out(
 def test_the_keyboard_reaches_all_that_a_page_can_do(watched: Watched, name: str) -> None:
     """In the order in which it is read, each with a frame around it that can be seen."""
     page = watched.go(PAGES[name])
-    wanted = page.evaluate(REACHABLE)
+    wanted = page.evaluate(NAMES)
     assert len(wanted) > 8
     reached = []
     for _ in wanted:
