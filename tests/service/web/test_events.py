@@ -373,10 +373,10 @@ ONE = json.dumps(ATTRIBUTES).encode()
 @pytest.mark.parametrize(
     "batch",
     [
-        b"[%b%b]" % (ONE, b",0" * 4_000_000),
-        b"[%b%b]" % (ONE, b",[]" * 2_000_000),
-        b"[%b]" % b",".join([ONE] * 20_000),
-        b"[%b]" % b",".join([ONE[:-1] + b',"data":[' + b"0," * 1500 + b"0]}"] * 500),
+        b"[%b%b]" % (ONE, b",0" * 1_000_000),
+        b"[%b%b]" % (ONE, b",[]" * 500_000),
+        b"[%b]" % b",".join([ONE] * 5_000),
+        b"[%b]" % b",".join([ONE[:-1] + b',"data":[' + b"0," * 1500 + b"0]}"] * 120),
         b"[" * 4_000_000,
     ],
     ids=["numbers", "lists", "many", "long", "no end"],
