@@ -8,7 +8,7 @@ subscribe, and what expressions match is found out, forgotten and found out anew
 from collections import Counter
 from random import Random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis.strategies import randoms
 
 from service.groups.consumer_group import ConsumerGroup, ConsumerMember, EpochsByTopic, ResolvedRegex
@@ -71,6 +71,7 @@ def names_of(held: EpochsByTopic) -> set[tuple[bytes, int]]:
     return {(topic_id, partition) for topic_id, partitions in held.items() for partition in partitions}
 
 
+@settings(deadline=None)
 @given(randoms(use_true_random=False))
 def test_what_a_group_keeps_of_its_members_is_what_a_look_at_all_of_them_finds(chance: Random) -> None:
     group = ConsumerGroup("g")
