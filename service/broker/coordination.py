@@ -43,6 +43,11 @@ class Coordination:
         leave_to_others: LeaveToOthers,
     ) -> None:
         self._config = config
+        self._consumer_times = ConsumerTimes(
+            config.group_consumer_session_timeout_ms,
+            config.group_consumer_heartbeat_interval_ms,
+            config.group_consumer_assignment_interval_ms,
+        )
         self._metadata = metadata
         self.topics = ImageTopics(metadata)
         self.internal_topics = InternalTopics(metadata, config, env)
@@ -131,14 +136,10 @@ class Coordination:
         )
 
     def consumer_times(self, group_id: str) -> ConsumerTimes:
-        config, own = self._config, self._metadata.image.group_configs.get(group_id)
+        own = self._metadata.image.group_configs.get(group_id)
         if own is None:  # most groups have no settings of their own, and each heartbeat asks
-            return ConsumerTimes(
-                config.group_consumer_session_timeout_ms,
-                config.group_consumer_heartbeat_interval_ms,
-                config.group_consumer_assignment_interval_ms,
-            )
-        values = group_values(own.values, config)
+            return self._consumer_times
+        values = group_values(own.values, self._config)
         return ConsumerTimes(
             values["consumer.session.timeout.ms"],
             values["consumer.heartbeat.interval.ms"],

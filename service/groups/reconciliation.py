@@ -57,7 +57,8 @@ def _towards_target(member: ConsumerMember, epoch: int, walk: Walk) -> ConsumerM
     """A member may have thousands of topics, so little is done for each. Most are kept whole, or are new to the member,
     free, and have the same partitions as many others. And most members have all that they are to have already.
     """
-    if walk.is_subscribed is None and member.has_just(walk.target):  # only the epoch is missing
+    has_nothing = not walk.target and not member.assigned
+    if has_nothing or (walk.is_subscribed is None and member.has_just(walk.target)):  # only the epoch is missing
         return member.at_epoch(walk.target_epoch, MemberState.STABLE, assigned=member.assigned, revoking={})
     keeps: dict[bytes, Mapping[int, int]] = {}
     revokes: dict[bytes, Mapping[int, int]] = {}
