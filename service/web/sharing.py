@@ -50,6 +50,10 @@ GROUPS_MAX = 8
 """How many transactions of the same brokers are under way at most. If these brokers hang, the rest waits here."""
 GATHERED_S = 0.01
 """How long requests wait at most for the transaction before theirs."""
+JOINED_S = 0.001
+"""How long those that have waited wait on for those that were just answered: a client that is answered sends its next
+request. Else two halves of the clients take turns, and each transaction is shared by half as many.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -190,7 +194,13 @@ class Sharing:
                         self._spawn("write a request alone", self._write_alone(wish))
         finally:
             queue.under_way -= 1
-            self._begin(needs)
+            if queue.start is not None:
+                queue.start.cancel()
+                queue.start = None
+            if (queue.wishes or len(wishes) > 1) and not self._is_over:
+                queue.start = asyncio.get_running_loop().call_later(JOINED_S, self._begin, needs)
+            else:
+                self._begin(needs)
 
     async def _write_alone(self, wish: Wish) -> None:
         ASKING.set(wish.asker)

@@ -223,7 +223,42 @@ def test_requests_wait_only_briefly_for_the_transaction_before_theirs(monkeypatc
         assert bench.written == ["2 together", "3 together"]
         bench.gate.set()
         await asyncio.gather(*slow, *later)
-        assert bench.sharing._queues == {}
+        while bench.sharing._queues:  # noqa: ASYNC110 - it ends by itself
+            await asyncio.sleep(0.001)
+
+    on_bench(monkeypatch, scene)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_who_is_answered_shares_the_next_transaction_with_those_that_wait(
+    monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """One began alone, and all others shared the transaction after it; or two halves took turns."""
+    monkeypatch.setattr(service.web.sharing, "JOINED_S", 0.2)
+    monkeypatch.setattr(service.web.sharing, "GATHERED_S", PATIENCE_S)
+
+    async def scene(bench: Bench) -> None:
+        first = [bench.ask("a"), bench.ask("b")]
+        await bench.begun.get()
+        next_ones = [bench.ask("c")] if waits else []
+        bench.gate.set()
+        await asyncio.gather(*first)
+        next_ones += [bench.ask("d"), bench.ask("e")]
+        await asyncio.sleep(0)
+        next_ones.append(bench.ask("f"))
+        await asyncio.gather(*next_ones)
+        assert bench.written == ["2 together", f"{len(next_ones)} together"]
+
+    on_bench(monkeypatch, scene)
+
+
+def test_who_is_alone_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service.web.sharing, "JOINED_S", PATIENCE_S)
+
+    async def scene(bench: Bench) -> None:
+        for key in ("a", "b", "c"):
+            await bench.ask(key)
+        assert bench.written == ["one alone"] * 3
 
     on_bench(monkeypatch, scene)
 
