@@ -474,6 +474,10 @@ class ClusterMetadata:
             if result is Result.OK:
                 return decision.reply
             retried = retried or result is Result.UNKNOWN
+            if result is Result.CONFLICT and self.image.number == image.number:
+                # Nobody else has changed anything, so the decision would always be the same.
+                logger.error("a bug: %s decides on what the store refuses", type(command).__name__)
+                raise MetadataLost(ErrorCode.UNKNOWN_SERVER_ERROR, "The change contradicts itself.")
         raise MetadataLost(ErrorCode.REQUEST_TIMED_OUT, "The metadata store did not accept the change.")
 
     def _guard(self, image: Image) -> tuple[Op, ...]:

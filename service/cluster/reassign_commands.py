@@ -28,7 +28,8 @@ class ReassignResult:
 
 @dataclass(frozen=True, slots=True)
 class Reassign:
-    """The wanted replicas of partitions, the preferred leader first. None cancels the reassignment in progress.
+    """The wanted replicas of partitions, the preferred leader first. None cancels the reassignment in progress. If a
+    partition is named several times, the last one that can be counts.
 
     If an answer was lost, what this command did may have been changed since, by somebody who was told so, or the topic
     been made again. So it is repeated only where the partition is as it was `seen` before. Otherwise the reply is the
@@ -43,7 +44,7 @@ class Reassign:
     def decide(self, image: Image, *, retried: bool) -> Steps[MetadataDecision[list[ReassignResult]]]:
         turn = Turn(DECIDED_A_TURN)
         results: list[ReassignResult] = []
-        ops: list[Op] = []
+        ops: dict[TopicPartition, Op] = {}
         for partition, replicas in self.wanted:
             if turn.is_over(1 + len(replicas or ())):
                 yield
@@ -63,8 +64,9 @@ class Reassign:
                     results.append(ReassignResult(partition, ErrorCode.REQUEST_TIMED_OUT, message))
                     continue
                 results.append(ReassignResult(partition))
+                ops.pop(partition, None)
                 if new != state:
-                    ops.append(changed(topic.id, partition.partition, state, new))
+                    ops[partition] = changed(topic.id, partition.partition, state, new)
             elif (
                 retried
                 and new[0] is ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
@@ -73,7 +75,7 @@ class Reassign:
                 results.append(ReassignResult(partition))
             else:
                 results.append(ReassignResult(partition, *new))
-        return MetadataDecision(results, tuple(ops))
+        return MetadataDecision(results, tuple(ops.values()))
 
     def _is_as_seen(self, topic: Topic, index: int) -> bool:
         return self._seen(topic, index) == topic.partitions[index]

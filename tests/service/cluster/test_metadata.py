@@ -16,11 +16,19 @@ from log.disk import RealDisk
 from log.ids import TopicId
 from service.cluster import image as image_module
 from service.cluster import metadata as metadata_module
-from service.cluster.controller import AllocateProducerIds, AlterPartition, FenceBroker, Refusal, RemoveDead
+from service.cluster.controller import (
+    AllocateProducerIds,
+    AlterPartition,
+    FenceBroker,
+    MetadataDecision,
+    Refusal,
+    RemoveDead,
+)
 from service.cluster.image import (
     BROKER_EPOCH,
     CONTROLLER_EPOCH,
     Delta,
+    Image,
     PartitionState,
     encode_config,
     group_config_key,
@@ -30,7 +38,7 @@ from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.cluster.topic_commands import CreatePartitions, CreateTopics, DeleteTopics, MorePartitions, NewTopic
 from service.ports import RealClock, RealEnv
 from service.stores.memory import Fate, Faults, MemoryServer, MemorySession, MemoryStore
-from service.stores.port import Change, Check, Entry, Event, Op, Result
+from service.stores.port import Change, Check, Create, Entry, Event, Op, Result
 from service.wire.error_codes import ErrorCode
 from tests.service.cluster.worlds import ENDPOINTS, topic_id
 
@@ -260,6 +268,36 @@ def test_every_commit_checks_the_registration_and_a_controllers_its_epoch(
             own = (Check(BROKER_EPOCH, metadata.image.broker_epoch.version), Check("brokers/1", 0))
             assert [ops[:2] for ops in commits] == [own, own]
             assert commits[1][2] == Check(CONTROLLER_EPOCH, metadata.image.controller_epoch.version)
+
+    asyncio.run(main())
+
+
+def test_a_command_that_contradicts_itself_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What waits behind it would wait for a hundred decisions."""
+    commits: list[tuple[Op, ...]] = []
+    commit = MemorySession.commit
+
+    async def counted(session: MemorySession, *ops: Op) -> tuple[Result, int]:
+        commits.append(ops)
+        return await commit(session, *ops)
+
+    class Contradiction:
+        def decide(self, image: Image, *, retried: bool) -> MetadataDecision[None]:
+            return MetadataDecision(None, (Create("x", b""), Create("x", b"")))
+
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            metadata = await world.broker()
+            await metadata.register(ENDPOINTS, rack=None, clean=True)
+            monkeypatch.setattr(MemorySession, "commit", counted)
+            with pytest.raises(MetadataLost) as refused:
+                await metadata.execute(Contradiction())
+            assert refused.value.error is ErrorCode.UNKNOWN_SERVER_ERROR
+            assert len(commits) == 1
+            assert "Contradiction" in caplog.text
+            await metadata.close()
 
     asyncio.run(main())
 

@@ -57,6 +57,24 @@ def test_a_reassignment_ends_when_all_who_came_are_in_sync() -> None:
     assert ended == PartitionState((3, 4), (3, 4), 3, 1, ended.partition_epoch)
 
 
+@pytest.mark.parametrize(
+    ("wanted", "errors", "replicas"),
+    [
+        (((3, 2), (4, 2)), [ErrorCode.NONE, ErrorCode.NONE], (4, 2, 1)),
+        (((3, 2), (3, 2)), [ErrorCode.NONE, ErrorCode.NONE], (3, 2, 1)),
+        (((3, 2), (1, 2)), [ErrorCode.NONE, ErrorCode.NONE], (1, 2)),
+        (((3, 2), (9,)), [ErrorCode.NONE, ErrorCode.INVALID_REPLICA_ASSIGNMENT], (3, 2, 1)),
+    ],
+    ids=["others", "the same", "as it is", "impossible"],
+)
+def test_of_a_partition_that_is_named_twice_the_last_wish_that_can_be_counts(
+    wanted: tuple[tuple[int, ...], ...], errors: list[ErrorCode], replicas: tuple[int, ...]
+) -> None:
+    world, _ = world_of()
+    assert [each.error for each in world.run(Reassign(tuple((ORDERS, each) for each in wanted)))] == errors
+    assert state_of(world).replicas == replicas
+
+
 def test_a_replica_more_comes_without_a_change_of_leader_and_one_less_goes_at_once() -> None:
     world, epochs = world_of()
     assert reassign(world, (1, 2, 3)) is ErrorCode.NONE
