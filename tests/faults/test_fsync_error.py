@@ -1,12 +1,9 @@
 """A disk that answers fsync with an I/O error, under a real process: its folder is out of service, loudly and until a
 restart, and nothing is acknowledged that it may have lost. The other folder's partitions are read and written as ever.
-
-A library that is preloaded into the broker stands between it and the kernel (`refused_fsync.c`).
 """
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,13 +13,13 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Pro
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from tests.faults.failing_disk import FailingDisk
 from tests.outside import needs
 from tests.peers.ours import Oncelog
 from tests.service.cli.kit import oncelog
 
 pytestmark = needs("cc")
 
-SOURCE = Path(__file__).with_name("refused_fsync.c")
 PARTITIONS = 4
 PATIENCE_S = 30
 
@@ -30,11 +27,10 @@ PATIENCE_S = 30
 class OnTwoDisks(Oncelog):
     """The second of its data folders can be made to refuse every fsync."""
 
-    def __init__(self, folder: Path, library: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._library = library
         self.sound, self.failing = folder / "sound", folder / "failing"
-        self.switch = folder / "refuse"
+        self.disk = FailingDisk(self.failing, folder / "switches")
 
     def command(self) -> list[str]:
         command = super().command()
@@ -42,12 +38,7 @@ class OnTwoDisks(Oncelog):
         return command
 
     def environment(self) -> dict[str, str]:
-        return {
-            **super().environment(),
-            "LD_PRELOAD": str(self._library),
-            "REFUSE_FSYNC_WHILE": str(self.switch),
-            "REFUSE_FSYNC_BELOW": str(self.failing),
-        }
+        return {**super().environment(), **self.disk.environment()}
 
     def says(self, text: str) -> bool:
         return text in self.log_path.read_text()
@@ -55,9 +46,7 @@ class OnTwoDisks(Oncelog):
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[OnTwoDisks]:
-    library = tmp_path / "refused_fsync.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, SOURCE], check=True)
-    broker = OnTwoDisks(tmp_path / "broker", library)
+    broker = OnTwoDisks(tmp_path / "broker")
     broker.start()
     yield broker
     if broker.running():
@@ -113,7 +102,7 @@ def test_a_failed_fsync_takes_its_folder_out_of_service_and_no_other(broker: OnT
         for folder in (broker.failing, broker.sound)
     )
 
-    broker.switch.touch()
+    broker.disk.no_fsync.touch()
     assert not write(broker, hit, "never acknowledged", patience_s=3)
     until(lambda: broker.says(f"log folder {broker.failing} is out of service: [Errno 5] Input/output error"))
     assert write(broker, spared, "meanwhile")
@@ -122,7 +111,7 @@ def test_a_failed_fsync_takes_its_folder_out_of_service_and_no_other(broker: OnT
     offsets = {each["partition"]: each["end_offset"] for each in described["partitions"]}
     assert (offsets[hit], offsets[spared]) == (-1, 2)
 
-    broker.switch.unlink()  # the next fsync would succeed, and say nothing of what the last one lost
+    broker.disk.heal()  # the next fsync would succeed, and say nothing of what the last one lost
     for partition in (hit, *also_hit):
         assert not write(broker, partition, "refused", patience_s=3)
         assert not write(broker, partition, "refused", acks="1", patience_s=3)

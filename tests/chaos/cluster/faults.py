@@ -22,6 +22,8 @@ Mend = Callable[[], object]
 
 BROKERS = (1, 2, 3)
 KEEPERS = "keepers"
+DISK_FAILED = "disk failed"
+"""Of one broker at a time, where there is a C compiler."""
 
 
 @dataclass
@@ -57,7 +59,7 @@ class Faults:
         """Unless whom it would concern has trouble enough."""
         kind = self._chance.choice(self._kinds)
         taken = frozenset().union(*(fault.concerned for fault in self._now))
-        free = [number for number in BROKERS if number not in taken]
+        free = [number for number in BROKERS if number not in taken and (kind != DISK_FAILED or kind not in taken)]
         wants = (
             frozenset({KEEPERS})
             if kind in KEEPERS_FAULTS
@@ -71,7 +73,7 @@ class Faults:
         lasts_s = self._chance.choice((0.3, 1.0, SESSION_S, 2.5 * SESSION_S))
         began_s = time.monotonic()
         mend = KINDS[kind](self._cluster, number, self._chance)
-        concerned = wants or frozenset({number})
+        concerned = wants or frozenset({number, kind} if kind == DISK_FAILED else {number})
         subject = f"broker {number}" if wants is None else "ZooKeeper" if KEEPERS in concerned else "all brokers"
         self._now.append(Fault(kind, subject, began_s, lasts_s, concerned, mend))
         print(f"  {self._now[-1]}", flush=True)
@@ -212,6 +214,26 @@ def disk_filled(cluster: Cluster, number: int, chance: random.Random) -> Mend:
     return cluster.fill_disk(number).unlink
 
 
+def disk_failed(cluster: Cluster, number: int, chance: random.Random) -> Mend:
+    """Its broker is restarted with one that is sound, and as a rule empty."""
+    failures_before = cluster.brokers[number].disk_failures()
+    cluster.fail_disk(number, writes_too=chance.random() < 0.7)
+    work = threading.Thread(
+        target=cluster.replace_disk,
+        args=(number,),
+        kwargs={"failures_before": failures_before},
+        name=f"broker {number} gets a new disk",
+        daemon=True,
+    )
+
+    def mend() -> bool:
+        if work.ident is None:
+            work.start()
+        return not work.is_alive()
+
+    return mend
+
+
 def partitions_moved(cluster: Cluster, number: int, chance: random.Random) -> Mend:
     try:
         move_something(cluster, chance)
@@ -242,6 +264,7 @@ KINDS: dict[str, Callable[[Cluster, int, random.Random], Mend]] = {
     "all killed": all_killed,
     "restarted in turn": restarted_in_turn,
     "disk filled": disk_filled,
+    DISK_FAILED: disk_failed,
     "partitions moved": partitions_moved,
 }
 KEEPERS_FAULTS = {"one keeper killed", "one keeper paused", "all keepers killed", "all keepers paused"}

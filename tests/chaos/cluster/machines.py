@@ -1,9 +1,10 @@
 """Three brokers and an ensemble of three ZooKeepers, each process at a host of its own, and each broker with a disk of
-its own.
+its own, which can be made to fail.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import shutil
 import signal
@@ -17,6 +18,10 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from service.client.connection import Client
+from service.wire.messages import MetadataRequest
+from tests import outside
+from tests.faults.failing_disk import FailingDisk
 from tests.peers.network import Network
 from tests.peers.ours import Oncelog
 from tests.peers.process import QUICK_SETTINGS, BrokerFailed, Place, answers_api_versions
@@ -29,6 +34,7 @@ DISK = "1g"
 """Half an hour of faults writes 220 MB. One that is full stops the copies at the end, when nobody makes room."""
 FILLER = ".filler"
 NO_KEEPER = "no ZooKeeper answered"
+FAILED = "is out of service: [Errno 5]"
 RETURNS_WITHIN_S = 60.0
 """After its start; as long as ZooKeeper is away or the machine is busy it takes longer than usual."""
 SETTINGS = {
@@ -46,12 +52,25 @@ CARELESS = {"min.insync.replicas": "1", "transaction.state.log.min.isr": "1", "u
 """With `acks=1` these lose what was acknowledged, and the judge must notice."""
 
 
+class OnItsDisk(Oncelog):
+    """A broker whose disk can be made to fail, where there is a C compiler."""
+
+    disk: FailingDisk | None = None
+
+    def environment(self) -> dict[str, str]:
+        return super().environment() | (self.disk.environment() if self.disk is not None else {})
+
+    def disk_failures(self) -> int:
+        """How often it has said that its disk failed."""
+        return self.log_path.read_text(errors="replace").count(FAILED)
+
+
 @dataclass
 class Cluster:
     """`down` are the brokers that shall not run now."""
 
     network: Network
-    brokers: dict[int, Oncelog]
+    brokers: dict[int, OnItsDisk]
     keepers: list[ZooKeeperServer]
     down: set[int] = field(default_factory=set)
     ended: list[str] = field(default_factory=list)
@@ -103,15 +122,60 @@ class Cluster:
                 file.write(bytes(1 << 16))
         return filler
 
+    def fail_disk(self, number: int, *, writes_too: bool) -> None:
+        """From now on nothing can be made durable on it, or not even written. Its broker may end."""
+        disk = self.brokers[number].disk
+        assert disk is not None
+        self.down.add(number)
+        for switch in (disk.no_fsync, disk.no_writes)[: 1 + writes_too]:
+            switch.touch()
+
+    def replace_disk(self, number: int, *, failures_before: int) -> None:
+        """The disk is sound again, and its broker restarted; if it has failed, by an empty one where nobody counts this
+        broker in sync.
+        """
+        broker = self.brokers[number]
+        assert broker.disk is not None
+        failures = broker.disk_failures() - failures_before
+        if failures > 1:
+            self.ended.append(f"broker {number} said {failures} times that its disk failed")
+        if not failures and broker.running():  # nobody wanted to write meanwhile
+            broker.disk.heal()
+            self.down.discard(number)
+            return
+        self._stop(number)
+        broker.disk.heal()
+        if is_exchanged := self._is_counted_nowhere(number):
+            for path in broker.data.iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        print(f"  broker {number} gets {'an empty disk' if is_exchanged else 'its disk back'}", flush=True)
+        self._return(number)
+
+    def _is_counted_nowhere(self, number: int) -> bool:
+        """Whether both others say that no partition has it in sync: then nothing is lost with what it has."""
+        try:
+            told = [
+                asyncio.run(_in_sync(broker.place.host)) for other, broker in self.brokers.items() if other != number
+            ]
+        except (OSError, TimeoutError):
+            return False
+        return all(found and number not in found for found in told)
+
     def restart(self, number: int) -> None:
         """Stop it in order; return when it answers again."""
+        self._stop(number)
+        self._return(number)
+
+    def _stop(self, number: int) -> None:
         self.down.add(number)
-        broker = self.brokers[number]
         try:
-            broker.stop()
+            self.brokers[number].stop()
         except BrokerFailed as failure:
             self.ended.append(f"broker {number}: {failure}")
+
+    def _return(self, number: int) -> None:
         self.revive(number)
+        broker = self.brokers[number]
         until = time.monotonic() + RETURNS_WITHIN_S
         while not answers_api_versions(broker.port, host=broker.place.host):
             if time.monotonic() > until:
@@ -156,11 +220,20 @@ def build(folder: Path, network: Network, *, settings: Mapping[str, str]) -> Clu
         place = network.host(f"broker{number}", number)
         own = {"zookeeper.connect": connect, "node.id": str(number), "http.listeners": _url(place)}
         folder_of = folder / f"broker-{number}"
-        brokers[number] = Oncelog(folder_of, settings={**SETTINGS, **settings, **own}, port=BROKER_PORT, place=place)
+        brokers[number] = OnItsDisk(folder_of, settings={**SETTINGS, **settings, **own}, port=BROKER_PORT, place=place)
     for broker in brokers.values():
+        if outside.missing("cc") is None:
+            broker.disk = FailingDisk(broker.data, broker.folder / "disk")
         broker.data.mkdir(parents=True)
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(broker.data)], check=True)
     return Cluster(network, brokers, keepers)
+
+
+async def _in_sync(host: str) -> set[int]:
+    """The brokers that are in sync somewhere, by the word of the one at `host`."""
+    async with asyncio.timeout(5), Client(host, BROKER_PORT) as client:
+        answer = await client.request(MetadataRequest(topics=None))
+        return {node for topic in answer.topics for each in topic.partitions for node in each.isr_nodes}
 
 
 def _url(place: Place) -> str:
