@@ -23,6 +23,8 @@ from pathlib import Path
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from tests.chaos import java_and_spark
+from tests.chaos.java_and_spark import SPARK, written_batches
 from tests.chaos.over_http import OVER_HTTP, Http, Refused, positions
 from tests.chaos.whence import whence
 from tests.chaos.worker import CLIENTS
@@ -30,6 +32,7 @@ from tests.clients.offsets import committed_offsets
 from tests.clients.topics import Topics
 from tests.peers.ours import Oncelog
 from tests.peers.process import QUICK_SETTINGS, ROOT, BrokerProcess, free_port
+from tests.spark.cluster import family, kill_all
 
 PARTITIONS = 3
 KEYS = 6
@@ -44,6 +47,8 @@ LOG_BYTES = 4 << 20
 """How much a client's log holds; as much from before is kept beside it."""
 PEACE_SECONDS = 120.0
 """How long each client may stand still when nobody is killed any more."""
+SPARK_STARTS_WITHIN_S = 240.0
+"""It starts one process after the other, on a machine that is busy."""
 
 
 @dataclass
@@ -75,8 +80,25 @@ class Copier:
         self.target = target
         self.group = f"copy-{client.replace(' ', '-')}"
         self.starts = 0
-        self._arguments = [bootstrap, urls, source, target, self.group]
+        self.patience_s = PEACE_SECONDS + (SPARK_STARTS_WITHIN_S if client == SPARK else 0)
         self.log = folder / f"{client}.log"
+        self._checkpoint = folder / client / "checkpoint"
+        """Of Spark."""
+        self._batches: list[int] = []
+        worker = [
+            sys.executable,
+            "-m",
+            "tests.chaos.worker",
+            client,
+            bootstrap,
+            urls,
+            source,
+            target,
+            self.group,
+            "600",
+        ]
+        on_java = java_and_spark.command(client, bootstrap, source, target, self.group, self._checkpoint)
+        self._command = on_java or worker
         self._process: subprocess.Popen[bytes] | None = None
 
     def keep_running(self) -> None:
@@ -86,15 +108,21 @@ class Copier:
         if self._process is not None and self._process.poll() is None:
             return
         self.starts += 1
-        command = [sys.executable, "-m", "tests.chaos.worker", self.client, *self._arguments, "600"]
+        self._batches = written_batches(self._checkpoint)
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            self._process = subprocess.Popen(self._command, cwd=ROOT, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+    def strike(self) -> bool:
+        """Kill it while others go on. Spark, which takes long to start, is left alone until it has done a batch."""
+        is_starting = self.client == SPARK and written_batches(self._checkpoint) == self._batches
+        return not is_starting and self.kill()
 
     def kill(self) -> bool:
+        """With all that it has started, as Spark starts a Java machine."""
         process, self._process = self._process, None
         if process is None or process.poll() is not None:
             return False
-        process.kill()
+        kill_all(family(process.pid))
         process.wait()
         return True
 
@@ -206,7 +234,7 @@ def run(
             copier.kill()
         for copier in copiers:
             report.restarts[copier.client] = copier.starts - 1
-            report.faults += judge(broker.bootstrap, copier, source, report.inputs, [broker.data])
+            report.faults += judge(broker.bootstrap, copier, source, report.inputs, [broker.data]).faults
     finally:
         distance.stop()
         for copier in copiers:
@@ -240,7 +268,7 @@ def _disturb(
             next_broker = time.monotonic() + chance.uniform(*broker_pause)
         if now >= next_client:
             victim = chance.choice(copiers)
-            report.client_kills[victim.client] += victim.kill()
+            report.client_kills[victim.client] += victim.strike()
             next_client = time.monotonic() + chance.uniform(*client_pause)
         time.sleep(FEED_PAUSE_SECONDS)
 
@@ -265,10 +293,10 @@ def let_finish(bootstrap: str, copiers: list[Copier], source: str) -> list[str]:
                 copier.kill()
                 waiting.remove(copier)
                 print(f"  {name} has all", flush=True)
-            elif time.monotonic() - moved_at[name] > PEACE_SECONDS:
+            elif time.monotonic() - moved_at[name] > copier.patience_s:
                 stuck.append(
-                    f"{name} gets nothing: for {PEACE_SECONDS:.0f} s its group has stood at {now}, the source ends at"
-                    f" {ends}; its log is {copier.log}"
+                    f"{name} gets nothing: for {copier.patience_s:.0f} s its group has stood at {now}, the source ends"
+                    f" at {ends}; its log is {copier.log}"
                 )
                 waiting.remove(copier)
     return stuck
@@ -281,16 +309,23 @@ def end_offsets(bootstrap: str, topic: str) -> list[int]:
     return ends
 
 
-def judge(bootstrap: str, copier: Copier, source: str, inputs: int, folders: Sequence[Path]) -> list[str]:
-    """What is wrong with a copy: every input must be there exactly once, each key's in order. `folders` have the
-    brokers' data.
-    """
+@dataclass
+class Judged:
+    """What is wrong with a copy, and how many inputs are missing in it or there more than once."""
+
+    faults: list[str] = field(default_factory=list)
+    lost: int = 0
+    doubled: int = 0
+
+
+def judge(bootstrap: str, copier: Copier, source: str, inputs: int, folders: Sequence[Path]) -> Judged:
+    """Every input must be there exactly once, each key's in order. `folders` have the brokers' data."""
     by_key: dict[bytes, list[int]] = {}
     places: dict[int, list[tuple[int, int]]] = {}
     for key, value, partition, offset in _committed(bootstrap, copier.target):
         by_key.setdefault(key, []).append(int(value))
         places.setdefault(int(value), []).append((partition, offset))
-    faults = []
+    judged = Judged()
     for index in range(KEYS):
         got = by_key.pop(f"key-{index}".encode(), [])
         wanted = list(range(index, inputs, KEYS))
@@ -299,13 +334,15 @@ def judge(bootstrap: str, copier: Copier, source: str, inputs: int, folders: Seq
         lost = sorted(set(wanted) - set(got))
         doubled = sorted(value for value, count in Counter(got).items() if count > 1)
         order = "" if lost or doubled else "in another order"
-        faults.append(f"{copier.client}, key-{index}: lost {lost[:10]}, doubled {doubled[:10]} {order}")
+        judged.lost += len(lost)
+        judged.doubled += len(doubled)
+        judged.faults.append(f"{copier.client}, key-{index}: lost {lost[:10]}, doubled {doubled[:10]} {order}")
         for twice in doubled[:DOUBLED_SHOWN]:
             each = (f"{of}: {whence(folders, copier.target, of, [offset])}" for of, offset in places[twice])
-            faults.append(f"{copier.client}, doubled {twice}: in partition {', in '.join(each)}")
+            judged.faults.append(f"{copier.client}, doubled {twice}: in partition {', in '.join(each)}")
     if by_key:
-        faults.append(f"{copier.client}: keys nobody wrote: {sorted(by_key)}")
-    return faults
+        judged.faults.append(f"{copier.client}: keys nobody wrote: {sorted(by_key)}")
+    return judged
 
 
 def _committed(bootstrap: str, topic: str) -> list[tuple[bytes, bytes, int, int]]:

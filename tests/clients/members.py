@@ -10,9 +10,11 @@ import sys
 import threading
 from dataclasses import dataclass
 
-from tests.clients.java.member import member_command
+from tests.clients.java.programs import java_program
 from tests.clients.kits import eventually
 from tests.peers.process import ROOT
+
+JAVA_MEMBER = ROOT / "tests" / "clients" / "java" / "Member.java"
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Member:
     def __init__(self, plan: GroupPlan, instance: str | None = None, *, waits: bool = False) -> None:
         words = [plan.bootstrap, plan.topic, plan.group, plan.protocol, *([instance] if instance else [])]
         if plan.client == "java":
-            command = member_command(*words)
+            command = java_program(JAVA_MEMBER, *words)
         else:
             command = [sys.executable, "-m", "tests.clients.member", plan.client, *words]
         self._process = subprocess.Popen(

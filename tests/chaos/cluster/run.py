@@ -35,7 +35,7 @@ from tests.chaos.cluster.verdict import (
 )
 from tests.chaos.cluster.writers import Ending, SteadyWriter, TransactionalWriter
 from tests.chaos.run import PARTITIONS as COPIED_PARTITIONS
-from tests.chaos.run import Copier, Distance, Feeder, judge, let_finish
+from tests.chaos.run import Copier, Distance, Feeder, Judged, judge, let_finish
 from tests.chaos.whence import whence
 from tests.clients.three import out_of_sync
 from tests.clients.topics import Topics
@@ -67,6 +67,8 @@ class Summary:
     faults: list[Fault] = field(default_factory=list)
     client_kills: int = 0
     verdict: Verdict = field(default_factory=Verdict)
+    copies: Judged = field(default_factory=Judged)
+    """Of all copiers together."""
     wrong: list[str] = field(default_factory=list)
     """What is wrong beside the data: who hung, who ended by itself, what did not become whole."""
     gaps: list[tuple[float, float]] = field(default_factory=list)
@@ -75,7 +77,7 @@ class Summary:
 
     @property
     def is_clean(self) -> bool:
-        return self.is_judged and not self.wrong and not self.verdict.lines()
+        return self.is_judged and not self.wrong and not self.copies.faults and not self.verdict.lines()
 
     def __str__(self) -> str:
         found = self.verdict
@@ -83,6 +85,7 @@ class Summary:
         longest = max((until - since for since, until in self.gaps), default=0.0)
         lines = [
             *found.lines(),
+            *self.copies.faults,
             *self.wrong,
             f"operations: {self.values} values, {sum(self.transactions.values())} transactions"
             f" ({', '.join(f'{count} {ending}' for ending, count in sorted(self.transactions.items()))}),"
@@ -91,8 +94,9 @@ class Summary:
             *self._by_kind(),
             f"whole again {self.whole_after_s:.1f} s after the last fault",
             *([] if self.is_judged else ["not everything was read back: what follows is true of a part only"]),
-            f"ambiguous {self.ambiguous + self.transactions[Ending.AMBIGUOUS.value]}, lost {len(found.lost)},"
-            f" doubled {len(found.doubled)}, torn {len(found.torn)}, unlike {len(found.unlike)},"
+            f"ambiguous {self.ambiguous + self.transactions[Ending.AMBIGUOUS.value]},"
+            f" lost {len(found.lost) + self.copies.lost}, doubled {len(found.doubled) + self.copies.doubled},"
+            f" torn {len(found.torn)}, unlike {len(found.unlike)},"
             f" longest unavailability {longest:.1f} s",
         ]
         return "\n".join(lines)
@@ -199,13 +203,19 @@ def _run(
         read = read_topic(cluster.bootstrap, steady, PARTITIONS, isolation)
         judge_values(summary.verdict, steady, writer.told, read, isolation, whence_of)
         compare_replicas(summary.verdict, cluster, steady, read, isolation)
+        for topic in (source, *(copier.target for copier in copiers)):
+            copied = read_topic(cluster.bootstrap, topic, COPIED_PARTITIONS, isolation)
+            compare_replicas(summary.verdict, cluster, topic, copied, isolation)
         read = read_topic(cluster.bootstrap, shared, PARTITIONS, isolation)
         compare_replicas(summary.verdict, cluster, shared, read, isolation)
         _tell(f"everything is read back, {isolation}")
     for one in transactional:
         judge_transactions(summary.verdict, one.writer, one.transactions, shared, read, whence_of)
     for copier in copiers:
-        summary.wrong += judge(cluster.bootstrap, copier, source, summary.inputs, folders)
+        judged = judge(cluster.bootstrap, copier, source, summary.inputs, folders)
+        summary.copies.faults += judged.faults
+        summary.copies.lost += judged.lost
+        summary.copies.doubled += judged.doubled
     summary.is_judged = True
 
 
@@ -260,7 +270,7 @@ def _disturb(
             faults.begin_one()
             next_fault_s = time.monotonic() + chance.choice((0.5, 4.0, 10.0))
         if copiers and now_s >= next_client_s:
-            summary.client_kills += chance.choice(copiers).kill()
+            summary.client_kills += chance.choice(copiers).strike()
             next_client_s = time.monotonic() + chance.uniform(3.0, 15.0) / len(copiers)
         time.sleep(TICK_S)
 

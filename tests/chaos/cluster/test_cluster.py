@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.java_and_spark import JAVA
+from tests.chaos.over_http import OVER_HTTP
 from tests.peers import network, zookeeper
 from tests.peers.process import ROOT
 
@@ -22,8 +24,11 @@ def chaos(*arguments: str) -> tuple[int, str]:
 
 @pytest.mark.timeout(420)
 def test_nothing_acknowledged_is_lost_when_brokers_die_and_are_cut_off() -> None:
-    status, told = chaos("--seconds", "12", "--kind", "killed", "--kind", "away from brokers")
+    clients = ("confluent-kafka", *OVER_HTTP, JAVA)  # Spark needs more than these seconds to begin
+    named = [word for client in clients for word in ("--client", client)]
+    status, told = chaos("--seconds", "12", "--kind", "killed", "--kind", "away from brokers", *named)
     assert status == 0, told
+    assert "Java has all" in told or "Java is left out" in told
     assert "lost 0, doubled 0, torn 0, unlike 0" in told
 
 
