@@ -15,6 +15,8 @@ from tests.peers import kafka
 
 JAVA, SPARK = "Java", "Spark"
 ON_JAVA = (JAVA, SPARK)
+AT_WORK = b"at work\n"
+"""What they print when they have copied something."""
 SOURCE = Path(__file__).with_name("Copies.java")
 
 
@@ -53,8 +55,3 @@ def command(client: str, bootstrap: str, source: str, target: str, group: str, c
         case "Spark":
             return [sys.executable, "-m", "tests.chaos.spark_copies", *words, str(checkpoint)]
     return None
-
-
-def written_batches(checkpoint: Path) -> list[int]:
-    """The numbers of the batches that Spark has written down as done, in order."""
-    return sorted(int(file.name) for file in checkpoint.glob("commits/*") if file.name.isdecimal())

@@ -24,7 +24,7 @@ from pathlib import Path
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from tests.chaos import java_and_spark
-from tests.chaos.java_and_spark import SPARK, written_batches
+from tests.chaos.java_and_spark import AT_WORK, ON_JAVA
 from tests.chaos.over_http import OVER_HTTP, Http, Refused, positions
 from tests.chaos.whence import whence
 from tests.chaos.worker import CLIENTS
@@ -47,8 +47,8 @@ LOG_BYTES = 4 << 20
 """How much a client's log holds; as much from before is kept beside it."""
 PEACE_SECONDS = 120.0
 """How long each client may stand still when nobody is killed any more."""
-SPARK_STARTS_WITHIN_S = 240.0
-"""It starts one process after the other, on a machine that is busy."""
+JAVA_STARTS_WITHIN_S = 240.0
+"""On a machine that is busy its classes alone take half a minute, and Spark starts one process after the other."""
 
 
 @dataclass
@@ -80,41 +80,30 @@ class Copier:
         self.target = target
         self.group = f"copy-{client.replace(' ', '-')}"
         self.starts = 0
-        self.patience_s = PEACE_SECONDS + (SPARK_STARTS_WITHIN_S if client == SPARK else 0)
+        self.patience_s = PEACE_SECONDS + (JAVA_STARTS_WITHIN_S if client in ON_JAVA else 0)
         self.log = folder / f"{client}.log"
-        self._checkpoint = folder / client / "checkpoint"
-        """Of Spark."""
-        self._batches: list[int] = []
-        worker = [
-            sys.executable,
-            "-m",
-            "tests.chaos.worker",
-            client,
-            bootstrap,
-            urls,
-            source,
-            target,
-            self.group,
-            "600",
-        ]
-        on_java = java_and_spark.command(client, bootstrap, source, target, self.group, self._checkpoint)
-        self._command = on_java or worker
+        self._log_began = 0
+        words = (source, target, self.group)
+        on_java = java_and_spark.command(client, bootstrap, *words, folder / client / "checkpoint")
+        worker = (sys.executable, "-m", "tests.chaos.worker", client, bootstrap, urls, *words, "600")
+        self._command = on_java or list(worker)
         self._process: subprocess.Popen[bytes] | None = None
 
     def keep_running(self) -> None:
         if self.log.exists() and self.log.stat().st_size > LOG_BYTES:
             shutil.copyfile(self.log, self.log.with_suffix(".log.before"))
             os.truncate(self.log, 0)
+            self._log_began = 0
         if self._process is not None and self._process.poll() is None:
             return
         self.starts += 1
-        self._batches = written_batches(self._checkpoint)
+        self._log_began = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(self._command, cwd=ROOT, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
     def strike(self) -> bool:
-        """Kill it while others go on. Spark, which takes long to start, is left alone until it has done a batch."""
-        is_starting = self.client == SPARK and written_batches(self._checkpoint) == self._batches
+        """Kill it while others go on. What takes long to start is left alone until it has copied something."""
+        is_starting = self.client in ON_JAVA and AT_WORK not in self.log.read_bytes()[self._log_began :]
         return not is_starting and self.kill()
 
     def kill(self) -> bool:

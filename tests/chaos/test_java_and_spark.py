@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests import outside
-from tests.chaos import java_and_spark
-from tests.chaos.java_and_spark import JAVA, SPARK, able
+from tests.chaos import java_and_spark, run
+from tests.chaos.java_and_spark import AT_WORK, JAVA, ON_JAVA, SPARK, able
 from tests.chaos.run import Copier
 from tests.chaos.spark_copies import read_offsets
+from tests.clients.kits import eventually
 
 
 def test_what_can_not_run_is_left_out_and_named(
@@ -40,16 +41,21 @@ def test_a_stream_is_as_far_as_its_last_batch_that_is_done(tmp_path: Path) -> No
     assert read_offsets(tmp_path, "in") == {0: 600, 1: 7}
 
 
-def test_spark_is_not_killed_while_it_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    sleeps = [sys.executable, "-c", "import time; time.sleep(60)"]
-    monkeypatch.setattr(java_and_spark, "command", lambda *_: sleeps)
-    copier = Copier(SPARK, "nowhere", "in", "out", tmp_path, "")
-    checkpoint = tmp_path / SPARK / "checkpoint"
-    batch_is_done(checkpoint, 0, '{"in":{"0":1}}')  # in a life before
+@pytest.mark.parametrize("client", ON_JAVA)
+def test_what_starts_on_java_is_not_killed_before_it_is_at_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, client: str
+) -> None:
+    program = (
+        "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.01)\nprint('at work', flush=True)"
+    )
+    monkeypatch.setattr(java_and_spark, "command", lambda *_: [sys.executable, "-c", f"{program}\ntime.sleep(60)"])
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    copier = Copier(client, "nowhere", "in", "out", tmp_path, "")
+    copier.log.write_bytes(AT_WORK)  # in a life before
     copier.keep_running()
     try:
         assert not copier.strike()
-        batch_is_done(checkpoint, 1, '{"in":{"0":2}}')
-        assert copier.strike()
+        (tmp_path / "go").touch()
+        eventually(copier.strike)
     finally:
         copier.kill()
