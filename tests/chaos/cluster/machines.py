@@ -33,7 +33,8 @@ SESSION_S = 3.0
 DISK = "1g"
 """Half an hour of faults writes 220 MB. One that is full stops the copies at the end, when nobody makes room."""
 FILLER = ".filler"
-NO_KEEPER = "no ZooKeeper answered"
+NO_KEEPER = ("no ZooKeeper answered", "The metadata store does not answer")
+"""How a broker ends that can't begin because it finds no ZooKeeper, or loses it on the way."""
 FAILED = "is out of service: [Errno 5]"
 RETURNS_WITHIN_S = 60.0
 """After its start; as long as ZooKeeper is away or the machine is busy it takes longer than usual."""
@@ -101,7 +102,7 @@ class Cluster:
             if number in self.down or broker.running():
                 continue
             said = broker.log_tail(300).strip()
-            if NO_KEEPER not in said:  # who can't begin without it says so and ends; one that runs waits
+            if not any(words in said for words in NO_KEEPER):  # one that runs waits
                 self.ended.append(f"broker {number} ended by itself: {said}")
             broker.kill()
             broker.launch()
