@@ -63,6 +63,7 @@ IDLE_S = 3630.0
 STATUSES = {200, *(kind.status for kind in PROBLEMS.values())}
 _HEADER = re.compile(rb"([A-Za-z-]+):[ \t]*([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?")
 _KEY = re.compile(rb"\r\nidempotency-key:[ \t]*([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)(?=\r\n|\Z)", re.IGNORECASE)
+_SO_FAR = re.compile(rb"(?:[\t\x20-\x7e]|\r\n)*+\r?")
 _HARMLESS = frozenset({b"host", b"user-agent", b"accept"})
 _BEGINNINGS = (b"POST /v1/topics/", b"POST /topics/")
 Writes = Callable[[Gateway, str, bytes], quick.Answer]
@@ -151,8 +152,12 @@ def read_head(head: bytes) -> QuickRequest | None:
 
 
 def may_be_short(begun: bytes) -> bool:
-    """Whether the head that begins so may be one of the short way."""
-    return len(begun) < HEAD_BYTES_MAX and any(begun.startswith(each) or each.startswith(begun) for each in _BEGINNINGS)
+    """Whether the head that begins so may be one of the short way. What can't be one is not waited for: aiohttp refuses
+    most of it at once.
+    """
+    if len(begun) >= HEAD_BYTES_MAX or _SO_FAR.fullmatch(begun) is None:
+        return False
+    return any(begun.startswith(each) or each.startswith(begun) for each in _BEGINNINGS)
 
 
 class Lanes:

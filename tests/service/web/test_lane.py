@@ -357,6 +357,11 @@ def test_a_connection_whose_request_was_lent_for_lack_of_room_may_be_silent() ->
         [b"POST /v1/to", b"ll"],
         [b"POST /v1/topics/t/records HTTP/1.1\r\nX: " + b"x" * lane_module.HEAD_BYTES_MAX],
         [b"POST /v1/topics/t/records HTTP/1.1\r\n", b"X: " + b"x" * (lane_module.HEAD_BYTES_MAX - 100), b"x" * 100],
+        [b"POST /v1/topics/t/records HTTP/1.1\nHost: x\n\n"],
+        [b"POST /v1/topics/t/records HTTP/1.1\r\n", b"Host: x\r\n\n"],
+        [b"POST /v1/topics/t/records HTTP/1.1\r", b"Host: x"],
+        [b"POST /v1/topics/t/records HTTP/1.1\r\nHo", b"\x00"],
+        [b"POST /v1/topics/t/records HTTP/1.1\r\nHo", b"\xff"],
     ],
 )
 def test_a_part_of_a_head_that_is_none_of_the_short_way_is_left_to_aiohttp_at_once(pieces: list[bytes]) -> None:
