@@ -51,8 +51,9 @@ GROUPS_MAX = 8
 GATHERED_S = 0.01
 """How long requests wait at most for the transaction before theirs."""
 JOINED_S = 0.001
-"""How long those that have waited wait on for those that were just answered: a client that is answered sends its next
-request. Else two halves of the clients take turns, and each transaction is shared by half as many.
+"""How long those that have waited wait on for those that were just answered, or until as many have come: a client that
+is answered sends its next request. Else two halves of the clients take turns, and each transaction is shared by half
+as many.
 """
 
 
@@ -89,6 +90,8 @@ class Queue:
     wishes: deque[Wish] = field(default_factory=deque)
     start: asyncio.Handle | None = None
     """When those that wait are begun with at the latest."""
+    coming: int = MOST
+    """Once so many wait, they are begun with."""
     under_way: int = 0
 
     def take(self, now_s: float) -> list[Wish]:
@@ -149,6 +152,9 @@ class Sharing:
                 queue.start = loop.call_later(GATHERED_S, self._begin, needs)
             else:
                 queue.start = loop.call_soon(self._begin, needs)
+        elif len(queue.wishes) == queue.coming:
+            queue.start.cancel()
+            queue.start = loop.call_soon(self._begin, needs)
         return await asyncio.shield(wish.answer)
 
     def _begin(self, needs: frozenset[int]) -> None:
@@ -156,6 +162,7 @@ class Sharing:
         if queue.start is not None:
             queue.start.cancel()
             queue.start = None
+        queue.coming = MOST
         if queue.under_way >= GROUPS_MAX:
             return  # the next one that ends begins with those that wait
         if self._is_over:
@@ -197,7 +204,9 @@ class Sharing:
             if queue.start is not None:
                 queue.start.cancel()
                 queue.start = None
-            if (queue.wishes or len(wishes) > 1) and not self._is_over:
+            coming = len(queue.wishes) + len(wishes)
+            if coming > 1 and len(queue.wishes) < MOST and not self._is_over:
+                queue.coming = min(coming, MOST)
                 queue.start = asyncio.get_running_loop().call_later(JOINED_S, self._begin, needs)
             else:
                 self._begin(needs)

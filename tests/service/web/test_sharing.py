@@ -243,11 +243,29 @@ def test_who_is_answered_shares_the_next_transaction_with_those_that_wait(
         next_ones = [bench.ask("c")] if waits else []
         bench.gate.set()
         await asyncio.gather(*first)
-        next_ones += [bench.ask("d"), bench.ask("e")]
+        next_ones.append(bench.ask("d"))
         await asyncio.sleep(0)
-        next_ones.append(bench.ask("f"))
+        next_ones.append(bench.ask("e"))
         await asyncio.gather(*next_ones)
         assert bench.written == ["2 together", f"{len(next_ones)} together"]
+
+    on_bench(monkeypatch, scene)
+
+
+def test_the_next_transaction_begins_when_all_that_were_answered_are_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service.web.sharing, "JOINED_S", 2 * PATIENCE_S)
+
+    async def scene(bench: Bench) -> None:
+        bench.gate.set()
+
+        async def client(number: int) -> None:
+            for each in range(3):
+                await bench.ask(f"{number}-{each}")
+                for _ in range(5 * number):
+                    await asyncio.sleep(0)  # other clients' requests come in other turns of the loop
+
+        await asyncio.gather(*map(client, range(4)))
+        assert bench.written == ["4 together"] * 3
 
     on_bench(monkeypatch, scene)
 
