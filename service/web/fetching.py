@@ -460,7 +460,7 @@ async def opened(
     view = memoryview(piece.data)
     at = unpacked_bytes = 0
     place, at_offset = offset, -1  # behind the last whole batch; of the last record
-    shows_all = lens.shows_all
+    shows_all, text_numbers, partition = lens.shows_all, lens.text_numbers, piece.partition
     try:
         while at + HEADER_BYTES <= len(view) and most > 0 and not held.is_enough:
             await held.breathe()
@@ -488,21 +488,23 @@ async def opened(
             found: list[Shown] = []
             for record in read_records(batch, header, payload=payload, most_headers=HEADERS_MAX + 1):
                 at_offset, _, key, value, headers = record
-                held.looked_at += 1 + len(headers)
+                looked_at = 1 + len(headers)
                 if at_offset < offset:
+                    held.looked_at += looked_at
                     await held.breathe()
                     continue
                 if shows_all or control is not None or lens.passes(record):
-                    out = shown_record(piece.partition, record, header, lens, control, is_aborted)
-                    if lens.text_numbers:
+                    out = shown_record(partition, record, header, lens, control, is_aborted)
+                    if text_numbers:
                         await _make_text_numbers(out, held.numbers)
                     found.append(out)
                     size_bytes = RECORD_BYTES + len(key or b"") + len(value or b"")
                     if headers:
                         size_bytes += sum(RECORD_BYTES + len(name) + len(content or b"") for name, content in headers)
                     held.uncounted_bytes += size_bytes
-                    held.looked_at += size_bytes >> 10
+                    looked_at += size_bytes >> 10
                     most -= 1
+                held.looked_at += looked_at
                 if most == 0 or held.looked_at >= RECORDS_AT_ONCE or held.uncounted_bytes >= PORTION_BYTES:
                     await held.count()
                     yield found, at_offset + 1
@@ -548,16 +550,17 @@ def shown_record(
 ) -> Shown:
     if lens.as_events:
         return shown_event(partition, record, in_lines=lens.in_lines)
-    out = RecordOut(partition.topic, partition.partition, record.offset, record.timestamp)
+    offset, timestamp, key, value, headers = record
+    out = RecordOut(*partition, offset, timestamp)
     if control is not None:
         out.control = control
     else:
-        if record.key is not None:
-            shown_key(record.key, out)
-        shown(record.value, lens.form, out)
-        if record.headers:
-            out.headers = shown_headers(record.headers[:HEADERS_MAX])
-            out.headers_cut = len(record.headers) > HEADERS_MAX
+        if key is not None:
+            shown_key(key, out)
+        shown(value, lens.form, out)
+        if headers:
+            out.headers = shown_headers(headers[:HEADERS_MAX])
+            out.headers_cut = len(headers) > HEADERS_MAX
     if is_aborted:
         out.aborted = True
     if lens.with_producers and header.producer_id >= 0:

@@ -713,10 +713,14 @@ async def _write_plain_lines(
     if (records := read_lines(lines)) is None:
         return None
     count, turn = len(topic.partitions), gateway.next_turn()
-    of_partition: dict[int, list[int]] = {}
-    for number, (key, _) in enumerate(records):
-        place = 0 if count == 1 else turn % count if key is None else partition_for_key(key, count)
-        of_partition.setdefault(place, []).append(number)
+    of_partition: dict[int, Sequence[int]] = {}
+    if count == 1:
+        of_partition[0] = range(len(records))
+    else:
+        places: dict[int, list[int]] = {}
+        for number, (key, _) in enumerate(records):
+            places.setdefault(turn % count if key is None else partition_for_key(key, count), []).append(number)
+        of_partition |= places
     now_ms = gateway.env.clock.wall_ms()
     batches = []
     for index, those in of_partition.items():
@@ -727,9 +731,9 @@ async def _write_plain_lines(
     for sent, those in zip(batches, of_partition.values(), strict=True):
         index = sent.partition.partition
         if not sent.error:
-            for number, offset in enumerate(range(sent.base_offset, sent.base_offset + len(those))):
-                line = those[number]
-                reports[line] = b'{"line":%d,"partition":%d,"offset":%d}\n' % (first_number + line, index, offset)
+            form = b'{"line":%%d,"partition":%d,"offset":%%d}\n' % index
+            for offset, line in enumerate(those, sent.base_offset):
+                reports[line] = form % (first_number + line, offset)
             continue
         told: ToldRecords = [(Report(first_number + line), (*records[line], (), now_ms)) for line in those]
         runs = {sent.partition: [told]}

@@ -31,6 +31,7 @@ from service.web.sending import TERMS, OutgoingBatch
 BODY_BYTES_MAX = 128 << 10
 """A longer body is handled in several turns of the loop."""
 RECORDS_MAX = 2000
+BACKSLASH = 0x5C
 Plain = tuple[bytes | None, bytes | None]
 Told = tuple[bytes, bytes]
 """The body of an answer, and further header lines."""
@@ -107,9 +108,11 @@ def _records(given: Sequence[PlainRecord], text: bytes, members: int) -> list[Pl
         return None
     values = [bytes(each.value) for each in given]
     members += len(values) + len(keys) - keys.count(None)
-    texts = [*values, *(each for each in keys if each is not None and b":" in each)]
-    if text.count(b":") != members + b"".join(texts).count(b":") or b"\\u" in text:
+    inside = b"".join(values).count(b":") + b"".join(filter(None, keys)).count(b":")
+    if text.count(b":") != members + inside or (BACKSLASH in text and b"\\u" in text):
         return None
+    if NULL not in values:
+        return list(zip(keys, values, strict=True))
     return [(key, None if value == NULL else value) for key, value in zip(keys, values, strict=True)]
 
 
