@@ -1,20 +1,22 @@
 """DeleteRecords, versions 0 to 2: moves the log's start up to an offset (-1: to the high watermark).
 
-The request is answered when every other replica that may lead next (in sync or eligible) has deleted the records, too:
-the next leader must not bring anything back. If one of them is down, the request times out. The leader has deleted by
-then, and the client may ask again.
+The logs of all named partitions begin there first. Then the request waits until every other replica that may lead next
+(in sync or eligible) has deleted the records, too: the next leader must not bring anything back. If one of them is
+down, the answer about its partition is a timeout. The leader has deleted by then, and the client may ask again.
 """
 
 import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from log.disk import DiskFault
 from log.ids import TopicPartition
 from log.removal import raise_start_offset
 from service.broker.internal_topics import INTERNAL_TOPICS
-from service.broker.partition import PartitionLost
+from service.broker.partition import Partition, PartitionLost
 from service.broker.partition_table import PartitionTable
 from service.broker.session import Session
-from service.turns import NAMED_A_TURN, Turn
+from service.turns import NAMED_A_TURN, Steps, Turn, done_in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -27,63 +29,117 @@ from service.wire.messages import (
 
 HIGH_WATERMARK = -1
 NO_LOW_WATERMARK = -1
+RAISED_AT_ONCE = 16
+"""How many logs get their new beginning at the same time: each waits for its disk."""
+
+
+@dataclass(slots=True)
+class Deletion:
+    """What a request asks of one partition, and what became of it."""
+
+    place: TopicPartition
+    wanted: DeleteRecordsPartition
+    result: DeleteRecordsPartitionResult
+    partition: Partition | None = None
+    elsewhere: asyncio.Future[None] | None = None
+    """The deletion on the other replicas, if that is not done yet."""
+
+    def refused(self, error: ErrorCode) -> None:
+        self.result.low_watermark, self.result.error_code = NO_LOW_WATERMARK, error
 
 
 async def handle(
     partitions: PartitionTable, session: Session, header: RequestHeader, request: DeleteRecordsRequest
 ) -> DeleteRecordsResponse:
-    topics = []
     deadline = asyncio.get_running_loop().time() + request.timeout_ms / 1000
-    turn = Turn(NAMED_A_TURN)
-    for topic in request.topics:
-        results = []
-        for wanted in topic.partitions:
-            results.append(await _delete(partitions, topic.name, wanted, deadline))
+    deletions: list[Deletion] = []
+    topics = await done_in_turns(_named(request, deletions))
+    ahead = iter(deletions)
+    try:
+        await asyncio.gather(*(_begin(partitions, ahead) for _ in range(RAISED_AT_ONCE)))
+        turn = Turn(NAMED_A_TURN)
+        for one in deletions:
             if turn.is_over():
                 await asyncio.sleep(0)
-        if turn.is_over():
-            await asyncio.sleep(0)
-        topics.append(DeleteRecordsTopicResult(topic.name, results))
+            await _end(one, deadline)
+    finally:  # also if the client is gone
+        _forget(deletions)
     return DeleteRecordsResponse(topics=topics)
 
 
-async def _delete(
-    partitions: PartitionTable, topic: str, wanted: DeleteRecordsPartition, deadline: float
-) -> DeleteRecordsPartitionResult:
-    index = wanted.partition_index
-    partition = partitions.get(TopicPartition(topic, index))
+def _named(request: DeleteRecordsRequest, deletions: list[Deletion]) -> Steps[list[DeleteRecordsTopicResult]]:
+    """The results, which are not filled in yet. What is to be done for each is added to `deletions`."""
+    turn = Turn(NAMED_A_TURN)
+    topics = []
+    for topic in request.topics:
+        if turn.is_over():
+            yield
+        results = []
+        for wanted in topic.partitions:
+            if turn.is_over():
+                yield
+            results.append(result := DeleteRecordsPartitionResult(wanted.partition_index, NO_LOW_WATERMARK))
+            deletions.append(Deletion(TopicPartition(topic.name, wanted.partition_index), wanted, result))
+        topics.append(DeleteRecordsTopicResult(topic.name, results))
+    return topics
+
+
+async def _begin(partitions: PartitionTable, ahead: Iterator[Deletion]) -> None:
+    """Delete from the logs of the leaders, one after the other, together with others that take from `ahead`."""
+    turn = Turn(NAMED_A_TURN // RAISED_AT_ONCE)
+    for one in ahead:
+        if turn.is_over():
+            await asyncio.sleep(0)
+        await _raise_start(partitions, one)
+
+
+async def _raise_start(partitions: PartitionTable, one: Deletion) -> None:
+    partition = partitions.get(one.place)
     if partition is None:
-        return _error(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    if topic in INTERNAL_TOPICS:
-        return _error(index, ErrorCode.INVALID_TOPIC_EXCEPTION)
+        return one.refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    if one.place.topic in INTERNAL_TOPICS:
+        return one.refused(ErrorCode.INVALID_TOPIC_EXCEPTION)
     if not partition.is_leading:
-        return _error(index, partition.not_leading.error)
+        return one.refused(partition.not_leading.error)
     if "delete" not in partition.log.config.cleanup_policy:
-        return _error(index, ErrorCode.POLICY_VIOLATION)
-    if partition.is_catching_up:
-        return _error(
-            index, ErrorCode.LEADER_NOT_AVAILABLE
-        )  # an earlier leader may have known of a higher high watermark
-    offset = partition.high_watermark if wanted.offset == HIGH_WATERMARK else wanted.offset
+        return one.refused(ErrorCode.POLICY_VIOLATION)
+    if partition.is_catching_up:  # an earlier leader may have known of a higher high watermark
+        return one.refused(ErrorCode.LEADER_NOT_AVAILABLE)
+    offset = partition.high_watermark if one.wanted.offset == HIGH_WATERMARK else one.wanted.offset
     if not 0 <= offset <= partition.high_watermark:
-        return _error(index, ErrorCode.OFFSET_OUT_OF_RANGE)
+        return one.refused(ErrorCode.OFFSET_OUT_OF_RANGE)
     try:
         await raise_start_offset(partition.log, offset)
     except DiskFault as fault:
         partition.folder.fail(fault)
-        return _error(index, ErrorCode.KAFKA_STORAGE_ERROR)
+        return one.refused(ErrorCode.KAFKA_STORAGE_ERROR)
     if partition.log.gone:  # the topic was deleted during the wait
-        return _error(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return one.refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     try:
-        if (elsewhere := partition.deleted(offset)) is not None:
-            async with asyncio.timeout_at(deadline):
-                await elsewhere
+        one.elsewhere = partition.deleted(offset)
     except PartitionLost as lost:
-        return _error(index, lost.error)
+        return one.refused(lost.error)
+    one.partition = partition
+    return None
+
+
+async def _end(one: Deletion, deadline: float) -> None:
+    if one.partition is None:
+        return  # refused
+    try:
+        if one.elsewhere is not None:
+            async with asyncio.timeout_at(deadline):
+                await one.elsewhere
+    except PartitionLost as lost:
+        one.refused(lost.error)
     except TimeoutError:
-        return _error(index, ErrorCode.REQUEST_TIMED_OUT)
-    return DeleteRecordsPartitionResult(index, partition.log.start_offset)
+        one.refused(ErrorCode.REQUEST_TIMED_OUT)
+    else:
+        one.result.low_watermark = one.partition.log.start_offset
 
 
-def _error(index: int, error: ErrorCode) -> DeleteRecordsPartitionResult:
-    return DeleteRecordsPartitionResult(index, NO_LOW_WATERMARK, error)
+def _forget(deletions: list[Deletion]) -> None:
+    """Nobody waits any more for what is not done."""
+    for one in deletions:
+        if one.elsewhere is not None and not one.elsewhere.cancel() and not one.elsewhere.cancelled():
+            one.elsewhere.exception()

@@ -503,6 +503,30 @@ def test_what_is_deleted_does_not_come_back_with_the_next_leader(tmp_path: Path)
     on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
 
 
+def test_a_deletion_that_a_replica_does_not_confirm_holds_up_no_other(tmp_path: Path) -> None:
+    async def scene(stage: ClusterStage) -> None:
+        of: dict[str, list[Partition]] = {}
+        for name in (TOPIC, "others"):
+            await stage.create(1, 2, name=name)
+            held = [stage.broker(node_id).partitions.get(TopicPartition(name, 0)) for node_id in (1, 2)]
+            of[name] = [each for each in held if each is not None]
+            await until(lambda name=name: of[name][0].is_leading)  # type: ignore[misc]
+            batch = memoryview(bytearray(build_batch([(b"k", b"old", (), 1)])))
+            of[name][0].append_from_client(batch, acks=-1, now_ms=1, needs_guard=False)
+            await until(lambda name=name: of[name][0].high_watermark == 1)  # type: ignore[misc]
+        stage.broker(2).replication._forget(of[TOPIC][1])
+        wanted = [DeleteRecordsTopic(name, [DeleteRecordsPartition(0, 1)]) for name in (TOPIC, "others")]
+        asked = asyncio.ensure_future(stage.wire(1).ask(DeleteRecordsRequest(wanted, timeout_ms=600_000)))
+        await until(lambda: len(of[TOPIC][0]._start_waiters) == 1)
+        await until(lambda: of["others"][1].log.start_offset == 1)
+        await until(lambda: all(waiter.done() for waiter in of["others"][0]._start_waiters))
+        assert not asked.done()
+        asked.cancel()
+        await until(lambda: not of[TOPIC][0]._start_waiters)  # who has gone is not remembered
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
+
+
 def test_a_deletion_waits_for_all_that_may_lead_next_also_for_one_that_is_down(tmp_path: Path) -> None:
     async def scene(stage: ClusterStage) -> None:
         await stage.create(1, 2, 3, min_insync_replicas="2")
