@@ -198,6 +198,7 @@ class LedgerStoreSession:
         self._watchers: list[ChangeWatcher] = []
         self._turn = asyncio.Lock()  # one task at a time reads, or decides and appends
         self._ended = False
+        self.on_close: Callable[[LedgerStoreSession], None] = lambda session: None
 
     @classmethod
     async def open(cls, ledger: LedgerSession, env: Env) -> "LedgerStoreSession":
@@ -233,6 +234,7 @@ class LedgerStoreSession:
 
     async def close(self) -> None:
         self._end()
+        self.on_close(self)
         await self._ledger.close()
 
     # -- deciding
@@ -408,13 +410,15 @@ class LedgerStore:
     def __init__(self, connect: Callable[[float], Coroutine[Any, Any, LedgerSession]], env: Env) -> None:
         self._connect = connect
         self._env = env
-        self._sessions: list[LedgerStoreSession] = []
+        self._open: dict[LedgerStoreSession, None] = {}
+        """Those alone: each keeps all the metadata in memory."""
 
     async def session(self, timeout_s: float) -> LedgerStoreSession:
         session = await LedgerStoreSession.open(await self._connect(timeout_s), self._env)
-        self._sessions.append(session)
+        self._open[session] = None
+        session.on_close = lambda closed: self._open.pop(closed, None)
         return session
 
     async def close(self) -> None:
-        for session in self._sessions:
+        for session in list(self._open):
             await session.close()

@@ -1,6 +1,8 @@
 """A ledger's records: read as they were written, and made in turns, however many keys one commit touches."""
 
 import asyncio
+import gc
+import weakref
 from typing import cast
 
 import pytest
@@ -11,6 +13,7 @@ from service.stores.ledger import (
     KEYS_A_TURN,
     AppendOutcome,
     LedgerSession,
+    LedgerStore,
     LedgerStoreSession,
     StoredValue,
     decoded,
@@ -90,6 +93,33 @@ class Forgetful:
 
     async def close(self) -> None:
         return
+
+
+def test_a_session_that_is_closed_is_not_kept() -> None:
+    """It holds all the metadata, and a broker that loses the store for a day begins thousands of sessions."""
+
+    async def main() -> None:
+        env = RealEnv(RealDisk("."))
+
+        async def connect(_timeout_s: float) -> LedgerSession:
+            return cast(LedgerSession, Forgetful())
+
+        store = LedgerStore(connect, env)
+        begun: weakref.WeakSet[LedgerStoreSession] = weakref.WeakSet()
+        for _ in range(5):
+            session = await store.session(1.0)
+            begun.add(session)
+            await session.close()
+        staying = await store.session(1.0)
+        begun.add(staying)
+        del session
+        await env.tasks.cancel_all()
+        gc.collect()
+        assert list(begun) == [staying]
+        await store.close()
+        assert staying.lease_left() <= 0, "what is open is closed with the store"
+
+    asyncio.run(main())
 
 
 class Odd(Forgetful):
