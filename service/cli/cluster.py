@@ -99,7 +99,10 @@ async def away(cluster: Cluster) -> dict[int, int]:
 @output_option
 @with_cluster
 async def drain(cluster: Cluster, brokers: Sequence[int], yes: bool, output: Output) -> None:
-    """Move everything that BROKERS hold to the others, the plan first. They can be stopped for good then."""
+    """Move everything that BROKERS hold to the others, the plan first. They can be stopped for good then.
+
+    Partitions without a leader stay, because nobody can copy them, and the command fails.
+    """
     topics = await cluster.metadata(None)
     alive = await racks(cluster)
     if not [broker for broker in alive if broker not in brokers]:

@@ -30,6 +30,10 @@ from service.wire.messages import (
 )
 
 MOVES_AT_ONCE = 1000
+LOOKS = 10
+"""How often the outcome is looked for: another broker than the one that was asked first may hear of it later."""
+NAMED = 5
+"""How many partitions a message names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +128,13 @@ def spread(
     for partition, replicas in before.items():
         plan.setdefault(partition.topic, {})[partition] = replicas
     for change, counted in ((_given_to, slice(None)), (_led_by, slice(1))):
-        shares = {
-            name: Counter(broker for replicas in placed.values() for broker in replicas[counted])
-            for name, placed in plan.items()
-        }
-        whole: Counter[int] = sum(shares.values(), Counter())
+        topics_then = [_Spread(placed, alive, change, counted, moving) for placed in plan.values()]
+        whole: Counter[int] = sum((topic.share for topic in topics_then), Counter())
         is_level = False
         while not is_level:  # what one topic has given may be another's to take
             is_level = True
-            for name, placed in plan.items():
-                free = [partition for partition in placed if partition not in moving]
-                while _shift(placed, free, alive, shares[name], whole, change):
+            for topic in topics_then:
+                while topic.shift(whole):
                     is_level = False
     return [
         ReplicaMove(*partition, replicas, to)
@@ -147,32 +147,65 @@ Shift = Callable[[list[int], int, int, Racks], list[int] | None]
 """The new replicas, from the old ones, the broker that gives and the one that takes. None: it can't be."""
 
 
-def _shift(
-    placed: dict[TopicPartition, list[int]],
-    free: Sequence[TopicPartition],
-    alive: Racks,
-    share: Counter[int],
-    whole: Counter[int],
-    change: Shift,
-) -> bool:
-    """Take one partition of a topic from a broker that has more for one that has less; False if none can be taken.
-    Each step makes the shares of the topic more alike, or leaves them so and makes those of all topics more alike. So
-    steps come to an end.
+class _Spread:
+    """The partitions of one topic, as they are spread further step by step.
+
+    Each broker has a list of what it may be able to give, and each pair of brokers a place in the list of the giver. A
+    partition before that place can't go from the one to the other: when its replicas change, it comes into the lists
+    again. So a step need not look through all partitions.
     """
-    order = sorted(alive, key=lambda broker: (share[broker], whole[broker], broker))
-    for giver in reversed(order):
-        for taker in order:
-            more = share[giver] - share[taker]
-            if more < 1 or (more == 1 and whole[giver] - whole[taker] < 2):
-                continue
-            for partition in free:
-                if (target := change(placed[partition], giver, taker, alive)) is not None:
-                    placed[partition] = target
+
+    def __init__(
+        self,
+        placed: dict[TopicPartition, list[int]],
+        alive: Racks,
+        change: Shift,
+        counted: slice,
+        moving: Container[TopicPartition],
+    ) -> None:
+        self._placed, self._alive, self._change, self._counted = placed, alive, change, counted
+        self.share = Counter(broker for replicas in placed.values() for broker in replicas[counted])
+        self._offers: dict[int, list[TopicPartition]] = {}
+        self._looked: Counter[tuple[int, int]] = Counter()
+        for partition in placed:
+            if partition not in moving:
+                self._offer(partition)
+
+    def _offer(self, partition: TopicPartition) -> None:
+        for broker in self._placed[partition][self._counted]:
+            self._offers.setdefault(broker, []).append(partition)
+
+    def shift(self, whole: Counter[int]) -> bool:
+        """Take one partition from a broker that has more for one that has less; False if none can be taken. Each step
+        makes the shares of the topic more alike, or leaves them so and makes those of all topics more alike. So steps
+        come to an end.
+        """
+        share = self.share
+        order = sorted(self._alive, key=lambda broker: (share[broker], whole[broker], broker))
+        for giver in reversed(order):
+            for taker in order:
+                more = share[giver] - share[taker]
+                if more < 1:
+                    break  # the others have as much or more
+                if more == 1 and whole[giver] - whole[taker] < 2:
+                    continue
+                if self._give(giver, taker):
                     for counted in (share, whole):
                         counted[giver] -= 1
                         counted[taker] += 1
                     return True
-    return False
+        return False
+
+    def _give(self, giver: int, taker: int) -> bool:
+        offers, pair = self._offers.get(giver, []), (giver, taker)
+        for at in range(self._looked[pair], len(offers)):
+            self._looked[pair] = at + 1
+            partition = offers[at]
+            if (target := self._change(self._placed[partition], giver, taker, self._alive)) is not None:
+                self._placed[partition] = target
+                self._offer(partition)
+                return True
+        return False
 
 
 def _given_to(replicas: list[int], giver: int, taker: int, alive: Racks) -> list[int] | None:
@@ -200,23 +233,95 @@ async def racks(cluster: Cluster) -> Racks:
 
 
 async def carry_out(cluster: Cluster, moves: list[ReplicaMove], output: Output, *, yes: bool) -> None:
-    """Show the plan, do it when the user agrees, and return when it is done."""
-    if not moves:
+    """Show the plan, do it when the user agrees, and return when it is done. Partitions without a leader stay as they
+    are, because nobody can copy them; that, and what has not come to where it should, is a failure.
+    """
+    held = await _held(cluster, moves)
+    stay = [move for move in moves if (at := held.get(_place(move))) is not None and at.leader < 0]
+    moves = [move for move in moves if move not in stay] if stay else moves
+    if moves:
+        await _move(cluster, moves, held, output, yes=yes, stay=stay)
+    elif not stay:
         remark("nothing has to move")
-        return
+    if stay:
+        raise CliError(_without_a_leader(stay))
+
+
+async def _move(
+    cluster: Cluster,
+    moves: list[ReplicaMove],
+    held: Mapping[TopicPartition, Held],
+    output: Output,
+    *,
+    yes: bool,
+    stay: Sequence[ReplicaMove],
+) -> None:
     with perhaps_unread():
         show(moves, output, columns=("topic", "partition", "from_brokers", "to_brokers"))
-    for told in await _fewer_copies(cluster, moves):
+    warnings = [_without_a_leader(stay)] if stay and not yes else []
+    for told in warnings + await _fewer_copies(cluster, moves):
         with perhaps_unread():
             click.echo(f"oncelog: {told}", err=True)
     confirm(f"Move {len(moves)} partition(s)?", yes=yes)
     for first in range(0, len(moves), MOVES_AT_ONCE):
         await _ask(cluster, moves[first : first + MOVES_AT_ONCE])
-    waiting = {TopicPartition(move.topic, move.partition) for move in moves}
-    while left := await under_way(cluster) & waiting:
-        remark(f"{len(waiting) - len(left)} of {len(waiting)} partitions have moved")
-        await asyncio.sleep(RETRY_PAUSE_S)
-    remark(f"{len(moves)} partition(s) have moved")
+    places = {_place(move) for move in moves}
+    failed, now, looks = moves, held, 0
+    while failed and looks < LOOKS:
+        if left := await under_way(cluster) & places:
+            remark(f"{len(left)} of {len(moves)} partitions are on their way")
+            looks = 0
+        else:
+            now = await _held(cluster, moves)
+            failed = [move for move in moves if not _is_done(move, held, now)]
+            looks += 1
+        if failed:
+            await asyncio.sleep(RETRY_PAUSE_S)
+    if not failed:
+        remark(f"{len(moves)} partition(s) have moved")
+        return
+    gone = sum(_place(move) not in now or now[_place(move)].topic_id != held[_place(move)].topic_id for move in failed)
+    raise CliError(
+        f"{len(failed)} of {len(moves)} partition(s) have not moved: {_names(failed)}. "
+        + ("The topic is gone" if gone == len(failed) else "The move was cancelled or changed meanwhile")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Where a partition is."""
+
+    topic_id: bytes
+    leader: int
+    replicas: list[int]
+
+
+async def _held(cluster: Cluster, moves: Iterable[ReplicaMove]) -> dict[TopicPartition, Held]:
+    return {
+        TopicPartition(topic.name or "", each.partition_index): Held(
+            topic.topic_id, each.leader_id, list(each.replica_nodes)
+        )
+        for topic in await cluster.metadata(sorted({move.topic for move in moves}))
+        for each in topic.partitions
+    }
+
+
+def _is_done(move: ReplicaMove, before: Mapping[TopicPartition, Held], now: Mapping[TopicPartition, Held]) -> bool:
+    was, at = before.get(_place(move)), now.get(_place(move))
+    return was is not None and at is not None and (at.topic_id, at.replicas) == (was.topic_id, move.to_brokers)
+
+
+def _place(move: ReplicaMove) -> TopicPartition:
+    return TopicPartition(move.topic, move.partition)
+
+
+def _names(moves: Sequence[ReplicaMove]) -> str:
+    some = ", ".join(f"{move.topic} {move.partition}" for move in moves[:NAMED])
+    return some if len(moves) <= NAMED else f"{some} and {len(moves) - NAMED} more"
+
+
+def _without_a_leader(moves: Sequence[ReplicaMove]) -> str:
+    return f"{len(moves)} partition(s) have no leader and stay, because nobody can copy them: {_names(moves)}"
 
 
 async def _fewer_copies(cluster: Cluster, moves: Iterable[ReplicaMove]) -> list[str]:

@@ -1,13 +1,30 @@
-"""The plans of `oncelog cluster spread`, `cluster drain` and `topic reassign`."""
+"""The plans of `oncelog cluster spread`, `cluster drain` and `topic reassign`, and what is told of their outcome."""
 
+import asyncio
 from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from log.ids import TopicPartition
-from service.cli.moving import Racks, ReplicaMove, spread, with_factor, without
-from service.wire.messages import MetadataResponsePartition, MetadataResponseTopic
+from service.cli import moving
+from service.cli.failures import CliError
+from service.cli.moving import Racks, ReplicaMove, carry_out, spread, with_factor, without
+from service.cli.output import Output
+from service.client.cluster import Cluster
+from service.wire.messages import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+    OngoingPartitionReassignment,
+    OngoingTopicReassignment,
+)
 
 FOUR: Racks = dict.fromkeys((1, 2, 3, 4))
 
@@ -94,3 +111,104 @@ def test_every_topic_and_the_whole_are_level_afterwards(drawn: list[tuple[list[l
     assert sum(shares(told).values()) == sum(shares(topics).values())
     assert spread(told, FOUR) == [], "there is nothing left to do"
     assert uneven(shares(told, first_only=True)) <= max(uneven(shares(topics, first_only=True)), len(topics))
+
+
+def test_a_step_looks_at_few_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was all of them: a minute for 10,000 partitions."""
+    looks: Counter[str] = Counter()
+    for name in ("_given_to", "_led_by"):
+        original = getattr(moving, name)
+
+        def counted(*args: Any, name: str = name, original: Callable[..., Any] = original) -> Any:
+            looks[name] += 1
+            return original(*args)
+
+        monkeypatch.setattr(moving, name, counted)
+    placed = [[at % 3 + 1, (at + 1) % 3 + 1, (at + 2) % 3 + 1] for at in range(600)]
+    topics = [topic("orders", *placed)]
+    told = after(topics, spread(topics, FOUR))
+    assert shares(told) == dict.fromkeys(FOUR, 450)
+    assert uneven(shares(told, first_only=True)) <= 1
+    assert sum(looks.values()) < 20 * len(placed)
+
+
+class Moving:
+    """A cluster in which moves are under way for one look, and then end as `end` says."""
+
+    def __init__(self, topics: list[MetadataResponseTopic], end: Callable[["Moving"], None]) -> None:
+        self.topics = topics
+        self.end = end
+        self.asked: dict[TopicPartition, list[int]] = {}
+
+    async def metadata(self, names: Iterable[str]) -> list[MetadataResponseTopic]:
+        return [each for each in self.topics if each.name in set(names)]
+
+    async def ask(self, request: Any) -> Any:
+        match request:
+            case AlterPartitionReassignmentsRequest(topics=topics):
+                for each in topics:
+                    self.asked |= {
+                        TopicPartition(each.name, it.partition_index): it.replicas or [] for it in each.partitions
+                    }
+                return AlterPartitionReassignmentsResponse()
+            case ListPartitionReassignmentsRequest():
+                under_way = [
+                    OngoingTopicReassignment(name, [OngoingPartitionReassignment(index)]) for name, index in self.asked
+                ]
+                self.end(self)
+                self.asked = {}
+                return ListPartitionReassignmentsResponse(topics=under_way)
+        raise AssertionError(request)
+
+    def carry_out(self, moves: list[ReplicaMove]) -> None:
+        asyncio.run(carry_out(cast(Cluster, self), moves, Output.TSV, yes=True))
+
+
+def arrived(cluster: Moving) -> None:
+    cluster.topics = [
+        topic(
+            each.name or "",
+            *(cluster.asked.get(TopicPartition(each.name or "", it.partition_index), it.replica_nodes) for it in parts),
+        )
+        for each in cluster.topics
+        for parts in [each.partitions]
+    ]
+
+
+def deleted(cluster: Moving) -> None:
+    cluster.topics = []
+
+
+def made_again(cluster: Moving) -> None:
+    arrived(cluster)
+    for each in cluster.topics:
+        each.topic_id = b"another".ljust(16)
+
+
+TO_TWO = [ReplicaMove("orders", 0, [1], [2])]
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moving, "RETRY_PAUSE_S", 0)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [(lambda _: None, "cancelled"), (deleted, "topic is gone"), (made_again, "topic is gone")],
+    ids=["cancelled", "deleted", "deleted and made again"],
+)
+def test_what_is_no_longer_under_way_has_not_therefore_moved(end: Callable[[Moving], None], why: str) -> None:
+    with pytest.raises(CliError, match=rf"1 of 1 partition\(s\) have not moved: orders 0.*{why}"):
+        Moving([topic("orders", [1])], end).carry_out(TO_TWO)
+    Moving([topic("orders", [1])], arrived).carry_out(TO_TWO)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_what_nobody_leads_is_not_moved_and_that_is_said() -> None:
+    """Nobody can copy it: the command would wait for ever."""
+    cluster = Moving([topic("orders", [1]), topic("alone", [3], leader=-1)], arrived)
+    with pytest.raises(CliError, match=r"1 partition\(s\) have no leader and stay.*: alone 0"):
+        cluster.carry_out([*TO_TWO, ReplicaMove("alone", 0, [3], [2])])
+    assert [each.partitions[0].replica_nodes for each in cluster.topics] == [[2], [3]]
