@@ -31,7 +31,7 @@ async def handle(
     request: ElectLeadersRequest,
 ) -> ElectLeadersResponse:
     if request.election_type not in (PREFERRED, UNCLEAN):
-        return ElectLeadersResponse(error_code=ErrorCode.INVALID_REQUEST)
+        return await _unknown_type(request)
     only = None
     if request.topic_partitions is not None:
         named: dict[TopicPartition, None] = {}
@@ -61,6 +61,22 @@ async def handle(
             ReplicaElectionResult(name, each) async for name, each in in_turns(topics.items(), NAMED_A_TURN)
         ]
     )
+
+
+async def _unknown_type(request: ElectLeadersRequest) -> ElectLeadersResponse:
+    error, message = ErrorCode.INVALID_REQUEST, f"Unknown election type {request.election_type}"
+    results = []
+    turn = Turn(NAMED_A_TURN)
+    for topic in request.topic_partitions or ():
+        refused = []
+        for index in topic.partitions:
+            if turn.is_over():
+                await asyncio.sleep(0)
+            refused.append(PartitionResult(index, error, message))
+        if turn.is_over():
+            await asyncio.sleep(0)
+        results.append(ReplicaElectionResult(topic.topic, refused))
+    return ElectLeadersResponse(error_code=error, replica_election_results=results)
 
 
 async def _candidates(image: Image, only: Iterable[TopicPartition] | None) -> Mapping[TopicPartition, Sequence[int]]:

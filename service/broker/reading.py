@@ -23,6 +23,7 @@ from isolation.aborted import AbortedRange
 from isolation.read_view import AnyIsolation, Isolation, aborted_transactions, readable_end_offset
 from log.batch import CorruptBatch
 from log.disk import DiskFault, FileSlice
+from log.ids import NO_EPOCH
 from service.broker.fetch_sessions import FetchSession, SessionKey, WantedPartition
 from service.broker.in_sync import InSyncSets
 from service.broker.partition import NOBODY, Following, Partition
@@ -138,7 +139,7 @@ def reader_error(partition: Partition, epoch: int) -> ErrorCode:
 
 
 def _epoch_error(partition: Partition, epoch: int) -> ErrorCode:
-    if epoch < 0 or epoch == partition.leader_epoch:
+    if epoch in (NO_EPOCH, partition.leader_epoch):
         return ErrorCode.NONE
     return ErrorCode.FENCED_LEADER_EPOCH if epoch < partition.leader_epoch else ErrorCode.UNKNOWN_LEADER_EPOCH
 

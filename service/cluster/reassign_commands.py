@@ -116,7 +116,9 @@ def _reassigned(state: PartitionState, target: tuple[int, ...], image: Image, le
 
 
 def _former(state: PartitionState) -> tuple[int, ...]:
-    """The replicas before the reassignment in progress."""
+    """The replicas that stay if the reassignment in progress is cancelled: all that it does not bring. What an earlier
+    one has brought, which it replaced, is among them, as in Kafka: from 1 to 2, then to 3, and cancelled leaves 2, 1.
+    """
     return tuple(replica for replica in state.replicas if replica not in state.adding)
 
 

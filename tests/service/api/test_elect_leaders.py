@@ -9,7 +9,7 @@ from service.api.elect_leaders import handle
 from service.cluster.image import Image
 from service.cluster.reassign_commands import UNCLEAN, ElectLeaders, ReassignResult
 from service.wire.error_codes import ErrorCode
-from service.wire.messages import ElectLeadersRequest
+from service.wire.messages import ElectLeadersRequest, ElectLeadersRequestTopicPartitions
 from tests.service.cluster.test_controller import alone_in_sync
 
 
@@ -53,3 +53,14 @@ def test_nobody_leads_uncleanly_whose_partition_has_changed_while_the_replicas_w
     state = world.image.partition(TopicPartition("orders", 0))
     assert state is not None
     assert state.isr == (2,), "what it acknowledged waits for it"
+
+
+def test_an_unknown_type_is_refused_for_each_partition_that_is_named() -> None:
+    """As Kafka does, for clients that look only there."""
+    unused: Any = None
+    request = ElectLeadersRequest(2, [ElectLeadersRequestTopicPartitions("orders", [0, 7])])
+    answer = asyncio.run(handle(unused, unused, unused, unused, request))
+    [topic] = answer.replica_election_results
+    told = [(each.partition_id, each.error_code, each.error_message) for each in topic.partition_result]
+    refused = ErrorCode.INVALID_REQUEST, "Unknown election type 2"
+    assert (answer.error_code, topic.topic, told) == (refused[0], "orders", [(0, *refused), (7, *refused)])

@@ -5,6 +5,7 @@ it may see, and what it is told instead; and when a reader that waits is woken.
 import asyncio
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,14 @@ from service.api.listener import Listener
 from service.api.routes import ROUTES
 from service.broker.fetch_sessions import SessionKey, WantedPartition
 from service.broker.partition import Appended, Partition
-from service.broker.reading import LISTED_AT_ONCE, NEAR_ANSWER_BYTES, Reading, ReadTerms, reader_error
+from service.broker.reading import (
+    LISTED_AT_ONCE,
+    NEAR_ANSWER_BYTES,
+    Reading,
+    ReadTerms,
+    leader_epoch_error,
+    reader_error,
+)
 from service.broker.session import Session
 from service.net.door import PeerInfo
 from service.wire.codec import RequestHeader
@@ -530,3 +538,18 @@ def test_a_reader_is_told_to_come_again_while_lost_indexes_are_rebuilt(
         assert partition.log.disk.exists(segment.path(".index"))
 
     on_stage(tmp_path, scene, OS)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "error"),
+    [
+        (-1, ErrorCode.NONE),
+        (3, ErrorCode.NONE),
+        (2, ErrorCode.FENCED_LEADER_EPOCH),
+        (-2, ErrorCode.FENCED_LEADER_EPOCH),
+        (4, ErrorCode.UNKNOWN_LEADER_EPOCH),
+    ],
+)
+def test_only_minus_one_says_no_leader_epoch(epoch: int, error: ErrorCode) -> None:
+    leading: Any = SimpleNamespace(is_leading=True, leader_epoch=3)
+    assert leader_epoch_error(leading, epoch) is error
