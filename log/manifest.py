@@ -6,6 +6,8 @@ What always holds:
   anything. So either the manifest is true of the files, or it is not there. It has one line of text for the whole, with
   a checksum, and one for each partition, so that 15,000 partitions open without touching one of their files. A line
   says whose folder it is: while this broker is away, a topic may be deleted and another one be made with its name.
+* The manifest names the life of the broker that it ends. It is true of the files of an older copy of the folder, too;
+  but only after the broker's last life nothing is missing from them.
 * The recovery points may lag: what is below a partition's point was durable when the points were written. The high
   watermarks may lag, too: what is below was committed. Both are in Kafka's text format, but the high watermarks are
   under the ids of the topics: a topic of the same name, made after a deletion, has nothing to do with them.
@@ -26,7 +28,10 @@ from log.segment import IndexFacts, SegmentFacts
 MANIFEST: Final = "clean-shutdown.manifest"
 RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
 HIGH_WATERMARKS: Final = "replication-offset-checkpoint"
-VERSION: Final = 1
+VERSION: Final = 2
+"""Of the manifest. The first one did not name the life."""
+UNNAMED_LIFE: Final = 0
+"""The life in a manifest that an earlier release wrote."""
 LINES_A_TURN: Final = 2_000
 """How many offsets are put into words in one turn of the loop. Each takes a microsecond."""
 
@@ -34,13 +39,17 @@ Key = TypeVar("Key")
 
 
 class Manifest(Mapping[str, CleanState]):
-    """The facts of a clean stop, by folder. A line is read when its folder is asked for. `is_there`: there was a
-    manifest.
+    """The facts of a clean stop, by folder. A line is read when its folder is asked for. `life` is the life of the
+    broker that stopped; None if there was no manifest.
     """
 
-    def __init__(self, lines: Iterable[bytes] = (), *, is_there: bool = False) -> None:
-        self.is_there = is_there
+    def __init__(self, lines: Iterable[bytes] = (), *, life: int | None = None) -> None:
+        self.life = life
         self._lines = {_folder_of(line): line for line in lines}
+
+    @property
+    def is_there(self) -> bool:
+        return self.life is not None
 
     def __getitem__(self, folder: str) -> CleanState:
         return _decode_state(self._lines[folder])
@@ -52,9 +61,9 @@ class Manifest(Mapping[str, CleanState]):
         return len(self._lines)
 
 
-async def write_manifest(disk: Disk, states: Iterable[CleanState]) -> None:
+async def write_manifest(disk: Disk, states: Iterable[CleanState], *, life: int) -> None:
     """Say that everything was closed cleanly. Nothing in the data folder changes after this."""
-    body = b"".join(_encode_state(state) + b"\n" for state in states)
+    body = b'{"life":%d}\n' % life + b"".join(_encode_state(state) + b"\n" for state in states)
     head = json.dumps({"version": VERSION, "crc32c": crc32c(body)}).encode("ascii")
     await disk.write_atomic(MANIFEST, head + b"\n" + body)
 
@@ -66,7 +75,12 @@ def read_manifest(disk: Disk) -> Manifest:
     except FileNotFoundError:
         return Manifest()
     head, _, body = data.partition(b"\n")
-    return Manifest(body.splitlines(), is_there=True) if _is_right(head, body) else Manifest()
+    if _is_right(head, body, version=1):
+        return Manifest(body.splitlines(), life=UNNAMED_LIFE)
+    if not _is_right(head, body, version=VERSION):
+        return Manifest()
+    first, *lines = body.splitlines()
+    return Manifest(lines, life=json.loads(first)["life"])
 
 
 async def remove_manifest(disk: Disk) -> None:
@@ -128,12 +142,12 @@ def _read_offsets(disk: Disk, name: str) -> dict[TopicPartition, int]:
 # ---------------------------------------------------------------- lines
 
 
-def _is_right(head: bytes, body: bytes) -> bool:
+def _is_right(head: bytes, body: bytes, *, version: int) -> bool:
     try:
         fields = json.loads(head)
     except ValueError:
         return False
-    return bool(fields == {"version": VERSION, "crc32c": crc32c(body)})
+    return bool(fields == {"version": version, "crc32c": crc32c(body)})
 
 
 def _folder_of(line: bytes) -> str:

@@ -20,7 +20,9 @@ SYNCED_TOGETHER = 64
 """From this many files on that are not durable, the whole disk is synced with one call instead of file by file."""
 
 
-async def close_logs(partitions: PartitionTable, folders: Sequence[LogFolder], housekeeper: Housekeeper) -> None:
+async def close_logs(
+    partitions: PartitionTable, folders: Sequence[LogFolder], housekeeper: Housekeeper, *, life: int
+) -> None:
     for folder in folders:
         await _sync_together(partitions, folder)
     states: dict[LogFolder, list[CleanState]] = {folder: [] for folder in folders}
@@ -39,7 +41,7 @@ async def close_logs(partitions: PartitionTable, folders: Sequence[LogFolder], h
         await housekeeper.write_high_watermarks(folder)
         if folder.failed is None:
             try:
-                await write_manifest(folder.disk, closed)
+                await write_manifest(folder.disk, closed, life=life)
             except DiskFault as fault:
                 folder.fail(fault)  # the next start recovers the logs by reading them
 

@@ -139,7 +139,7 @@ class Broker:
             await self.metadata.register(
                 tuple(endpoints),
                 rack=self.config.broker_rack,
-                clean=self.maker.was_clean,
+                closed_life=self.maker.closed_life,
                 directories=self._directories,
                 lost=self.maker.losses.lost,
             )
@@ -180,5 +180,5 @@ class Broker:
         await self.coordination.close()
         await self._copies_peers.close()
         await self.holdings.end()
-        await close_logs(self.partitions, self.folders, self.housekeeper)
+        await close_logs(self.partitions, self.folders, self.housekeeper, life=self.metadata.life)
         await self.metadata.close()

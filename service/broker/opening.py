@@ -69,8 +69,9 @@ class OpeningProgress:
 
 
 class PartitionMaker:
-    """Opens, creates and removes partitions. Once all are open, `was_clean` says whether the last stop was in order, so
-    that no log had to be recovered.
+    """Opens, creates and removes partitions. Once all are open, `closed_life` names the life of the broker that was
+    ended by a stop in order, so that no log had to be recovered. It is None if the last stop was not in order, or if
+    the folders are of several lives: one of them was put back from a copy.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class PartitionMaker:
             config.producers_max, lambda: (partition.producers for partition in partitions)
         )
         self.progress = OpeningProgress()
-        self.was_clean = False
+        self.closed_life: int | None = None
         self._was_away = False
         """One of the folders is away, or was: what is left of a move may be newer than what is in use."""
         self.wanted: dict[TopicPartition, LogFolder] = {}
@@ -102,11 +103,14 @@ class PartitionMaker:
         self.unfinished: dict[TopicPartition, LogFolder] = {}
         """The targets of the moves that were not finished when this broker stopped."""
 
+    @property
+    def was_clean(self) -> bool:
+        return self.closed_life is not None
+
     async def open_all(self, image: Image, node_id: int) -> None:
         manifests: dict[str, Manifest] = {}
         present: dict[str, set[str]] = {}
         found: dict[str, FolderFacts | None] = {}
-        self.was_clean = True
         for folder in self._folders:
             folder.disk.sweep()
             present[folder.name] = set(folder.disk.listdir(""))
@@ -116,8 +120,9 @@ class PartitionMaker:
             facts = found[folder.name] = read_facts(folder.disk, folder.name)
             assert facts is not None, "the folder is claimed before it is opened"
             self._directories[folder] = facts.directory_id
-            # Without a manifest a whole partition may have been lost in a power cut, with nothing left that shows it.
-            self.was_clean = self.was_clean and manifests[folder.name].is_there
+        # Without a manifest a whole partition may have been lost in a power cut, with nothing left that shows it.
+        lives = {manifest.life for manifest in manifests.values()}
+        self.closed_life = lives.pop() if len(lives) == 1 else None
         noted = await self.losses.note(await self._gone(image, node_id, manifests, present))
         for folder in self._folders:
             await self._note_ends(folder, manifests[folder.name], present)
@@ -442,7 +447,7 @@ class PartitionMaker:
                     self.add(topic, index, folder, config, known, 0)
                     return True
                 logger.critical("%s/%s is not as it was left: some of it was removed", folder.name, name)
-                self.was_clean = False
+                self.closed_life = None
             point = points[folder.name].get(topic_partition, 0)
             await self._env.blocking(self.add, topic, index, folder, config, None, point)
             self._report_recovery(topic_partition)
@@ -466,7 +471,7 @@ class PartitionMaker:
         go aside. A move between folders was decided on, and that disk failed which was to keep the decision, or the
         broker was started without one of the folders.
         """
-        self.was_clean = False
+        self.closed_life = None
         topic_partition = TopicPartition(topic.name, index)
         name = folder_of(topic_partition)
         twins: dict[Twin, LogFolder] = {}
@@ -619,7 +624,7 @@ class PartitionMaker:
         if report is None:
             return
         if report.scanned_bytes or report.cut_bytes:
-            self.was_clean = False
+            self.closed_life = None
         if report.cut_bytes:
             logger.warning("%s: %s", topic_partition, report)
         if partition.log.damage:

@@ -27,11 +27,13 @@ from service.cluster.image import (
     FEATURES,
     NO_DIRECTORIES,
     NO_LEADER,
+    NO_LIFE,
     PRODUCER_IDS,
     Image,
     PartitionState,
     RegisteredBroker,
     StoredCounter,
+    StoredLife,
     Topic,
     broker_config_key,
     broker_key,
@@ -41,7 +43,9 @@ from service.cluster.image import (
     encode_counter,
     encode_directories,
     encode_features,
+    encode_life,
     encode_partition,
+    life_key,
     partition_key,
     topic_key,
 )
@@ -148,10 +152,11 @@ class RegisterBroker:
     process is registered under its id.
 
     The broker epoch comes from a counter. The counter and the registration change in one commit, so the epochs order
-    the lives of a broker (R3). `clean` says that the broker's former life ended in order and lost nothing. After any
-    other end the broker's log may lack records that it was trusted to hold. Then no leadership of its former life goes
-    on: those partitions elect a leader (R4). If other replicas hold everything, it also leaves the in-sync set and is
-    not eligible (R5, R14). `min_in_sync` is used for topics that do not set it.
+    the lives of a broker (R3). A life is a clean start if the one before it was of the same process, which lost
+    nothing, or ended in order: if `closed_life` is the broker's last one, and not an earlier one to which a copy of the
+    data folder has gone back. After any other end the broker's log may lack records that it was trusted to hold. Then
+    no leadership of its former life goes on: those partitions elect a leader (R4). If other replicas hold everything,
+    it also leaves the in-sync set and is not eligible (R5, R14). `min_in_sync` is used for topics that do not set it.
 
     A broker may have lost data folders since it registered last: its disk was replaced, or is not mounted. Or folders
     of single partitions are gone. Then nobody takes it for a holder of what was there, not even where it alone was in
@@ -160,9 +165,14 @@ class RegisterBroker:
 
     broker_id: int
     session: int
+    process: int
+    """The first session that this process began: it tells it from others with the same data folder."""
     endpoints: tuple[Endpoint, ...]
     rack: str | None = None
-    clean: bool = False
+    closed_life: int | None = None
+    """The broker epoch of the life whose clean stop the data folders tell of, or `UNNAMED_LIFE`. A broker that an
+    earlier release has stopped is believed if no later one has registered it.
+    """
     directories: tuple[str, ...] = ()
     """The ids of the broker's data folders, in order. Only one process can use a folder, so an older registration with
     the same first one belongs to a former life of this broker.
@@ -191,6 +201,7 @@ class RegisterBroker:
                 *former,
                 Create(broker_key(self.broker_id), registration, ephemeral=True),
                 *self._kept_directories(image),
+                self._kept_life(image, epoch),
                 *returned,
             ),
         )
@@ -202,11 +213,20 @@ class RegisterBroker:
         value = encode_directories(self.directories)
         return (Create(key, value) if known == NO_DIRECTORIES else Put(key, value, known.version),)
 
+    def _kept_life(self, image: Image, epoch: int) -> Op:
+        known, key, value = self._last(image), life_key(self.broker_id), encode_life(epoch, self.process)
+        return Create(key, value) if known == NO_LIFE else Put(key, value, known.version)
+
+    def _last(self, image: Image) -> StoredLife:
+        return image.lives.get(self.broker_id, NO_LIFE)
+
     def _returned(self, image: Image) -> Iterator[Op]:
         """The changes to partitions of a broker that has come back."""
         alive = (*image.brokers, self.broker_id)
         known = image.directories.get(self.broker_id, NO_DIRECTORIES).ids
         has_lost_some = bool(self.directories) and not set(known) <= set(self.directories)
+        last = self._last(image)
+        clean = not has_lost_some and (self.process == last.process or self.closed_life == last.epoch)
         has_lost_all = has_lost_some and set(known).isdisjoint(self.directories)
         for topic in image.topics.values():
             least = least_in_sync(topic, self.min_in_sync)
@@ -216,7 +236,6 @@ class RegisterBroker:
                 if has_lost_all or (topic.id, index) in self.lost:
                     new = _after_loss(state, self.broker_id, alive, least)
                 else:
-                    clean = self.clean and not has_lost_some
                     new = _after_return(state, self.broker_id, alive, least, clean=clean)
                 if new != state:
                     yield changed(topic.id, index, state, new)

@@ -13,6 +13,7 @@ decoded by the same code, so there is one path to state.
 | `broker_ids` | counter: the highest id ever given to a broker that brought none |
 | `brokers/<id>` | ephemeral: a registered broker |
 | `directories/<broker id>` | the ids of the data folders with which the broker registered last |
+| `lives/<broker id>` | the broker epoch of its last registration, and the process: the first session that it began |
 | `topics/<name>` | a topic: id, partitions, own configuration |
 | `partitions/<topic id>/<index>` | `[replicas, isr, leader, leader epoch]`, and perhaps more (see below) |
 | `broker_configs/<id, or default>` | dynamic configuration of a broker, or of all |
@@ -51,6 +52,7 @@ BROKER_EPOCH = "broker_epoch"
 BROKER_IDS = "broker_ids"
 BROKERS = "brokers/"
 DIRECTORIES = "directories/"
+LIVES = "lives/"
 TOPICS = "topics/"
 PARTITIONS = "partitions/"
 BROKER_CONFIGS = "broker_configs/"
@@ -130,6 +132,16 @@ class StoredDirectories(NamedTuple):
     version: int
 
 
+class StoredLife(NamedTuple):
+    """A broker's last registration: its broker epoch, and the process that registered, named by the first session that
+    it began. It stays when the registration ends.
+    """
+
+    epoch: int
+    process: int
+    version: int
+
+
 class StoredConfig(NamedTuple):
     values: Mapping[str, str]
     version: int
@@ -142,6 +154,8 @@ class Features(NamedTuple):
 
 ABSENT = StoredCounter(0, -1)
 NO_DIRECTORIES = StoredDirectories((), -1)
+NO_LIFE = StoredLife(0, NO_SESSION, -1)
+"""Of a broker that never registered, or only with earlier releases, whose folders name no life (0) either."""
 NO_CONFIG = StoredConfig(MappingProxyType({}), -1)
 NO_FEATURES = Features(MappingProxyType({}), -1)
 
@@ -163,6 +177,7 @@ class Image:
     features: Features = NO_FEATURES
     brokers: Mapping[int, RegisteredBroker] = field(default_factory=dict)
     directories: Mapping[int, StoredDirectories] = field(default_factory=dict)
+    lives: Mapping[int, StoredLife] = field(default_factory=dict)
     topics: Mapping[str, Topic] = field(default_factory=dict)
     topic_names: Mapping[TopicId, str] = field(default_factory=dict)
     broker_configs: Mapping[str, StoredConfig] = field(default_factory=dict)
@@ -271,6 +286,10 @@ def encode_directories(ids: Iterable[str]) -> bytes:
     return _encode(list(ids))
 
 
+def encode_life(epoch: int, process: int) -> bytes:
+    return _encode([epoch, process])
+
+
 def encode_topic(topic_id: TopicId, partition_count: int, config: Mapping[str, str]) -> bytes:
     return _encode({"id": format_topic_id(topic_id), "partitions": partition_count, "config": dict(config)})
 
@@ -297,6 +316,10 @@ def broker_key(broker_id: int) -> str:
 
 def directories_key(broker_id: int) -> str:
     return f"{DIRECTORIES}{broker_id}"
+
+
+def life_key(broker_id: int) -> str:
+    return f"{LIVES}{broker_id}"
 
 
 def topic_key(name: str) -> str:
@@ -331,6 +354,7 @@ class _ImageDraft:
         self._fields: dict[str, Any] = {}
         self._brokers: dict[int, RegisteredBroker] | None = None
         self._directories: dict[int, StoredDirectories] | None = None
+        self._lives: dict[int, StoredLife] | None = None
         self._topics: dict[str, Topic] = {}
         self._names: dict[TopicId, str] = {}
         self._configs: dict[str, StoredConfig] | None = None
@@ -358,6 +382,8 @@ class _ImageDraft:
                 self._broker(int(key[len(BROKERS) :]), entry)
             elif key.startswith(DIRECTORIES):
                 self._directories_of(int(key[len(DIRECTORIES) :]), entry)
+            elif key.startswith(LIVES):
+                self._life(int(key[len(LIVES) :]), entry)
             elif key.startswith(BROKER_CONFIGS):
                 self._config(key[len(BROKER_CONFIGS) :], entry)
             elif key.startswith(GROUP_CONFIGS):
@@ -376,6 +402,8 @@ class _ImageDraft:
             self._fields["brokers"] = dict(sorted(self._brokers.items()))
         if self._directories is not None:
             self._fields["directories"] = self._directories
+        if self._lives is not None:
+            self._fields["lives"] = self._lives
         if self._configs is not None:
             self._fields["broker_configs"] = self._configs
         if self._group_configs is not None:
@@ -468,6 +496,16 @@ class _ImageDraft:
             self._directories.pop(broker_id, None)
         else:
             self._directories[broker_id] = StoredDirectories(tuple(json.loads(entry.value)), entry.version)
+
+    def _life(self, broker_id: int, entry: Entry | None) -> None:
+        """A delta does not name it: it changes with the registration."""
+        if self._lives is None:
+            self._lives = dict(self._old.lives)
+        if entry is None:
+            self._lives.pop(broker_id, None)
+        else:
+            epoch, process = json.loads(entry.value)
+            self._lives[broker_id] = StoredLife(epoch, process, entry.version)
 
     def _config(self, whose: str, entry: Entry | None) -> None:
         if self._configs is None:

@@ -37,6 +37,8 @@ from service.cluster.image import (
     CONTROLLER_EPOCH,
     NO_BROKER,
     NO_DIRECTORIES,
+    NO_LIFE,
+    NO_SESSION,
     Delta,
     Image,
     RegisteredBroker,
@@ -101,6 +103,7 @@ class _Registration(NamedTuple):
 
     endpoints: tuple[Endpoint, ...]
     rack: str | None
+    closed_life: int | None
     directories: tuple[str, ...]
     lost: Container[tuple[TopicId, int]]
 
@@ -129,6 +132,8 @@ class ClusterMetadata:
         self._session_timeout_s = session_timeout_s
         self._session: StoreSession | None = None
         self._opened: StoreSession | None = None  # the last session opened, perhaps not in use any more
+        self._process = NO_SESSION
+        """The first session of this process: by it the cluster tells it from others with the same data folder."""
         self._registration: _Registration | None = None
         self._trusted = False
         self._listeners: list[DeltaListener] = []
@@ -143,6 +148,12 @@ class ClusterMetadata:
     def has_session(self) -> bool:
         """Whether this broker has a session that, as far as it knows, the store has not ended."""
         return self._session is not None
+
+    @property
+    def life(self) -> int:
+        """The broker epoch of the last registration, if it is this process's; else that of nobody's life."""
+        last = self.image.lives.get(self.broker_id, NO_LIFE)
+        return last.epoch if last.process == self._process else -1
 
     # --- life ---
 
@@ -178,24 +189,24 @@ class ClusterMetadata:
         endpoints: tuple[Endpoint, ...],
         *,
         rack: str | None,
-        clean: bool,
+        closed_life: int | None,
         directories: tuple[str, ...] = (),
         lost: Container[tuple[TopicId, int]] = (),
     ) -> int:
-        """Register this broker, and return its broker epoch. `clean` says that its former life ended in order,
-        `directories` are the ids of its data folders, and `lost` are the partitions that had something there and have
-        nothing. Nobody is told of them again once they are taken out.
+        """Register this broker, and return its broker epoch. `closed_life` is the life that ended in order, if the data
+        folders tell of one, `directories` are the ids of its data folders, and `lost` are the partitions that had
+        something there and have nothing. Nobody is told of them again once they are taken out.
         Raises `MetadataLost` while another broker has its id, or while the store can't be asked. After a session that
         ends meanwhile another one is begun, however often.
         """
-        self._registration = _Registration(endpoints, rack, directories, lost)
+        self._registration = _Registration(endpoints, rack, closed_life, directories, lost)
         deadline_s = self._env.clock.monotonic() + 2 * self._session_timeout_s
         delay_s = REJOIN_S_MIN
         while True:
             try:
                 if self._session is None:  # the session was lost while the logs were read
                     await self._begin_session()
-                refused = await self._register(clean=clean)
+                refused = await self._register()
                 if refused is None:
                     return self.broker_epoch
                 why = MetadataLost(refused.error, refused.message or refused.error.name)
@@ -214,7 +225,7 @@ class ClusterMetadata:
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, REJOIN_S_MAX)
 
-    async def _register(self, *, clean: bool) -> Refusal | None:
+    async def _register(self) -> Refusal | None:
         session, own = self._session, self._registration
         if session is None or own is None:
             raise MetadataLost(ErrorCode.NOT_CONTROLLER, "The session with the metadata store is over.")
@@ -223,9 +234,10 @@ class ClusterMetadata:
         register = RegisterBroker(
             self.broker_id,
             session.id,
+            self._process,
             own.endpoints,
             own.rack,
-            clean,
+            own.closed_life,
             own.directories,
             self.min_in_sync(),
             own.lost,
@@ -262,6 +274,8 @@ class ClusterMetadata:
     async def _begin_session(self) -> None:
         await self._end_session()
         session = self._session = self._opened = await self._store.session(self._session_timeout_s)
+        if self._process == NO_SESSION:
+            self._process = session.id
         self._tasks = [task for task in self._tasks if not task.done()]
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks.append(self._env.tasks.spawn("metadata watch", self._follow(session, begun)))
@@ -314,8 +328,7 @@ class ClusterMetadata:
                 if self.image.cluster_id != cluster_id:
                     why = f"The metadata store is of cluster {self.image.cluster_id!r}, this broker of {cluster_id}."
                     raise MetadataLost(ErrorCode.INCONSISTENT_CLUSTER_ID, why)
-                # This process kept its state while it was out of session, so nothing was lost.
-                refused = await self._register(clean=True)
+                refused = await self._register()
                 if refused is not None:
                     raise MetadataLost(refused.error, refused.message or refused.error.name)
                 logger.warning("broker %d is in the cluster again, with epoch %d", self.broker_id, self.broker_epoch)

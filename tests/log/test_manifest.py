@@ -38,7 +38,7 @@ def test_facts_survive_the_manifest_and_no_file_is_touched_to_open_them() -> Non
     async def run() -> None:
         disk = MemoryDisk()
         states = await stopped(disk)
-        await write_manifest(disk, states)
+        await write_manifest(disk, states, life=1)
         manifest = read_manifest(disk)
         assert [manifest[folder] for folder in manifest] == states
         known = disk.files
@@ -58,7 +58,7 @@ def test_facts_survive_the_manifest_and_no_file_is_touched_to_open_them() -> Non
 def test_a_manifest_is_removed_durably() -> None:
     async def run() -> None:
         disk = MemoryDisk()
-        await write_manifest(disk, await stopped(disk))
+        await write_manifest(disk, await stopped(disk), life=1)
         assert len(read_manifest(disk)) == 3
         await remove_manifest(disk)
         assert not disk.exists(MANIFEST)
@@ -72,7 +72,7 @@ def test_a_manifest_is_removed_durably() -> None:
 def test_a_damaged_manifest_says_nothing(position: int) -> None:
     async def run() -> Manifest:
         disk = MemoryDisk()
-        await write_manifest(disk, await stopped(disk))
+        await write_manifest(disk, await stopped(disk), life=1)
         disk.files[MANIFEST].data[position] ^= 0x04
         return read_manifest(disk)
 

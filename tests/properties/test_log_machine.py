@@ -145,7 +145,7 @@ class LogMachine(RuleBasedStateMachine):
     def stop_and_start(self) -> None:
         state = self.do(self.log.close())
         assert state is not None
-        self.do(write_manifest(self.disk, [state]))
+        self.do(write_manifest(self.disk, [state], life=1))
         manifest = read_manifest(self.disk)
         self.do(remove_manifest(self.disk))
         changes = self.disk.changes

@@ -42,7 +42,7 @@ from service.broker.standby import AT_ONCE_BYTES, REST_S
 from service.broker.transaction_gate import TransactionGate
 from service.cluster.controller import AlterPartition
 from service.cluster.election import held_by
-from service.cluster.image import CONTROLLER_EPOCH, NO_DIRECTORIES, Image, PartitionState
+from service.cluster.image import CONTROLLER_EPOCH, NO_DIRECTORIES, NO_LIFE, Image, PartitionState
 from service.cluster.metadata import ClusterMetadata
 from service.stores.memory import MemoryServer
 from service.stores.port import Check, Op, Put, Result
@@ -176,11 +176,15 @@ def nobody_is_fenced_by_a_leader_epoch() -> Planting:
     return replaced(service.broker.reading, "_epoch_error", lambda partition, epoch: ErrorCode.NONE)
 
 
+def _last_life(metadata: ClusterMetadata) -> int:
+    return metadata.image.lives.get(metadata.broker_id, NO_LIFE).epoch
+
+
 def who_lost_its_tail_is_taken_for_clean() -> Planting:
     original = ClusterMetadata.register
 
     async def register(metadata: ClusterMetadata, *arguments: Any, **named: Any) -> int:
-        return await original(metadata, *arguments, **{**named, "clean": True})
+        return await original(metadata, *arguments, **{**named, "closed_life": _last_life(metadata)})
 
     return replaced(ClusterMetadata, "register", register)
 
@@ -448,11 +452,11 @@ def who_has_an_empty_disk_is_taken_for_who_it_was() -> Planting:
     """As if it had stopped in order, and had its data folders and all partitions still."""
     original = ClusterMetadata.register
 
-    async def register(metadata: ClusterMetadata, *given: Any, clean: bool, directories: Any, **more: Any) -> int:
+    async def register(metadata: ClusterMetadata, *given: Any, directories: Any, **more: Any) -> int:
         known = metadata.image.directories.get(metadata.broker_id, NO_DIRECTORIES).ids
         is_new = bool(known) and known != directories
-        more["lost"] = ()
-        return await original(metadata, *given, clean=clean or is_new, directories=known or directories, **more)
+        more |= {"lost": ()} | ({"closed_life": _last_life(metadata)} if is_new else {})
+        return await original(metadata, *given, directories=known or directories, **more)
 
     return replaced(ClusterMetadata, "register", register)
 

@@ -123,6 +123,12 @@ class ClusterStage:
         for disk in life.disks:
             disk.close()
 
+    def end_session(self, node_id: int) -> None:
+        """The store takes a broker for dead that lives."""
+        own = self.broker(node_id).metadata.image.brokers[node_id]
+        assert self._server is not None
+        self._server.end_session(own.session)
+
     def broker(self, node_id: int) -> Broker:
         return self.lives[node_id].broker
 

@@ -92,14 +92,14 @@ def test_a_start_without_one_of_its_folders_is_none_after_a_stop_in_order(
     a, b = MemoryDisk(), MemoryDisk()
     start({"a": a, "b": b})
     for disk in (a, b):
-        asyncio.run(write_manifest(disk, ()))
+        asyncio.run(write_manifest(disk, (), life=1))
     if dies:
         with monkeypatch.context() as patch, pytest.raises(DiskFault):
             patch.setattr(MemoryDisk, "write_atomic", died)
             start({"a": a})
     start({"a": a})
     assert not read_manifest(a).is_there
-    asyncio.run(write_manifest(a, ()))
+    asyncio.run(write_manifest(a, (), life=1))
     start({"a": a})  # the next time nothing is missing
     assert read_manifest(a).is_there
 

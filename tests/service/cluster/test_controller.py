@@ -6,6 +6,7 @@ import pytest
 
 from idempotence.producer_ids import BLOCK_SIZE, ProducerIdBlock
 from log.ids import TopicId, TopicPartition
+from log.manifest import UNNAMED_LIFE
 from service.cluster.controller import (
     DECIDED_A_TURN,
     FINALIZED_FEATURES,
@@ -24,9 +25,17 @@ from service.cluster.controller import (
     TakeBrokerId,
 )
 from service.cluster.election import best_first, candidates, claim, elect
-from service.cluster.image import CONTROLLER_EPOCH, NO_BROKER, NO_LEADER, PartitionState, encode_topic, topic_key
+from service.cluster.image import (
+    CONTROLLER_EPOCH,
+    NO_BROKER,
+    NO_LEADER,
+    PartitionState,
+    encode_topic,
+    life_key,
+    topic_key,
+)
 from service.cluster.reassign_commands import UNCLEAN, ElectLeaders
-from service.stores.port import Check, Put, Result
+from service.stores.port import Check, Delete, Put, Result
 from service.wire.error_codes import ErrorCode
 from tests.service.cluster.worlds import ENDPOINTS, World, decided, topic_id
 
@@ -78,9 +87,9 @@ def test_a_second_broker_with_the_same_id_is_refused_and_a_retry_of_the_first_is
     world = World()
     epoch = world.add_broker(1)
     registered = world.image.brokers[1]
-    refused = world.run(RegisterBroker(1, 99, ENDPOINTS))
+    refused = world.run(RegisterBroker(1, 99, 99, ENDPOINTS))
     assert isinstance(refused, Refusal) and refused.error is ErrorCode.DUPLICATE_BROKER_REGISTRATION
-    again = decided(RegisterBroker(1, registered.session, ENDPOINTS), world.image, retried=True)
+    again = decided(RegisterBroker(1, registered.session, registered.session, ENDPOINTS), world.image, retried=True)
     assert (again.reply, again.ops) == (epoch, ())
 
 
@@ -91,6 +100,41 @@ def test_after_a_clean_stop_the_only_replica_keeps_its_leadership() -> None:
     world.lose_broker(1)
     world.add_broker(1, clean=True)
     assert state_of(world) == PartitionState((1,), (1,), 1, 0, 0)
+
+
+@pytest.mark.parametrize("closed", [-1, 0, 1, None], ids=["nobody's", "of an earlier release", "earlier", "none"])
+def test_a_stop_in_order_counts_only_if_it_ended_the_last_life(closed: int | None) -> None:
+    """Else the data folder is a copy of before, and lacks what was written since."""
+    world, epochs = three_replicas()
+    world.lose_broker(1)
+    epochs[1] = world.add_broker(1, clean=False, closed_life=epochs[1])
+    assert epochs[1] == 4 and state_of(world) == PartitionState((1, 2, 3), (1, 2, 3), 1, 0, 0)
+    world.lose_broker(1)
+    world.add_broker(1, clean=False, closed_life=closed)
+    assert (state_of(world).isr, state_of(world).leader) == ((2, 3), 2)
+
+
+def test_a_broker_that_an_earlier_release_has_stopped_is_trusted_once() -> None:
+    """An upgrade, broker by broker, does not empty the in-sync sets."""
+    world, _ = three_replicas()
+    world.lose_broker(1)
+    world.commit([Delete(life_key(1), world.image.lives[1].version)])  # the earlier release did not note it
+    world.add_broker(1, closed_life=UNNAMED_LIFE)
+    assert state_of(world) == PartitionState((1, 2, 3), (1, 2, 3), 1, 0, 0)
+    world.lose_broker(1)
+    world.add_broker(1, closed_life=UNNAMED_LIFE)
+    assert state_of(world).isr == (2, 3)
+
+
+def test_a_process_that_joins_again_has_lost_nothing_unless_another_one_was_registered_meanwhile() -> None:
+    world, _ = three_replicas()
+    for is_alone in (True, False):
+        world.lose_broker(1)
+        if not is_alone:
+            world.add_broker(1)
+            world.lose_broker(1)
+        world.add_broker(1, clean=False, process=1)
+        assert (state_of(world).isr == (1, 2, 3)) is is_alone
 
 
 def test_after_an_unclean_stop_the_only_replica_leads_in_a_new_epoch() -> None:
@@ -163,7 +207,7 @@ def test_a_broker_with_very_many_partitions_comes_and_goes_in_turns() -> None:
     stopping = RemoveFromLeadership(1).decide(world.image, retried=False)
     assert sum(1 for _ in stopping) == 5
     world.lose_broker(1)
-    coming = RegisterBroker(1, 99, ENDPOINTS).decide(world.image, retried=False)
+    coming = RegisterBroker(1, 99, 99, ENDPOINTS).decide(world.image, retried=False)
     assert sum(1 for _ in coming) == 5
     world.add_broker(1)
     assert world.run(RemoveFromLeadership(1)) == 5 * DECIDED_A_TURN
@@ -192,12 +236,12 @@ def test_who_leaves_does_not_control_any_more() -> None:
 def test_a_process_of_the_same_data_folder_takes_the_place_of_its_former_life() -> None:
     world = World()
     session = world.server.open_session(1e9)
-    first = world.run(RegisterBroker(1, session, ENDPOINTS, directories=("folder",)), session=session)
+    first = world.run(RegisterBroker(1, session, session, ENDPOINTS, directories=("folder",)), session=session)
     later = world.server.open_session(1e9)
     for directories in ((), ("another folder",)):
-        refused = world.run(RegisterBroker(1, later, ENDPOINTS, directories=directories), session=later)
+        refused = world.run(RegisterBroker(1, later, later, ENDPOINTS, directories=directories), session=later)
         assert isinstance(refused, Refusal)
-    second = world.run(RegisterBroker(1, later, ENDPOINTS, directories=("folder",)), session=later)
+    second = world.run(RegisterBroker(1, later, later, ENDPOINTS, directories=("folder",)), session=later)
     assert (first, second) == (1, 2)
     world.server.end_session(session)
     assert world.image.brokers[1].epoch == 2

@@ -93,7 +93,7 @@ def test_the_first_broker_founds_the_cluster_controls_it_and_takes_an_id(tmp_pat
             assert metadata.controlling
             assert metadata.image.cluster_id == "the-cluster"
             assert metadata.image.controller_id == 1
-            epoch = await metadata.register(ENDPOINTS, rack="r1", clean=True)
+            epoch = await metadata.register(ENDPOINTS, rack="r1", closed_life=None)
             broker = metadata.image.brokers[1]
             assert (broker.epoch, broker.endpoints, broker.rack) == (epoch, ENDPOINTS, "r1")
             await metadata.close()
@@ -109,19 +109,19 @@ def test_a_broker_whose_session_ends_again_and_again_while_it_registers_gets_in_
             metadata = await world.broker()
             register, ended, now_s = ClusterMetadata._register, 0, RealClock.monotonic
 
-            async def ends(of: ClusterMetadata, *, clean: bool) -> Refusal | None:
+            async def ends(of: ClusterMetadata) -> Refusal | None:
                 nonlocal ended
                 if ended < 2:
                     ended += 1
                     patch.setattr(RealClock, "monotonic", staticmethod(lambda: now_s() + ended * 3 * SESSION_S))
                     of._session = None
                     raise MetadataLost(ErrorCode.NOT_CONTROLLER, "The session with the metadata store is over.")
-                return await register(of, clean=clean)
+                return await register(of)
 
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(ClusterMetadata, "_register", ends)
                 patch.setattr(metadata_module, "REJOIN_S_MIN", 0.001)
-                epoch = await metadata.register(ENDPOINTS, rack=None, clean=True)
+                epoch = await metadata.register(ENDPOINTS, rack=None, closed_life=None)
                 assert metadata.image.brokers[1].epoch == epoch
             assert ended == 2
 
@@ -146,7 +146,7 @@ def test_a_broker_registers_by_no_session_that_it_can_not_follow(
             monkeypatch.setattr(MemorySession, "watch", fails_once)
             monkeypatch.setattr(metadata_module, "REJOIN_S_MIN", 0.001)
             async with asyncio.timeout(5):
-                epoch = await metadata.register(ENDPOINTS, rack=None, clean=True)
+                epoch = await metadata.register(ENDPOINTS, rack=None, closed_life=None)
             assert metadata.image.brokers[1].epoch == epoch
 
     asyncio.run(main())
@@ -156,7 +156,7 @@ def test_an_answer_leaves_after_the_image_and_every_listener_have_it(tmp_path: P
     async def main() -> None:
         async with cluster(tmp_path) as world:
             metadata = await world.broker()
-            await metadata.register(ENDPOINTS, rack=None, clean=True)
+            await metadata.register(ENDPOINTS, rack=None, closed_life=None)
             heard: list[Delta] = []
             metadata.subscribe(heard.append)
             (result,) = await metadata.execute(new_topics("orders"))
@@ -173,7 +173,7 @@ def test_commands_given_at_once_are_carried_out_one_after_the_other(tmp_path: Pa
     async def main() -> None:
         async with cluster(tmp_path) as world:
             metadata = await world.broker()
-            await metadata.register(ENDPOINTS, rack=None, clean=True)
+            await metadata.register(ENDPOINTS, rack=None, closed_life=None)
             creations = [metadata.execute(new_topics("same", start=number)) for number in range(1, 21)]
             blocks = [metadata.execute(AllocateProducerIds()) for _ in range(20)]
             results = await asyncio.gather(*creations)
@@ -195,7 +195,7 @@ def test_lost_answers_neither_lose_nor_double_anything(
         async with cluster(tmp_path) as world:
             faults = SeededFaults(seed)
             metadata = await world.broker(faults=faults)
-            await metadata.register(ENDPOINTS, rack=None, clean=True)
+            await metadata.register(ENDPOINTS, rack=None, closed_life=None)
             faults.on = True
             blocks: list[ProducerIdBlock] = []
             for number in range(1, 25):
@@ -221,9 +221,9 @@ def test_every_broker_decides_but_what_a_controller_alone_decides(tmp_path: Path
     async def main() -> None:
         async with cluster(tmp_path) as world:
             controller = await world.broker(1)
-            await controller.register(ENDPOINTS, rack=None, clean=True)
+            await controller.register(ENDPOINTS, rack=None, closed_life=None)
             other = await world.broker(2)
-            await other.register(ENDPOINTS, rack=None, clean=True)
+            await other.register(ENDPOINTS, rack=None, closed_life=None)
             assert not other.controlling
             (created,) = await other.execute(new_topics("orders"))
             assert created.error is ErrorCode.NONE
@@ -239,7 +239,7 @@ def test_two_brokers_that_make_the_same_topic_at_once_make_one(tmp_path: Path) -
         async with cluster(tmp_path) as world:
             brokers = [await world.broker(number) for number in (1, 2, 3)]
             for broker in brokers:
-                await broker.register(ENDPOINTS, rack=None, clean=True)
+                await broker.register(ENDPOINTS, rack=None, closed_life=None)
             made = [broker.execute(new_topics("same", start=at)) for at, broker in enumerate(brokers, 1)]
             errors = sorted(result.error for (result,) in await asyncio.gather(*made))
             assert errors == [ErrorCode.NONE] + [ErrorCode.TOPIC_ALREADY_EXISTS] * 2
@@ -261,7 +261,7 @@ def test_every_commit_checks_the_registration_and_a_controllers_its_epoch(
     async def main() -> None:
         async with cluster(tmp_path) as world:
             metadata = await world.broker(1)
-            await metadata.register(ENDPOINTS, rack=None, clean=True)
+            await metadata.register(ENDPOINTS, rack=None, closed_life=None)
             monkeypatch.setattr(MemorySession, "commit", recorded)
             await metadata.execute(new_topics("orders"))
             await metadata.execute(AllocateProducerIds(), as_controller=True)
@@ -290,7 +290,7 @@ def test_a_command_that_contradicts_itself_is_refused_at_once(
     async def main() -> None:
         async with cluster(tmp_path) as world:
             metadata = await world.broker()
-            await metadata.register(ENDPOINTS, rack=None, clean=True)
+            await metadata.register(ENDPOINTS, rack=None, closed_life=None)
             monkeypatch.setattr(MemorySession, "commit", counted)
             with pytest.raises(MetadataLost) as refused:
                 await metadata.execute(Contradiction())
@@ -308,7 +308,7 @@ def test_a_controller_replaced_while_it_slept_changes_nothing(tmp_path: Path) ->
     async def main() -> None:
         async with cluster(tmp_path) as world:
             metadata = await world.broker(1)
-            await metadata.register(ENDPOINTS, rack=None, clean=True)
+            await metadata.register(ENDPOINTS, rack=None, closed_life=None)
             world.server.end_session(metadata.image.controller_session)
             with pytest.raises(MetadataLost):
                 await metadata.execute(new_topics("orders"))
@@ -322,7 +322,7 @@ def test_a_broker_that_lost_its_place_is_told_and_joins_again_in_a_new_epoch(tmp
     async def main() -> None:
         async with cluster(tmp_path) as world:
             metadata = await world.broker(1)
-            first = await metadata.register(ENDPOINTS, rack="r", clean=True)
+            first = await metadata.register(ENDPOINTS, rack="r", closed_life=None)
             told: list[str] = []
             regained = asyncio.Event()
             metadata.on_session_lost = lambda: told.append("lost")
@@ -333,7 +333,7 @@ def test_a_broker_that_lost_its_place_is_told_and_joins_again_in_a_new_epoch(tmp
 
             metadata.on_session_regained = is_back
             other = await world.broker(2)
-            await other.register(ENDPOINTS, rack=None, clean=True)
+            await other.register(ENDPOINTS, rack=None, closed_life=None)
             heard: list[Delta] = []
             metadata.subscribe(heard.append)
             if fenced:
@@ -359,7 +359,7 @@ def test_two_names_that_collide_are_not_made_at_once_by_two_brokers_nor_together
         async with cluster(tmp_path) as world:
             brokers = [await world.broker(number) for number in (1, 2)]
             for broker in brokers:
-                await broker.register(ENDPOINTS, rack=None, clean=True)
+                await broker.register(ENDPOINTS, rack=None, closed_life=None)
             names = ("orders.eu", "orders_eu")
             results = await asyncio.gather(
                 *(
@@ -386,7 +386,7 @@ def test_a_broker_that_can_not_take_up_what_it_hears_leaves_and_joins_again(
     async def main() -> None:
         async with cluster(tmp_path) as world:
             metadata = await world.broker(1)
-            first = await metadata.register(ENDPOINTS, rack=None, clean=True)
+            first = await metadata.register(ENDPOINTS, rack=None, closed_life=None)
             told: list[str] = []
             regained = asyncio.Event()
             metadata.on_session_lost = lambda: told.append("lost")
@@ -426,7 +426,7 @@ def test_a_lease_that_is_back_and_can_not_be_taken_up_is_given_up(
             metadata = await world.broker(1)
             told: asyncio.Queue[str] = asyncio.Queue()
             metadata.on_session_lost = lambda: told.put_nowait("lost")
-            epoch = await metadata.register(ENDPOINTS, rack=None, clean=True)
+            epoch = await metadata.register(ENDPOINTS, rack=None, closed_life=None)
 
             def is_back() -> None:
                 told.put_nowait("regained")
@@ -454,7 +454,7 @@ def test_a_broker_whose_lease_has_run_out_leads_nothing_until_the_store_answers(
             told: asyncio.Queue[tuple[str, bool]] = asyncio.Queue()
             metadata.on_session_lost = lambda: told.put_nowait(("lost", metadata.in_session))
             metadata.on_session_regained = lambda: told.put_nowait(("regained", metadata.in_session))
-            epoch = await metadata.register(ENDPOINTS, rack=None, clean=True)
+            epoch = await metadata.register(ENDPOINTS, rack=None, closed_life=None)
             monkeypatch.setattr(MemorySession, "lease_left", lambda session: -1.0)
             assert await asyncio.wait_for(told.get(), 5) == ("lost", False)
             monkeypatch.setattr(MemorySession, "lease_left", lambda session: 1.0)
@@ -490,7 +490,7 @@ def test_who_waits_for_the_newest_image_is_told_when_this_broker_leads_nothing_a
         async with cluster(tmp_path) as world:
             faults = Away(delayed_s)
             metadata = await world.broker(1, faults=faults)
-            await metadata.register(ENDPOINTS, rack=None, clean=True)
+            await metadata.register(ENDPOINTS, rack=None, closed_life=None)
             await metadata.catch_up()
             lost = asyncio.Event()
             metadata.on_session_lost = lost.set
@@ -517,7 +517,7 @@ def test_to_wait_for_the_newest_image_commits_nothing(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path) as world:
             metadata, other = [await world.broker(number) for number in (1, 2)]
-            await other.register(ENDPOINTS, rack=None, clean=True)
+            await other.register(ENDPOINTS, rack=None, closed_life=None)
             await other.execute(new_topics("orders"))
             number = world.server.number
             for _ in range(3):
@@ -534,7 +534,7 @@ def test_a_store_that_has_gone_back_is_not_followed(tmp_path: Path, monkeypatch:
     async def main() -> None:
         async with cluster(tmp_path) as world:
             metadata = await world.broker(1)
-            await metadata.register(ENDPOINTS, rack=None, clean=True)
+            await metadata.register(ENDPOINTS, rack=None, closed_life=None)
             await metadata.execute(new_topics("orders"))
             regained = asyncio.Event()
             metadata.on_session_regained = regained.set
@@ -555,7 +555,7 @@ def test_who_waits_for_its_id_is_told_when_the_session_ends(tmp_path: Path) -> N
     async def main() -> None:
         async with cluster(tmp_path) as world:
             other = await world.broker(1)
-            await other.register(ENDPOINTS, rack=None, clean=True)
+            await other.register(ENDPOINTS, rack=None, closed_life=None)
             metadata = await world.broker(1)
             waits = asyncio.create_task(metadata.wait_for_id())
             await asyncio.sleep(0.01)
@@ -574,8 +574,8 @@ def test_a_session_that_was_left_is_not_kept_alive(tmp_path: Path, monkeypatch: 
     refused: list[str] = []
     register = ClusterMetadata._register
 
-    async def not_at_first(metadata: ClusterMetadata, *, clean: bool) -> Refusal | None:
-        await register(metadata, clean=clean)
+    async def not_at_first(metadata: ClusterMetadata) -> Refusal | None:
+        await register(metadata)
         if len(refused) < 3:
             refused.append("the answer was lost")
             raise MetadataLost(ErrorCode.REQUEST_TIMED_OUT, refused[-1])
@@ -584,7 +584,7 @@ def test_a_session_that_was_left_is_not_kept_alive(tmp_path: Path, monkeypatch: 
     async def main() -> None:
         async with cluster(tmp_path) as world:
             metadata = await world.broker(1)
-            await metadata.register(ENDPOINTS, rack=None, clean=True, directories=("folder",))
+            await metadata.register(ENDPOINTS, rack=None, closed_life=None, directories=("folder",))
             regained = asyncio.Event()
             metadata.on_session_regained = regained.set
             monkeypatch.setattr(ClusterMetadata, "_register", not_at_first)
@@ -599,7 +599,7 @@ def test_many_proposals_of_in_sync_sets_are_one_commit(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path) as world:
             one, two = await world.broker(1), await world.broker(2)
-            epochs = [await broker.register(ENDPOINTS, rack=None, clean=True) for broker in (one, two)]
+            epochs = [await broker.register(ENDPOINTS, rack=None, closed_life=None) for broker in (one, two)]
             topic = NewTopic("orders", topic_id(1), 20, 2)
             await one.execute(CreateTopics((topic,), 1, 1))
             led = [index for index, state in one.image.topics["orders"].partitions.items() if state.leader == 1]
@@ -618,7 +618,7 @@ def test_stopping_answers_what_still_waits(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path) as world:
             metadata = await world.broker()
-            await metadata.register(ENDPOINTS, rack=None, clean=True)
+            await metadata.register(ENDPOINTS, rack=None, closed_life=None)
             waiting = [asyncio.ensure_future(metadata.execute(AllocateProducerIds())) for _ in range(3)]
             await asyncio.sleep(0)
             await metadata.close()
@@ -634,7 +634,7 @@ def test_a_topic_is_found_by_its_id(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path) as world:
             metadata = await world.broker()
-            await metadata.register(ENDPOINTS, rack=None, clean=True)
+            await metadata.register(ENDPOINTS, rack=None, closed_life=None)
             await metadata.execute(new_topics("orders"))
             assert metadata.topic_name(topic_id(1)) == "orders"
             assert metadata.topic_name(TopicId(bytes(16))) is None

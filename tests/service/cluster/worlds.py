@@ -7,7 +7,7 @@ from typing import TypeVar
 from log.ids import TopicId
 from log.steps import done_at_once
 from service.cluster.controller import Command, MetadataDecision, RegisterBroker
-from service.cluster.image import Image
+from service.cluster.image import NO_LIFE, Image
 from service.cluster.topic_commands import CreateTopics, NewTopic
 from service.settings.broker import Endpoint
 from service.stores.memory import MemoryServer
@@ -83,13 +83,19 @@ class World:
         rack: str | None = None,
         *,
         clean: bool = True,
+        closed_life: int | None = None,
+        process: int | None = None,
         directories: tuple[str, ...] = (),
         lost: bool = False,
     ) -> int:
         session = self.server.open_session(1e9)
         partitions = [(topic.id, index) for topic in self.image.topics.values() for index in topic.partitions]
+        if clean and closed_life is None:
+            closed_life = self.image.lives.get(broker_id, NO_LIFE).epoch
+        own_process = session if process is None else process
         command = RegisterBroker(
-            broker_id, session, ENDPOINTS, rack, clean, directories, lost=partitions if lost else ()
+            *(broker_id, session, own_process, ENDPOINTS, rack, closed_life, directories),
+            lost=partitions if lost else (),
         )
         epoch = self.run(command, session=session)
         assert isinstance(epoch, int)
