@@ -377,18 +377,26 @@ def read_stored_records(
     """Every record, opened as far as its key: what a cleaner needs, and can write back with `build_from_stored`."""
     if not header.record_count and header.size_bytes == HEADER_BYTES:
         return  # a cleaner has emptied the batch: only its header is left, without a payload to unpack
-    yield from open_records(plain_payload(batch, header, limit_bytes=limit_bytes), header)
+    payload = plain_payload(batch, header, limit_bytes=limit_bytes)
+    for start, end in _places_of_records(payload, header):
+        yield _read_stored_record(payload[start:end], header)
 
 
-def open_records(payload: bytes, header: BatchHeader) -> Iterator[StoredRecord]:
-    """Every record of a payload that is unpacked already."""
+def times_of_records(payload: Buffer, header: BatchHeader) -> Iterator[tuple[int, int]]:
+    """Offset and time of each record of a payload that is unpacked already. Nothing is copied."""
+    for start, _ in _places_of_records(payload, header):
+        yield _offset_and_time(payload, start, header)[:2]
+
+
+def _places_of_records(payload: Buffer, header: BatchHeader) -> Iterator[tuple[int, int]]:
+    """Where each record begins, behind its length, and where it ends."""
     at = 0
     for _ in range(header.record_count):
         size, at = read_varint(payload, at)
         end = at + size
         if size < 0 or end > len(payload):
             raise CorruptBatch(f"a record of {size} bytes, of which {len(payload) - at} are there")
-        yield _read_stored_record(payload[at:end], header)
+        yield at, end
         at = end
     if at != len(payload):
         raise CorruptBatch(f"{len(payload) - at} bytes after the last record")
@@ -434,16 +442,22 @@ def skim_records(payload: bytes | memoryview, at: int, indexes: range) -> Skimme
 
 def _read_stored_record(body: bytes, header: BatchHeader) -> StoredRecord:
     """`body` is one record without its length: attributes, timestamp delta, offset delta, key, value, headers."""
-    timestamp_delta, tail_at = read_varint(body, 1)
-    offset_delta, at = read_varint(body, tail_at)
-    if not 0 <= offset_delta <= header.last_offset_delta:
-        raise CorruptBatch(f"offset delta {offset_delta} in a batch that ends at {header.last_offset_delta}")
+    offset, timestamp, tail_at, at = _offset_and_time(body, 0, header)
     key, at = _read_nullable(body, at)
     value_size, _ = read_varint(body, at)
+    return _new(StoredRecord, (offset, timestamp, key, value_size >= 0, body[tail_at:]))
+
+
+def _offset_and_time(payload: Buffer, at: int, header: BatchHeader) -> tuple[int, int, int, int]:
+    """Offset and timestamp of the record that begins at `at`, and where its offset delta and its key begin."""
+    timestamp_delta, tail_at = read_varint(payload, at + 1)
+    offset_delta, key_at = read_varint(payload, tail_at)
+    if not 0 <= offset_delta <= header.last_offset_delta:
+        raise CorruptBatch(f"offset delta {offset_delta} in a batch that ends at {header.last_offset_delta}")
     timestamp = header.max_timestamp if header.log_append_time else header.base_timestamp + timestamp_delta
     if not -(1 << 63) <= timestamp < 1 << 63:
         timestamp = _wrapped(timestamp)
-    return _new(StoredRecord, (header.base_offset + offset_delta, timestamp, key, value_size >= 0, body[tail_at:]))
+    return header.base_offset + offset_delta, timestamp, tail_at, key_at
 
 
 def _wrapped(number: int) -> int:
@@ -483,7 +497,7 @@ def _read_nullable(buffer: bytes, at: int) -> tuple[bytes | None, int]:
     return buffer[at : at + size], at + size
 
 
-def read_varint(buffer: bytes | memoryview, at: int) -> tuple[int, int]:
+def read_varint(buffer: Buffer, at: int) -> tuple[int, int]:
     """The zigzag varint (at most 64 bits) at `at`, and the index of the byte after it."""
     try:
         byte = buffer[at]

@@ -435,6 +435,10 @@ class PartitionLog:
                 return segment.offset_after(stored.position + stored.size)
         return self.end_offset
 
+    def headers(self, from_offset: int, limit_offset: int) -> Iterator[BatchHeader]:
+        """What `scan` finds, without the bytes of the batches."""
+        return self.segments.headers(from_offset, limit_offset)
+
     def scan(self, from_offset: int, limit_offset: int | None = None) -> Iterator[tuple[BatchHeader, memoryview]]:
         """Every batch below the limit, from the one that holds `from_offset` on. The bytes of a batch are valid until
         the next one.

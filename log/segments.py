@@ -101,6 +101,16 @@ class Segments(Sequence[Segment]):
             segment.checked(offset, segment.size_bytes, segment.size_bytes)
         raise AssertionError("what was read just now is in one of the segments")
 
+    def headers(self, from_offset: int, limit_offset: int) -> Iterator[BatchHeader]:
+        """See `PartitionLog.headers`."""
+        if from_offset >= limit_offset or not self._all:
+            return
+        for segment in self._all[self.slot_from(from_offset) :]:
+            for _, header in segment.headers(segment.position_of(from_offset)):
+                if header.last_offset >= limit_offset:
+                    return
+                yield header
+
     def scan(self, from_offset: int, limit_offset: int) -> Iterator[tuple[BatchHeader, memoryview]]:
         """See `PartitionLog.scan`."""
         if from_offset >= limit_offset or not self._all:

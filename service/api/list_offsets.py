@@ -16,9 +16,11 @@ import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from log.batch import BatchHeader, CorruptBatch, plain_payload
-from log.disk import DiskFault
-from log.time_search import max_timestamp, offset_for_timestamp
+from log.batch import BatchHeader, Buffer, CorruptBatch
+from log.disk import DiskFault, FileSlice
+from log.laying import is_large
+from log.time_search import max_timestamp, offset_for_timestamp, stored_payload
+from log.unbroken import unbroken
 from service.broker.copies import DEBUGGING
 from service.broker.in_sync import InSyncSets
 from service.broker.partition import Partition
@@ -159,10 +161,14 @@ async def _answer(
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return ListOffsetsPartitionResponse(index, 0, -1, -1, -1)
 
-    async def unpack(batch: bytes, header: BatchHeader) -> bytes:
-        if header.codec == 0:
-            return plain_payload(batch, header)
-        return await parts.env.blocking(plain_payload, batch, header)
+    async def open_batch(stored: FileSlice, header: BatchHeader) -> Buffer:
+        if header.codec == 0 and not is_large(header.size_bytes):
+            return stored_payload(stored, header)
+        stored.pin()
+        try:  # a file that a thread reads must not be closed
+            return await unbroken(parts.env.blocking(stored_payload, stored, header))
+        finally:
+            stored.unpin()
 
     with (
         session.waits()
@@ -174,9 +180,9 @@ async def _answer(
             return _error(wanted, error)
         limit, leader_epoch = _limit(partition, request), partition.leader_epoch
         if timestamp == MAX_TIMESTAMP:
-            found = await max_timestamp(log, limit, unpack)
+            found = await max_timestamp(log, limit, open_batch)
         else:
-            found = await offset_for_timestamp(log, timestamp, limit, unpack)
+            found = await offset_for_timestamp(log, timestamp, limit, open_batch)
     finally:
         parts.time_lookups.release()
     if found is not None:

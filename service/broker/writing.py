@@ -547,7 +547,7 @@ def _goes_on(write: Write) -> bool:
     assert partition is not None
     looked_to = offset = _looked_to(write, partition)
     try:
-        for header, _ in partition.log.scan(offset, offset + MARKERS_LOOKED_AT + 1):
+        for header in partition.log.headers(offset, offset + MARKERS_LOOKED_AT + 1):
             if not header.is_control or header.base_offset != looked_to:
                 break
             looked_to = header.next_offset

@@ -1,15 +1,17 @@
 """What the tests of `log` build their logs from."""
 
+import asyncio
 import json
 from collections.abc import Generator, Sequence
 
-from log.batch import BatchHeader, Buffer, build_batch, plain_payload, read_header, restamp
+from log.batch import BatchHeader, Buffer, build_batch, read_header, restamp
 from log.config import LogConfig
 from log.cutting import truncate_to, views_below
-from log.disk import Disk
+from log.disk import Disk, FileSlice
 from log.ids import TopicId
 from log.partition_log import CleanState, PartitionLog
 from log.steps import done_at_once
+from log.time_search import stored_payload
 
 FOLDER = "events-0"
 
@@ -101,9 +103,14 @@ def open_log(
     return log, view
 
 
-async def unpack(batch: bytes, header: BatchHeader) -> bytes:
-    """What the broker does beside the loop."""
-    return plain_payload(batch, header)
+async def open_batch(stored: FileSlice, header: BatchHeader) -> Buffer:
+    """What the broker does beside the loop, so others have their turns first."""
+    stored.pin()
+    try:
+        await asyncio.sleep(0)
+        return stored_payload(stored, header)
+    finally:
+        stored.unpin()
 
 
 def contents(log: PartitionLog) -> list[tuple[int, int]]:

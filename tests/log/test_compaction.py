@@ -26,7 +26,7 @@ from log.partition_log import PartitionLog
 from log.removal import expired_segments, remove_oldest
 from log.swap import CLEANED, PLAN, SwapPlan, remove_old, take_names
 from log.time_search import max_timestamp
-from tests.log.building import append, cut_log, stamped, unpack
+from tests.log.building import append, cut_log, open_batch, stamped
 from tests.log.compacting import NOW_MS, RETENTION_MS, Bench, Facts, committed_records, table
 from tests.log.memory_disk import MemoryDisk
 from tests.log.plain_cleaning import PlainCleaner, once, twice, twice_alike
@@ -82,10 +82,10 @@ def test_the_latest_record_is_not_found_if_it_was_in_a_batch_that_is_empty_now()
     late = build_batch([(b"a", b"late", (), 9_000)], leader_epoch=0, producer_id=1, producer_epoch=0, base_sequence=0)
     append(bench.log, late)
     bench.put((b"a", b"replaces it"), (b"b", b"stays"))
-    assert asyncio.run(max_timestamp(bench.log, 3, unpack)) == (0, 9_000, 0)
+    assert asyncio.run(max_timestamp(bench.log, 3, open_batch)) == (0, 9_000, 0)
     cleaned(bench)
     assert next(bench.log.scan(0))[0].record_count == 0, "it is kept for what it says of its producer"
-    assert asyncio.run(max_timestamp(bench.log, 3, unpack)) is None
+    assert asyncio.run(max_timestamp(bench.log, 3, open_batch)) is None
 
 
 def test_records_without_a_key_have_no_place_in_a_table() -> None:

@@ -15,7 +15,7 @@ from log.cutting import _cut_at, distrust, durable_after_cut, restart_at
 from log.partition_log import PartitionLog
 from log.removal import keep_start, raise_start_offset
 from log.time_search import max_timestamp
-from tests.log.building import base_offsets, contents, cut_log, fill, open_log, stamped, unpack
+from tests.log.building import base_offsets, contents, cut_log, fill, open_batch, open_log, stamped
 from tests.log.compacting import NOW_MS, Bench
 from tests.log.memory_disk import MemoryDisk
 from tests.log.plain_cleaning import once
@@ -46,7 +46,7 @@ def test_truncating_into_a_batch_takes_all_of_it() -> None:
     fill(log, 3, records=4)
     cut_log(log, 6)
     assert log.end_offset == 4
-    assert asyncio.run(max_timestamp(log, 4, unpack)) == (3, 1003, 0)
+    assert asyncio.run(max_timestamp(log, 4, open_batch)) == (3, 1003, 0)
 
 
 @pytest.mark.parametrize("records", [1, 3])

@@ -15,7 +15,7 @@ from log.disk import DiskFault, RealDisk
 from log.partition_log import OffsetOutOfRange, PartitionLog
 from log.removal import raise_start_offset, remove_oldest
 from log.time_search import max_timestamp
-from tests.log.building import FOLDER, append, base_offsets, contents, cut_log, fill, open_log, stamped, unpack
+from tests.log.building import FOLDER, append, base_offsets, contents, cut_log, fill, open_batch, open_log, stamped
 from tests.log.memory_disk import MemoryDisk
 
 SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=200)
@@ -27,7 +27,7 @@ def test_a_new_log_has_no_folder_until_it_is_written_to() -> None:
     assert (log.start_offset, log.flushed_offset, log.end_offset, log.size_bytes) == (0, 0, 0, 0)
     assert log.read(0, max_bytes=100, limit_offset=0, at_least_one=True) is None
     assert list(log.scan(0)) == []
-    assert asyncio.run(max_timestamp(log, 0, unpack)) is None
+    assert asyncio.run(max_timestamp(log, 0, open_batch)) is None
     assert asyncio.run(log.flush()) == 0
     assert disk.changes == 0
     fill(log, 1)

@@ -16,7 +16,7 @@ from log.removal import raise_start_offset
 from log.segment import OFFSET_SUFFIX, TIME_SUFFIX
 from log.swap import CLEANED, PLAN
 from log.time_search import max_timestamp, offset_for_timestamp
-from tests.log.building import FOLDER, append, base_offsets, contents, cut_log, fill, open_log, stamped, unpack
+from tests.log.building import FOLDER, append, base_offsets, contents, cut_log, fill, open_batch, open_log, stamped
 from tests.log.memory_disk import MemoryDisk
 
 SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=200)
@@ -333,10 +333,10 @@ def test_indexes_are_hints(suffix: str, damage: str) -> None:
         found = again.read(offset, max_bytes=1, limit_offset=40, at_least_one=True)
         assert found is not None
         assert found.read()[:8] == offset.to_bytes(8, "big")
-        by_time = asyncio.run(offset_for_timestamp(again, 1000 + offset, 40, unpack))
+        by_time = asyncio.run(offset_for_timestamp(again, 1000 + offset, 40, open_batch))
         assert by_time is not None
         assert by_time.offset == offset
-    assert asyncio.run(max_timestamp(again, 40, unpack)) == (39, 1039, 0)
+    assert asyncio.run(max_timestamp(again, 40, open_batch)) == (39, 1039, 0)
 
 
 def test_epochs_are_found_again_without_their_checkpoint() -> None:

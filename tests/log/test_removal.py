@@ -11,7 +11,7 @@ from log.config import LogConfig
 from log.removal import REMOVED_AT_ONCE, expired_segments, raise_start_offset, remove_oldest
 from log.retention import SegmentAge
 from log.time_search import offset_for_timestamp
-from tests.log.building import append, base_offsets, fill, open_log, stamped, unpack
+from tests.log.building import append, base_offsets, fill, open_batch, open_log, stamped
 from tests.log.memory_disk import MemoryDisk
 
 SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=200)
@@ -26,7 +26,7 @@ def test_a_raised_start_survives_a_crash() -> None:
     assert view.start_offset == log.start_offset == 5
     again, seen = open_log(disk, config=SMALL)
     assert again.start_offset == seen.start_offset == 5
-    assert asyncio.run(offset_for_timestamp(again, 0, 20, unpack)) == (5, 1005, 0)
+    assert asyncio.run(offset_for_timestamp(again, 0, 20, open_batch)) == (5, 1005, 0)
 
 
 def test_a_start_that_is_not_durable_yet_promises_nothing_to_a_caller_that_asks_for_a_lower_one() -> None:

@@ -7,7 +7,7 @@ from log.config import DAY_MS, LogConfig
 from log.removal import expired_segments
 from log.retention import SegmentAge, expired
 from log.time_search import max_timestamp, offset_for_timestamp
-from tests.log.building import append, open_log, stamped, unpack
+from tests.log.building import append, open_batch, open_log, stamped
 from tests.log.header_times import TimedBatch, timed_batches
 from tests.log.memory_disk import MemoryDisk
 
@@ -86,9 +86,9 @@ def test_how_long_a_batch_lives_by_the_times_in_its_header_is_what_apache_kafka_
         disk = MemoryDisk()
         log, _ = open_log(disk, config=LogConfig(retention_ms=DAY_MS))
         append(log, batch.built(codec), NOW_MS)
-        found = await max_timestamp(log, 2, unpack)
+        found = await max_timestamp(log, 2, open_batch)
         assert (found and found[:2]) == batch.latest
-        by_time = await offset_for_timestamp(log, 0, 2, unpack)
+        by_time = await offset_for_timestamp(log, 0, 2, open_batch)
         assert (by_time and by_time[:2]) == next(((at, time) for at, time in enumerate(batch.times) if time >= 0), None)
         again, _ = open_log(disk, config=log.config, known=await log.close())
         for opened in (log, again):

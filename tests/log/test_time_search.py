@@ -13,7 +13,7 @@ from log.cutting import restart_at
 from log.partition_log import PartitionLog
 from log.removal import raise_start_offset, remove_oldest
 from log.time_search import HEADERS_AT_ONCE, RECORDS_AT_ONCE, TimestampOffset, max_timestamp, offset_for_timestamp
-from tests.log.building import append, cut_log, open_log, stamped, unpack
+from tests.log.building import append, cut_log, open_batch, open_log, stamped
 from tests.log.memory_disk import MemoryDisk, MemoryFile
 from tests.turns import with_turns
 
@@ -26,12 +26,12 @@ def test_times_are_found_in_any_order_of_times(interval_bytes: int) -> None:
         append(log, stamped([b"x" * 50], base_offset=offset, timestamp=timestamp))
     for wanted in range(100):
         expected = next((offset for offset, timestamp in enumerate(times) if timestamp >= wanted), None)
-        found = asyncio.run(offset_for_timestamp(log, wanted, 20, unpack))
+        found = asyncio.run(offset_for_timestamp(log, wanted, 20, open_batch))
         assert (found and found.offset) == expected
-    assert asyncio.run(offset_for_timestamp(log, 90, 7, unpack)) is None
-    assert asyncio.run(max_timestamp(log, 20, unpack)) == (7, 90, 0)
-    assert asyncio.run(max_timestamp(log, 7, unpack)) == (3, 70, 0)
-    assert asyncio.run(max_timestamp(log, 0, unpack)) is None
+    assert asyncio.run(offset_for_timestamp(log, 90, 7, open_batch)) is None
+    assert asyncio.run(max_timestamp(log, 20, open_batch)) == (7, 90, 0)
+    assert asyncio.run(max_timestamp(log, 7, open_batch)) == (3, 70, 0)
+    assert asyncio.run(max_timestamp(log, 0, open_batch)) is None
 
 
 async def offset_with_turns(search: Coroutine[Any, Any, TimestampOffset | None]) -> tuple[int | None, int]:
@@ -48,9 +48,9 @@ def test_a_search_by_time_in_a_batch_of_very_many_records_lets_others_have_their
         log, _ = open_log(MemoryDisk())
         append(log, build_batch([(None, b"", (), index) for index in range(count)], leader_epoch=0))
         if lookup == "latest":
-            found, turns = await offset_with_turns(max_timestamp(log, count, unpack))
+            found, turns = await offset_with_turns(max_timestamp(log, count, open_batch))
         else:
-            found, turns = await offset_with_turns(offset_for_timestamp(log, count - 1, count, unpack))
+            found, turns = await offset_with_turns(offset_for_timestamp(log, count - 1, count, open_batch))
         assert found == count - 1
         assert turns >= count // RECORDS_AT_ONCE - 1
 
@@ -72,7 +72,7 @@ def test_a_search_for_a_time_that_only_headers_name_lets_others_have_their_turns
         log, _ = open_log(MemoryDisk(), config=LogConfig(segment_bytes=segment_bytes))
         for offset in range(count):
             append(log, lying(offset))
-        assert await offset_with_turns(offset_for_timestamp(log, 1500, count, unpack)) == (None, count)
+        assert await offset_with_turns(offset_for_timestamp(log, 1500, count, open_batch)) == (None, 2 * count)
 
     asyncio.run(main())
 
@@ -89,10 +89,10 @@ def test_a_search_among_very_many_batches_lets_others_have_their_turns(lookup: s
             append(log, stamped([b"x"], base_offset=offset, timestamp=1000))
         await raise_start_offset(log, 1)
         if lookup == "latest":
-            found, turns = await offset_with_turns(max_timestamp(log, count, unpack))
+            found, turns = await offset_with_turns(max_timestamp(log, count, open_batch))
             assert found == 1
         else:
-            found, turns = await offset_with_turns(offset_for_timestamp(log, 1500, count, unpack))
+            found, turns = await offset_with_turns(offset_for_timestamp(log, 1500, count, open_batch))
             assert found is None
         assert turns >= 9
 
@@ -115,7 +115,7 @@ def test_the_latest_time_is_found_without_opening_all_segments() -> None:
         return disk_open(path, **how)
 
     disk.open = note  # type: ignore[method-assign]
-    assert asyncio.run(max_timestamp(log, 200, unpack)) == (198, 1099, 0), "the first of two"
+    assert asyncio.run(max_timestamp(log, 200, open_batch)) == (198, 1099, 0), "the first of two"
     assert len(opened) == 2, "that one, and the one in which the log starts"
 
 
@@ -156,9 +156,9 @@ def test_a_search_goes_on_in_the_log_as_it_is_after_each_turn_of_others(
         append(log, stamped([b"x"], base_offset=17, timestamp=1500))
         await raise_start_offset(log, 1)
         if lookup == "latest":
-            search = asyncio.ensure_future(max_timestamp(log, 18, unpack))
+            search = asyncio.ensure_future(max_timestamp(log, 18, open_batch))
         else:
-            search = asyncio.ensure_future(offset_for_timestamp(log, 1200, 18, unpack))
+            search = asyncio.ensure_future(offset_for_timestamp(log, 1200, 18, open_batch))
         for _ in range(after):
             await asyncio.sleep(0)
         was_over = search.done()

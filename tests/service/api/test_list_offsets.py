@@ -3,13 +3,17 @@ answered by who leads for certain.
 """
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from log.time_search import stored_payload
 from service.api.list_offsets import MAX_TIMESTAMP, ListOffsetsParts, handle
 from service.broker.session import Session
 from service.cluster.controller import RemoveFromLeadership
+from service.ports import Env
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
@@ -117,3 +121,34 @@ def test_the_store_is_asked_once_for_all_partitions_in_which_nothing_is_found(tm
         assert asked == 1
 
     on_cluster_stage(tmp_path, scene, 1, 2)
+
+
+class Threads:
+    """What is done in a thread."""
+
+    def __init__(self) -> None:
+        self.done: list[object] = []
+
+    async def blocking(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        self.done.append(function)
+        return function(*arguments)
+
+
+@pytest.mark.parametrize("timestamp", [OLD_MS, MAX_TIMESTAMP], ids=["at or after a time", "the latest time"])
+def test_a_large_batch_is_read_in_a_thread(tmp_path: Path, timestamp: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of 80 MB held the loop for 115 to 262 ms, as often as a client asked."""
+
+    async def scene(stage: Stage) -> None:
+        for name, size in (("small", 100), ("large", 400)):
+            await stage.create(name)
+            await write(await stage.served(name), bytes(size))
+        monkeypatch.setattr("log.laying.LARGE_BYTES", 300)
+        threads = Threads()
+        parts = ListOffsetsParts(stage.broker.partitions, cast(Env, threads), stage.broker.replication.in_sync)
+        header = RequestHeader(ApiKey.LIST_OFFSETS, 11, 1, "client")
+        for name, in_thread in (("small", []), ("large", [stored_payload])):
+            threads.done.clear()
+            found = await handle(parts, Session("10.0.0.9", 1234), header, lookup(name, timestamp=timestamp))
+            assert (found.topics[0].partitions[0].offset, threads.done) == (0, in_thread)
+
+    on_stage(tmp_path, scene)

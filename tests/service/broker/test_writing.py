@@ -11,6 +11,7 @@ import pytest
 
 from log.batch import build_batch, read_records
 from log.control import ControlType
+from log.disk import RealFile
 from log.steps import done_at_once
 from service.api.routes import ROUTES
 from service.broker.acceptance import RefusedBatch
@@ -182,6 +183,32 @@ def test_with_an_expected_offset_nobody_has_written_in_between(tmp_path: Path) -
         assert tried(1, batch()) == 4
         assert tried(7, batch()) is ErrorCode.OFFSET_OUT_OF_RANGE
         assert partition.log.end_offset == 5
+
+    on_stage(tmp_path, scene, OS)
+
+
+def test_of_what_stands_at_an_expected_offset_only_the_header_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of 80 MB was read whole, in one turn of the loop."""
+    read_bytes: list[int] = []
+
+    def pread(file: RealFile, size: int, position: int) -> bytes:
+        found = as_it_is(file, size, position)
+        read_bytes.append(len(found))
+        return found
+
+    as_it_is = RealFile.pread
+
+    async def scene(stage: Stage) -> None:
+        partition = await orders(stage)
+        written(stage, Write({0: partition}, 0, batch(bytes(500_000))))
+        write = Write({0: partition}, 0, batch())
+        write.expected_offset = 0
+        monkeypatch.setattr(RealFile, "pread", pread)
+        written(stage, write)
+        assert told_of(write) is ErrorCode.OFFSET_OUT_OF_RANGE
+        assert 0 < max(read_bytes) < 10_000
 
     on_stage(tmp_path, scene, OS)
 
