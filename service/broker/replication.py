@@ -14,7 +14,7 @@ What always holds:
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
@@ -63,8 +63,8 @@ asked for. Each time costs a connection and a session.
 HELD_BACK_S = 0.1
 """How often a partition that is throttled is looked at again."""
 SLOW_FLUSH_S = 0.05
-"""The longest time for which a flush delays the next fetch. A partition whose flush takes longer is left out of the
-fetch until it is durable.
+"""The longest time for which a flush, or a large batch that is laid beside its log, delays the next fetch. A partition
+for which it takes longer is left out of the fetch until it is done.
 """
 NO_SESSION, SESSION_BEGINS = 0, 0
 LAST_SESSION_EPOCH = 2**31 - 1
@@ -226,6 +226,18 @@ class FollowedPartition:
     troubled_s: float = 0.0
     """Since when there has been trouble."""
     flushing: asyncio.Task[None] | None = None
+    laying: asyncio.Task[None] | None = None
+    """The last large batch, on its way into the log."""
+    waits_for_folder: bool = False
+    """A large batch came while the folder was busy with another one."""
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether nothing can be appended before a large batch is laid: this partition's, or another's that comes next
+        to this one's.
+        """
+        is_laying = self.laying is not None and not self.laying.done()
+        return is_laying or (self.waits_for_folder and self.partition.folder.copying.locked())
 
     @property
     def holds(self) -> bool:
@@ -353,7 +365,7 @@ class Fetcher:
         for key, followed in self._stirred.items():
             if self._throttle.holds_back(followed.partition.topic_partition, self._parts.metadata.broker_id):
                 followed.rests_until_s = max(followed.rests_until_s, now_s + HELD_BACK_S)
-            if followed.partition.must_flush:
+            if followed.partition.must_flush or followed.is_held_up:
                 rests_s = min(rests_s, SLOW_FLUSH_S)
             elif followed.rests_until_s <= now_s:
                 due[key] = followed
@@ -507,18 +519,22 @@ class Fetcher:
                 followed, asked = self._followed.get(key), self._told.get(key)
                 if followed is None or asked is None or not self._is_answered(followed, asked):
                     continue  # its role has changed since
-                try:
-                    await self._take_one(followed, data, turn)
-                except CorruptBatch as error:
-                    self._rest(followed, str(error))
-                except DiskFault as fault:
-                    followed.partition.folder.blame(fault, followed.partition.topic_partition)
-                    self._rest(followed, str(fault))
-                except Exception:  # an error in one partition
-                    logger.exception("%s can't follow", followed.partition.topic_partition)
-                    self._rest(followed, "an error of this broker's own")
+                await self._alone(followed, self._take_one(followed, data, turn))
                 if turn.is_over():
                     await asyncio.sleep(0)
+
+    async def _alone(self, followed: FollowedPartition, work: Awaitable[None]) -> None:
+        """Do the work. If it fails, the partition pauses, and no other is affected."""
+        try:
+            await work
+        except CorruptBatch as error:
+            self._rest(followed, str(error))
+        except DiskFault as fault:
+            followed.partition.folder.blame(fault, followed.partition.topic_partition)
+            self._rest(followed, str(fault))
+        except Exception:  # an error in one partition
+            logger.exception("%s can't follow", followed.partition.topic_partition)
+            self._rest(followed, "an error of this broker's own")
 
     @staticmethod
     def _is_answered(followed: FollowedPartition, asked: FetchPartition) -> bool:
@@ -549,9 +565,9 @@ class Fetcher:
                     await self._start_over(followed, begins)
                 if forgotten > log.forgotten_below or (forgotten and log.start_offset == log.end_offset):
                     await self._forget(followed, forgotten)
-                await self._append(followed, records, turn)
+                is_taken = await self._append(followed, records, turn)
                 self._throttle.moved(partition.topic_partition, self._parts.metadata.broker_id, len(data.records))
-                if not followed.holds:
+                if not is_taken or not followed.holds:
                     return
             assert followed.holds, "a high watermark is learned in the role in which it was asked for"
             partition.learn_high_watermark(data.high_watermark)
@@ -561,9 +577,10 @@ class Fetcher:
     def _rest(self, followed: FollowedPartition, trouble: str) -> None:
         followed.rest(self._now_s(), self._parts.config.replica_fetch_backoff_ms / 1000, trouble)
 
-    async def _append(self, followed: FollowedPartition, records: memoryview, turn: Turn) -> None:
+    async def _append(self, followed: FollowedPartition, records: memoryview, turn: Turn) -> bool:
         """Append the whole batches of an answer. An incomplete batch at its end comes again with the next answer. Other
-        tasks have turns in between. If the partition then has another role, the rest is not appended.
+        tasks have turns in between. If the partition then has another role, the rest is not appended. Nor is it behind
+        a large batch that is not in the log yet, or failed: False.
 
         A batch is not appended if the one behind it overlaps: the base offset, which no checksum covers, may have
         rotted and be too high, and the offsets below it would be lost here.
@@ -574,37 +591,51 @@ class Fetcher:
         while header is not None and followed.holds:
             end = at + header.size_bytes
             if end > len(records):
-                return
+                return True
             behind = _header_at(records, end)
             if behind is not None and behind.base_offset < header.next_offset:
                 told = f"offsets {header.base_offset} to {header.last_offset}, and then {behind.base_offset}"
                 raise CorruptBatch(f"the leader sent {told}")
             batch = records[at:end]
             if is_large(len(batch)):
-                if not await self._append_large(followed, batch, header):
-                    return
+                if not await self._take_large(followed, batch, header):
+                    return False
             else:
                 partition.append_replicated(batch, header, now_ms=now_ms)
             worth = 1 + header.size_bytes // BATCH_WORTH_BYTES
             at, header = end, behind
             if turn.is_over(worth):
                 await asyncio.sleep(0)
+        return True
 
-    async def _append_large(self, followed: FollowedPartition, batch: memoryview, header: BatchHeader) -> bool:
-        """Append a batch that is laid beside the log first. Returns False if the partition has another role then, or
-        the log has moved to another folder: the batch comes again, if it is still wanted.
+    async def _take_large(self, followed: FollowedPartition, batch: memoryview, header: BatchHeader) -> bool:
+        """Append a large batch. If that takes long, it goes on beside the fetches for other partitions: their folders
+        may be in order. A folder takes one batch at a time, and no more of them are kept in memory. Returns False if
+        the batch is not in the log now.
+        """
+        partition = followed.partition
+        followed.waits_for_folder = partition.folder.copying.locked()
+        if followed.waits_for_folder:
+            return False  # it comes again
+        name = f"large batch of {partition.topic_partition}"
+        work = self._alone(followed, self._append_large(followed, batch, header))
+        followed.laying = self._parts.env.tasks.spawn(name, work)
+        await asyncio.wait([followed.laying], timeout=SLOW_FLUSH_S)
+        return followed.laying.done() and partition.log.end_offset == header.next_offset
+
+    async def _append_large(self, followed: FollowedPartition, batch: memoryview, header: BatchHeader) -> None:
+        """Append a batch that is laid beside the log first. It is not appended if the partition has another role then,
+        or the log has moved to another folder: it comes again, if it is still wanted.
         """
         partition, env = followed.partition, self._parts.env
         log = partition.log
-        checksum = await env.blocking(checksum_of, batch)
         async with partition.folder.copying:
+            checksum = await env.blocking(checksum_of, batch)
             if not followed.holds or (laid := await laid_beside(env, partition, log, batch)) is None:
-                return False
+                return
         try:
-            if not followed.holds or not laid.fits(log):
-                return False
-            partition.append_replicated(batch, header, now_ms=env.clock.wall_ms(), checksum=checksum, laid=laid)
-            return True
+            if followed.holds and laid.fits(log):
+                partition.append_replicated(batch, header, now_ms=env.clock.wall_ms(), checksum=checksum, laid=laid)
         finally:
             laid.discard()
 

@@ -36,7 +36,7 @@ from service.broker.partition import Appended, Partition
 from service.broker.writing import BYTES_AT_ONCE, Write, WriteTerms, Writing
 from service.wire.error_codes import ErrorCode
 from tests.service.api.admin_stage import Stage, on_stage
-from tests.service.broker.cluster_stage import ClusterStage, on_cluster_stage, until
+from tests.service.broker.cluster_stage import SECOND, ClusterStage, on_cluster_stage, until
 from tests.service.broker.topic_stage import OS, delete
 
 PATIENCE_S = 10.0
@@ -791,3 +791,42 @@ def test_the_records_of_a_large_batch_are_looked_at_where_they_are(
     lying = memoryview(bytearray(build_batch([(None, b"no key", (), 1)], codec=codec)))
     monkeypatch.setattr("log.laying.LARGE_BYTES", 1)
     assert inspect_at_once(lying, read_header(lying), config, 30).refused is not None
+
+
+@pytest.mark.usefixtures("small_bound")
+def test_a_slow_folder_of_a_follower_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that it copies from the leader waited, so it left the in-sync set of a partition in the other folder."""
+    (tmp_path / f"2{SECOND}").mkdir()
+
+    async def scene(stage: ClusterStage) -> None:
+        names = ("orders", "others")
+        for name in names:
+            await stage.create(1, 2, name=name, min_insync_replicas="2")
+        await stage.in_sync(1, 2)
+        led, followed = (
+            [stage.broker(number).partitions.get(TopicPartition(name, 0)) for name in names] for number in (1, 2)
+        )
+        assert led[0] and led[1] and followed[0] and followed[1]
+        assert followed[0].folder is not followed[1].folder
+
+        def put(partition: Partition, data: memoryview, acks: int) -> int:
+            appended = partition.append_from_client(data, acks=acks, now_ms=1, needs_guard=False)
+            assert isinstance(appended, Appended)
+            return appended.end_offset
+
+        disk = SlowDisk(monkeypatch)
+        try:
+            monkeypatch.setattr("log.laying.LARGE_BYTES", 1 << 20)  # the leader takes it as it is
+            large = put(led[0], batch(), 1)
+            monkeypatch.setattr("log.laying.LARGE_BYTES", 300)
+            await disk.is_writing()
+            for _ in range(3):
+                committed = led[1].committed(put(led[1], batch(b"small"), -1))
+                assert committed is not None
+                await asyncio.wait_for(committed, PATIENCE_S)
+        finally:
+            disk.go_on()
+        slow = followed[0]
+        await until(lambda: slow.log.end_offset == large)
+
+    on_cluster_stage(tmp_path, scene, 1, 2)
