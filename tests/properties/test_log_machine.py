@@ -20,7 +20,7 @@ from log.manifest import read_manifest, remove_manifest, write_manifest
 from log.partition_log import PartitionLog
 from log.removal import raise_start_offset, remove_oldest
 from log.time_search import max_timestamp, offset_for_timestamp
-from tests.log.building import FOLDER, SeenBatches, append, cut_log, open_log, stamped, unpack
+from tests.log.building import FOLDER, SeenBatches, append, cut_log, open_batch, open_log, stamped
 from tests.log.memory_disk import MemoryDisk
 
 T = TypeVar("T")
@@ -247,13 +247,13 @@ class LogMachine(RuleBasedStateMachine):
             if kept.base + index >= self.start
         ]
         later = [record for record in records if record[1] >= timestamp]
-        found = self.do(offset_for_timestamp(self.log, timestamp, limit, unpack))
+        found = self.do(offset_for_timestamp(self.log, timestamp, limit, open_batch))
         assert (found and found[:2]) == (later[0] if later and later[0][0] < limit else None)
 
     @precondition(lambda self: self.model)
     @rule()
     def find_the_latest_time(self) -> None:
-        found = self.do(max_timestamp(self.log, self.end, unpack))
+        found = self.do(max_timestamp(self.log, self.end, open_batch))
         last = {kept.base: kept.timestamp + kept.end - kept.base - 1 for kept in self.readable()}
         if last:
             assert found is not None
