@@ -79,8 +79,8 @@ SCANNED_AT_ONCE = 8 << 10
 """How many bytes of short lines, or events, are scanned and made into records in one turn of the loop: 8 ms, if they
 are nothing but brackets.
 """
-PLACES_AT_ONCE = 20_000
-"""How many places of records are made into JSON in one turn of the loop: 3 ms."""
+PLACES_AT_ONCE = 5_000
+"""How many places of records are made into JSON in one turn of the loop: 1 ms."""
 NO_PLACES = b'"results":[]'
 REST_BYTES_MAX = 1 << 20
 """The most bytes of a long body without its records."""
