@@ -25,6 +25,7 @@ from service.cluster.image import (
     CLUSTER,
     CONTROLLER,
     FEATURES,
+    NO_CONFIG,
     NO_DIRECTORIES,
     NO_LEADER,
     NO_LIFE,
@@ -40,6 +41,7 @@ from service.cluster.image import (
     directories_key,
     encode_broker,
     encode_cluster,
+    encode_config,
     encode_counter,
     encode_directories,
     encode_features,
@@ -367,12 +369,14 @@ class RemoveDead:
 
 
 def _with_settings_as_now(image: Image, partitions: Iterable[TopicPartition]) -> Iterator[Op]:
-    """Checks that nobody has changed the settings of these topics, or those of brokers that hold for them."""
+    """Checks that nobody has changed the settings of these topics, or those of brokers that hold for them. Where
+    nothing is set, an empty key is made: that fails if somebody has set something.
+    """
     names = dict.fromkeys(partition.topic for partition in partitions)
     yield from (Check(topic_key(name), image.topics[name].version) for name in names)
     for whose in (ALL_BROKERS, str(image.controller_id)) if names else ():
-        if (stored := image.broker_configs.get(whose)) is not None:
-            yield Check(broker_config_key(whose), stored.version)
+        key, stored = broker_config_key(whose), image.broker_config(whose)
+        yield Create(key, encode_config({})) if stored == NO_CONFIG else Check(key, stored.version)
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,14 +104,15 @@ def control_once(
     asyncio.run(duties._do())
 
 
+@pytest.mark.parametrize("is_first", [False, True], ids=["it was set before", "nothing was set before"])
 @pytest.mark.parametrize("when", ["never", "while the replicas are asked", "after the decision"])
 @pytest.mark.parametrize(
     ("kind", "whose"), [(ResourceType.TOPIC, "orders"), (ResourceType.BROKER, ""), (ResourceType.BROKER, "2")]
 )
 def test_no_replica_is_let_lead_uncleanly_once_that_has_been_turned_off(
-    when: str, kind: ResourceType, whose: str
+    when: str, kind: ResourceType, whose: str, is_first: bool
 ) -> None:
-    config = BrokerConfig()
+    config = BrokerConfig({"unclean.leader.election.enable": str(is_first).lower()})
     world = alone_in_sync(3)
     for broker in (2, 3):
         world.add_broker(broker, clean=False)
@@ -141,7 +142,8 @@ def test_no_replica_is_let_lead_uncleanly_once_that_has_been_turned_off(
             world.commit(decision.ops)
             return decision.reply
 
-    switch("true")
+    if not is_first:
+        switch("true")
     control_once(HearsLate(world), ask, config=config)
     state = world.image.partition(TopicPartition("orders", 0))
     assert state is not None
