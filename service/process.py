@@ -72,6 +72,7 @@ async def run_broker(
             make_room_to_start(disk)
         store = await open_store(config, env)
         broker = Broker(env, config, store, disks, OFFERED)
+        broker.metadata.on_displaced = stop.set
         on_opening(broker.maker.progress)
         if isinstance(store, SqlStore):
             await broker.open(refuse_company)
@@ -108,6 +109,11 @@ async def run_broker(
     await store.close()
     for disk in disks.values():
         disk.close()
+    if broker.metadata.is_displaced:
+        raise StartError(
+            f"id taken: another process has registered as broker {broker.metadata.broker_id} since this one did. What"
+            " this one took after the folder was copied is in its data folder alone"
+        )
 
 
 def refuse_company(metadata: ClusterMetadata) -> None:

@@ -182,11 +182,17 @@ class RegisterBroker:
     min_in_sync: int = 1
     lost: Container[tuple[TopicId, int]] = ()
     """The partitions that are empty now, and were not: with a data folder, or alone."""
+    joins_again: bool = False
+    """This process was registered before. It is refused if another one was since, though that may be gone: with a copy
+    of the data folder, it has taken what this one lacks.
+    """
 
     def decide(self, image: Image, *, retried: bool) -> Steps[MetadataDecision[int | Refusal]]:
         present = image.brokers.get(self.broker_id)
         if present is not None and present.session == self.session:
             return MetadataDecision(present.epoch)
+        if self.joins_again and self._last(image).process != self.process:
+            return MetadataDecision(Refusal(ErrorCode.DUPLICATE_BROKER_REGISTRATION, id_is_taken(self.broker_id)))
         former: tuple[Op, ...] = ()
         home = self.directories[0] if self.directories else ""
         if present is not None:

@@ -10,7 +10,8 @@ that it is still registered, and that no broker has registered since the image t
 controller may make also check the controller's epoch (R1).
 
 The loss of a session is a normal state. The parts that serve are told to stop, and everything that depended on the
-session is void (R11). The broker then joins again by itself, in a new session and with a new epoch.
+session is void (R11). The broker then joins again by itself, in a new session and with a new epoch. If another process
+has registered with its id meanwhile, it gives way and stops.
 """
 
 import asyncio
@@ -127,6 +128,9 @@ class ClusterMetadata:
         self._is_leaving = False
         self.on_session_lost: Callable[[], None] = lambda: None
         self.on_session_regained: Callable[[], None] = lambda: None
+        self.on_displaced: Callable[[], None] = lambda: None
+        """Another process has registered with this broker's id since this one did: this one joins no more."""
+        self.is_displaced = False
         self._store = store
         self._env = env
         self._session_timeout_s = session_timeout_s
@@ -135,6 +139,7 @@ class ClusterMetadata:
         self._process = NO_SESSION
         """The first session of this process: by it the cluster tells it from others with the same data folder."""
         self._registration: _Registration | None = None
+        self._has_joined = False
         self._trusted = False
         self._listeners: list[DeltaListener] = []
         self._commands: asyncio.Queue[tuple[Command[Any], bool, asyncio.Future[Any]]] = asyncio.Queue(
@@ -241,13 +246,14 @@ class ClusterMetadata:
             own.directories,
             self.min_in_sync(),
             own.lost,
+            self._has_joined,
         )
         epoch = await self._carry_out(register)
         if isinstance(epoch, Refusal):
             return epoch
         if self._session is not session:
             raise MetadataLost(ErrorCode.NOT_CONTROLLER, "The session with the metadata store is over.")
-        self.broker_epoch, self._trusted = epoch, True
+        self.broker_epoch, self._trusted, self._has_joined = epoch, True, True
         if own.directories and (lost := set(known) - set(own.directories)):
             logger.critical(
                 "%d data folder(s) with which broker %d was in the cluster before are not here: it does not count any"
@@ -338,12 +344,27 @@ class ClusterMetadata:
                 return
             except (MetadataLost, StoreError) as error:
                 self.trouble = str(error)
+                is_refused = isinstance(error, MetadataLost) and error.error is ErrorCode.DUPLICATE_BROKER_REGISTRATION
+                if is_refused and self.life < 0:
+                    await self._give_way()
+                    return
                 logger.error("this broker can't join the cluster again yet: %s", error)
             except Exception:
                 logger.exception("this broker can't join the cluster again yet")
                 self._trusted = False
                 self.on_session_lost()
             self.broker_epoch = -1
+
+    async def _give_way(self) -> None:
+        """If two processes took the id from each other, each would acknowledge what the other one lacks."""
+        logger.critical(
+            "id taken: another process has registered as broker %d since this one did, perhaps with a copy of its data"
+            " folder. This one stops",
+            self.broker_id,
+        )
+        self.is_displaced = True
+        await self._end_session()
+        self.on_displaced()
 
     # --- reading ---
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from log.disk import DiskFault, RealDisk
+from log.manifest import read_manifest
 from service.broker.data_folder import META_FILE, StartError
 from service.broker.node import Broker
 from service.process import SWITCH_S, run_broker
@@ -39,6 +40,22 @@ def test_a_thread_that_has_flushed_does_not_wait_long_for_the_interpreter(tmp_pa
         assert SWITCH_S < 0.001, "a turn in which records are looked at"
     finally:
         sys.setswitchinterval(before)
+
+
+def test_a_broker_whose_id_another_process_has_taken_stops_and_says_so(tmp_path: Path) -> None:
+    async def main() -> None:
+        def ready(broker: Broker, web: object) -> None:
+            # As when it has lost its session, and meanwhile another process has begun a session and registered.
+            broker.metadata._process += 1
+            broker.metadata._lost("The session with the metadata store is over.")
+
+        config = BrokerConfig({"listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": str(tmp_path), "http.listeners": ""})
+        async with asyncio.timeout(20):
+            await run_broker(config, on_opening=lambda _: None, on_ready=ready, stop=asyncio.Event())
+
+    with pytest.raises(StartError, match="id taken: another process has registered as broker 1 "):
+        asyncio.run(main())
+    assert read_manifest(RealDisk(str(tmp_path))).life == -1, "nobody takes its folder for that of the last life"
 
 
 def stored(folder: Path) -> dict[str, bytes]:

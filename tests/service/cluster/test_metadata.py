@@ -595,6 +595,35 @@ def test_a_session_that_was_left_is_not_kept_alive(tmp_path: Path, monkeypatch: 
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("is_left", [False, True], ids=["which lives", "which has left"])
+def test_a_process_does_not_join_again_after_another_one_of_its_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_left: bool
+) -> None:
+    """With a copy of its data folder the other one took the id, and they took it from each other for ever: what each
+    acknowledged the other one lacked.
+    """
+    monkeypatch.setattr(metadata_module, "REJOIN_S_MIN", 0.001)
+
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            metadata, copy = await world.broker(1), await world.broker(1)
+            displaced = asyncio.Event()
+            metadata.on_displaced = displaced.set
+            await metadata.register(ENDPOINTS, rack=None, closed_life=None, directories=("folder",))
+            if is_left:
+                world.server.end_session(metadata.image.brokers[1].session)
+            epoch = await copy.register(ENDPOINTS, rack=None, closed_life=None, directories=("folder",))
+            if is_left:
+                await copy.close()
+            await asyncio.wait_for(displaced.wait(), 10)
+            assert metadata.is_displaced and not metadata.has_session
+            left = load(world.server.snapshot())
+            assert left.lives[1].epoch == epoch
+            assert {broker.epoch for broker in left.brokers.values()} == (set() if is_left else {epoch})
+
+    asyncio.run(main())
+
+
 def test_many_proposals_of_in_sync_sets_are_one_commit(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path) as world:
