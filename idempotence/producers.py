@@ -430,7 +430,7 @@ class ProducerStates:
         self._put(header.producer_id, header.producer_epoch, coordinator_epoch, header.max_timestamp, kept)
 
     def _apply_marker(self, header: BatchHeader, batch: Buffer) -> None:
-        marker = read_marker(batch)
+        marker = read_marker(batch, header)
         if marker.type is None and header.record_count > 0:
             return  # a control record of a kind that we don't know
         producer_id, epoch = header.producer_id, header.producer_epoch

@@ -78,7 +78,7 @@ class StableOffsets:
         producer_id = header.producer_id
         if attributes & CONTROL:
             self.markers.add(header.base_offset)
-            self._end(producer_id, header.base_offset, read_marker(batch).type)
+            self._end(producer_id, header.base_offset, read_marker(batch, header).type)
         elif producer_id not in self._open and producer_id >= 0:
             self._begin(producer_id, header.base_offset, header.max_timestamp)
 

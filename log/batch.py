@@ -563,6 +563,7 @@ def build_plain_batch(
     *,
     producer_id: int = NO_PRODUCER_ID,
     producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
 ) -> bytearray:
     """The same batch as from `build_batch`, at a third of the cost, for simple records: an optional key, an optional
     value, no headers, the same time for all. With a producer id the batch belongs to that producer's transaction.
@@ -584,7 +585,7 @@ def build_plain_batch(
         parts.append(body)
     header = BatchHeader(
         *(0, 0, NO_EPOCH, MAGIC, 0, TRANSACTIONAL if producer_id >= 0 else 0, len(records) - 1),
-        *(timestamp_ms, timestamp_ms, producer_id, producer_epoch, NO_SEQUENCE, len(records)),
+        *(timestamp_ms, timestamp_ms, producer_id, producer_epoch, base_sequence, len(records)),
     )
     return assemble(header, b"".join(parts))
 

@@ -73,9 +73,10 @@ def build_marker(
     return bytes(assemble(header, record))
 
 
-def read_marker(batch: Buffer) -> Marker:
-    """What the control batch says; `CorruptBatch` when it is not one."""
-    header = read_header(batch)
+def read_marker(batch: Buffer, header: BatchHeader | None = None) -> Marker:
+    """What the control batch says; `CorruptBatch` when it is not one. Its `header` need not be read if it is known."""
+    if header is None:
+        header = read_header(batch)
     if not header.is_control:
         raise CorruptBatch("not a control batch")
     if len(batch) == _USUAL_BYTES and (usual := _USUAL.unpack_from(batch, HEADER_BYTES))[:2] == _USUAL_BEGINNING:

@@ -178,12 +178,12 @@ class PiecedAnswer:
 async def sha256_of(gateway: Gateway, *parts: bytes) -> str:
     """The digest of the parts, one after the other. Long parts are hashed beside the loop."""
     if sum(map(len, parts)) <= HASHED_AT_ONCE:
-        return _sha256(*parts)
-    found: str = await gateway.env.blocking(_sha256, *parts)
+        return sha256(*parts)
+    found: str = await gateway.env.blocking(sha256, *parts)
     return found
 
 
-def _sha256(*parts: bytes) -> str:
+def sha256(*parts: bytes) -> str:
     asked = hashlib.sha256()
     for part in parts:
         asked.update(part)

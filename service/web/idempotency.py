@@ -27,14 +27,15 @@ from log.disk import DiskFault
 from log.ids import TopicPartition
 from service.broker.internal_topics import HTTP_KEYS
 from service.broker.partition import Partition
-from service.web.answers import sha256_of
+from service.web.answers import HASHED_AT_ONCE, sha256
 from service.web.forwarding import OF_EVENTS, RECORD_HEADER, forward, headers_of_records, media_of
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.problems import Problem
 from service.web.routing import IDEMPOTENCY_KEY, JSON
 
 if TYPE_CHECKING:
-    from service.web.producing import BatchOut, Seal
+    from service.broker.session import Session
+    from service.web.producing import BatchOut, PlacedRecords, Seal
 
 REPLAYED = "Idempotency-Replayed"
 KEY_MAX = 255
@@ -105,9 +106,9 @@ def asked_for(method: str, path: str, media: str, *headers: str) -> bytes:
     return "".join((f"{method}\n{path}\n{media}\n", *headers)).encode("utf-8", "surrogateescape")
 
 
-async def fingerprint_of(gateway: Gateway, asked: bytes, body: bytes) -> str:
+def fingerprint_of(asked: bytes, body: bytes) -> str:
     """A digest of the request, which tells one request from another."""
-    return await sha256_of(gateway, asked, body)
+    return sha256(asked, body)
 
 
 class Once(NamedTuple):
@@ -144,7 +145,11 @@ class Keys:
 
     async def once(self, key: str, asked: bytes, body: bytes, write: Callable[[Seal], Awaitable[BatchOut]]) -> Once:
         """Write what is asked for, or find what was answered. This broker leads the partition of the key."""
-        gateway, fingerprint = self._gateway, await fingerprint_of(self._gateway, asked, body)
+        gateway = self._gateway
+        if len(body) <= HASHED_AT_ONCE:
+            fingerprint = fingerprint_of(asked, body)
+        else:
+            fingerprint = await gateway.env.blocking(fingerprint_of, asked, body)
         memory = await self._memory(key)
         memory.forget_old(gateway)
         digest = _digest(key.encode())
@@ -163,6 +168,23 @@ class Keys:
         if len(memory.offsets) >= KEYS_MAX:
             raise Problem("throttled", f"{KEYS_MAX} Idempotency-Keys are remembered, and none of them is old")
         return Once(await self._write(KeyRecord(self, memory, key, fingerprint), write), is_replayed=False)
+
+    def claim(self, index: int, key: str, asked: bytes, body: bytes) -> KeyRecord | None:
+        """The record of a key that nobody has used, if that is known at once; it is to be shared in the same turn of
+        the loop. None: `once` finds out. `index` is that of the key's partition.
+        """
+        memory = self._memories.get(index)
+        if memory is None or not memory.is_loaded or not memory.is_led(self._gateway.partitions.get(memory.where)):
+            return None
+        memory.forget_old(self._gateway)
+        sealed = KeyRecord(self, memory, key, fingerprint_of(asked, body))
+        if sealed.digest in memory.offsets or sealed.digest in self._under_way or len(memory.offsets) >= KEYS_MAX:
+            return None
+        return sealed
+
+    def share(self, sealed: KeyRecord, placed: PlacedRecords, asker: Session) -> asyncio.Future[BatchOut]:
+        self._under_way[sealed.digest] = sealed.fingerprint
+        return self._gateway.sharing.add(placed, sealed, asker)
 
     async def _write(self, sealed: KeyRecord, write: Callable[[Seal], Awaitable[BatchOut]]) -> bytes:
         self._under_way[sealed.digest] = sealed.fingerprint
@@ -200,7 +222,7 @@ class Keys:
             partition = self._gateway.partitions.get(where)
             if partition is not None and partition.is_leading:
                 memory = self._memories.get(index)
-                if memory is None or memory.partition is not partition or memory.epoch != partition.leader_epoch:
+                if memory is None or not memory.is_led(partition):
                     memory = self._memories[index] = Memory(where, partition)
                 # During the wait a write may have failed, and another memory may have taken this one's place.
                 if memory.is_loaded or (await memory.load(deadline) and self._memories.get(index) is memory):
@@ -250,6 +272,10 @@ class Memory:
         self._until = partition.log.end_offset
         self._loading = asyncio.Lock()
         self.is_loaded = False
+
+    def is_led(self, partition: Partition | None) -> bool:
+        """Whether the key's partition, which is this one now, is led as when the memory began."""
+        return partition is self.partition and partition.is_leading and partition.leader_epoch == self.epoch
 
     async def load(self, deadline: float) -> bool:
         """Read the keys that were written before. False: this leadership ended meanwhile."""

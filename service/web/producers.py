@@ -21,7 +21,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 from weakref import WeakValueDictionary
 
-from log.batch import NewRecord, build_batch
+from log.batch import NewRecord, build_batch, build_plain_batch
 from log.ids import TopicPartition
 from service.broker.internal_topics import GROUPS, TRANSACTIONS
 from service.client.cluster import MOVED
@@ -104,12 +104,17 @@ class Producer:
 
     def build(self, partition: TopicPartition, records: Sequence[NewRecord], codec: int = 0) -> OutgoingBatch:
         """A batch with the next sequence numbers of its partition."""
-        batch = build_batch(records, codec=codec, **self._numbers(partition, len(records)))
+        numbers, first_ms = self._numbers(partition, len(records)), records[0][3]
+        batch: bytes | bytearray
+        if codec or any(headers or time_ms != first_ms for _, _, headers, time_ms in records):
+            batch = build_batch(records, codec=codec, transactional=True, **numbers)
+        else:
+            batch = build_plain_batch([(key, value) for key, value, _, _ in records], first_ms, **numbers)
         return OutgoingBatch(partition, batch, len(records), numbered=True)
 
     async def build_any(self, partition: TopicPartition, records: Sequence[NewRecord]) -> OutgoingBatch:
         """The same. One record that is long is copied in several turns of the loop."""
-        batch = await batch_of(records, **self._numbers(partition, len(records)))
+        batch = await batch_of(records, transactional=True, **self._numbers(partition, len(records)))
         return OutgoingBatch(partition, batch, len(records), numbered=True)
 
     def _numbers(self, partition: TopicPartition, records: int) -> dict[str, Any]:
@@ -120,7 +125,6 @@ class Producer:
             "producer_id": self.producer_id,
             "producer_epoch": self.epoch,
             "base_sequence": sequence,
-            "transactional": True,
         }
 
     async def write(self, batches: Sequence[OutgoingBatch], *, internal: bool = False) -> None:

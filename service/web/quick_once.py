@@ -8,6 +8,7 @@ either.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from log.ids import TopicPartition
@@ -15,7 +16,7 @@ from service.broker.internal_topics import HTTP_KEYS
 from service.broker.session import Session
 from service.client.failures import ClientFailure
 from service.web.gateway import ASKING, Gateway
-from service.web.idempotency import REPLAYED, asked_for, read_key
+from service.web.idempotency import REPLAYED, KeyRecord, asked_for, read_key
 from service.web.problems import Problem, of_failure
 from service.web.producing import BatchOut, PlacedRecords, Seal, write_together
 from service.web.quick import BODY_BYTES_MAX, NOT_NOW, Answer, Plain, Told, partition_of, read_json
@@ -52,7 +53,19 @@ def write(
         [(where, number) for number in range(len(records))],
         topic_name,
     )
-    return _once(gateway, session, key, asked_for("POST", path, media), body, placed)
+    asked = asked_for("POST", path, media)
+    sealed = gateway.keys.claim(home.partition, key, asked, body)
+    if sealed is not None and gateway.sharing.takes(placed, sealed):
+        return _shared(sealed, gateway.keys.share(sealed, placed, session))
+    return _once(gateway, session, key, asked, body, placed)
+
+
+async def _shared(sealed: KeyRecord, written: asyncio.Future[BatchOut]) -> Told:
+    try:
+        await written
+    except ClientFailure as failure:
+        raise of_failure(failure, changes=True) from None
+    return sealed.answer, b""
 
 
 async def _once(gateway: Gateway, session: Session, key: str, asked: bytes, body: bytes, placed: PlacedRecords) -> Told:

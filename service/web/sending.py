@@ -16,7 +16,7 @@ from typing import Any
 from log.batch import NewRecord, build_batch, build_long_batch, set_producer
 from log.copies import COPIED_AT_ONCE, joined_to_write
 from log.ids import TopicPartition
-from service.broker.acceptance import RefusedBatch
+from service.broker.acceptance import Inspected, RefusedBatch
 from service.broker.partition import ACKS_ALL, Appended
 from service.broker.partition_table import TopicPartitions
 from service.broker.session import Session
@@ -301,6 +301,12 @@ async def _send_here(
         copy, each.copy = each.copy, None
         write = Write(topic, each.partition.partition, memoryview(bytearray(each.batch)) if copy is None else copy)
         write.expected_offset = each.expected_offset
+        if (
+            internal
+            and (partition := write.partition) is not None
+            and partition.log.config.compression_type == "producer"
+        ):
+            write.inspected = Inspected(partition.log.config)  # this broker has made it, of records that have keys
         writes.append(write)
     terms = replace(TERMS, transactional_id=transactional_id, may_write_internal=internal)
     writing = Writing(gateway.writing, terms, writes)

@@ -139,10 +139,13 @@ class Sharing:
 
     async def write(self, placed: PlacedRecords, seal: Seal) -> BatchOut:
         """Write all of it, or raise a problem and write nothing. From here on the seal is told what becomes of it."""
+        return await self.add(placed, seal, ASKING.get(self._gateway.own_session))
+
+    def add(self, placed: PlacedRecords, seal: Seal, asker: Session) -> asyncio.Future[BatchOut]:
+        """What `write` returns or raises. If nobody waits for it any more, the request is seen through all the same."""
         gateway, loop = self._gateway, asyncio.get_running_loop()
         needs = gateway.needed_by([*placed.by_partition, seal.where])
         size_bytes = sum(bytes_of(record) for records in placed.by_partition.values() for record in records)
-        asker = ASKING.get(gateway.own_session)
         wish = Wish(placed, seal, loop.create_future(), size_bytes, loop.time(), asker)
         queue = self._queues.setdefault(needs, Queue())
         queue.wishes.append(wish)
@@ -155,7 +158,7 @@ class Sharing:
         elif len(queue.wishes) == queue.coming:
             queue.start.cancel()
             queue.start = loop.call_soon(self._begin, needs)
-        return await asyncio.shield(wish.answer)
+        return wish.answer
 
     def _begin(self, needs: frozenset[int]) -> None:
         loop, queue = asyncio.get_running_loop(), self._queues[needs]

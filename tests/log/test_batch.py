@@ -59,6 +59,8 @@ def test_plain_records_make_the_batch_that_any_would(count: int) -> None:
     assert build_plain_batch(records, 77) == build_batch(records_anyhow)
     of_producer = build_batch(records_anyhow, producer_id=5, producer_epoch=2, transactional=True)
     assert build_plain_batch(records, 77, producer_id=5, producer_epoch=2) == of_producer
+    numbered = build_batch(records_anyhow, producer_id=5, producer_epoch=2, base_sequence=9, transactional=True)
+    assert build_plain_batch(records, 77, producer_id=5, producer_epoch=2, base_sequence=9) == numbered
 
 
 def test_restamping_leaves_the_checksum_right() -> None:

@@ -59,7 +59,7 @@ def the_keys_record_is_written_outside_the_transaction() -> Planting:
 
 
 def an_answer_is_replayed_for_another_body() -> Planting:
-    async def fingerprint_of(*_: Any) -> str:
+    def fingerprint_of(*_: Any) -> str:
         return "whatever"
 
     return replaced(service.web.idempotency, "fingerprint_of", fingerprint_of)

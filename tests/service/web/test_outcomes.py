@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import pickle
 import socket
@@ -20,6 +21,7 @@ import pytest
 from aiohttp import ClientResponse, ClientSession, web
 
 import service.client.transactions
+import service.web.idempotency
 import service.web.instances
 import service.web.transactions
 from isolation.read_view import Isolation
@@ -1088,6 +1090,41 @@ def test_a_key_is_remembered_though_what_is_known_was_learnt_anew_while_it_was_w
     keys = keys_of(before)
     record = write_key(keys, before, lambda: keys._memories.update({0: after}))
     assert after.offsets == {record.digest: (7, 1000)}
+
+
+def test_a_key_is_claimed_at_once_only_if_it_is_known_that_nobody_has_used_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = memory()
+    keys, partition = keys_of(known), cast(Any, known.partition)
+    gateway = cast(Any, keys._gateway)
+    gateway.partitions = {WHERE: partition}
+    gateway.config = SimpleNamespace(http_idempotency_retention_ms=500)
+    partition.is_leading = True
+    assert keys.claim(0, "a", b"asked", b"") is None, "what was written before is not read"
+    known.is_loaded = True
+    assert keys.claim(1, "a", b"asked", b"") is None
+    sealed = keys.claim(0, "a", b"asked", b"body")
+    assert sealed is not None
+    assert sealed.fingerprint == hashlib.sha256(b"askedbody").hexdigest()
+    keys._under_way[sealed.digest] = sealed.fingerprint
+    assert keys.claim(0, "a", b"asked", b"body") is None, "it is being written"
+    del keys._under_way[sealed.digest]
+    known.note(sealed.digest, 7, 600)
+    assert keys.claim(0, "a", b"asked", b"body") is None, "it was written"
+    known.note(sealed.digest, 7, 499)
+    assert keys.claim(0, "a", b"asked", b"body") is not None, "its time is over"
+    for number in range(2):
+        known.note(b"%d" % number, number, 1000)
+    monkeypatch.setattr(service.web.idempotency, "KEYS_MAX", 2)
+    assert keys.claim(0, "a", b"asked", b"body") is None
+    monkeypatch.setattr(service.web.idempotency, "KEYS_MAX", 3)
+    assert keys.claim(0, "a", b"asked", b"body") is not None
+    partition.is_leading = False
+    assert keys.claim(0, "a", b"asked", b"body") is None
+    partition.is_leading, partition.leader_epoch = True, 6
+    assert keys.claim(0, "a", b"asked", b"body") is None, "another may have answered meanwhile"
+    partition.leader_epoch = 5
+    gateway.partitions[WHERE] = SimpleNamespace(is_leading=True, leader_epoch=5)
+    assert keys.claim(0, "a", b"asked", b"body") is None, "the topic was made anew"
 
 
 def test_a_request_is_not_committed_if_another_broker_answered_for_its_key_meanwhile() -> None:
