@@ -258,7 +258,7 @@ def names(count: int) -> bytes:
         (b"{%b}" % names(400_000), TOP),
         (b'{%b,"z":' % names(900) * 400, TOP),
         (b"[{" * 500_000, TOP),
-        (b'{"records":[{"%b":1}]}' % (b"x" * 3_000_000), RECORD),
+        (b'{"records":[{"%b":1}]}' % (b"x" * 1_000_000), RECORD),
     ],
     ids=["beside records", "in a record", "in a header", "in a line", "around it", "nested", "a long one"],
 )
@@ -280,7 +280,7 @@ def test_many_names_in_one_after_the_other_are_taken() -> None:
     read(b'{"records":[%b{}]}' % (b'{"headers":[{"name":"a","value":""}]},' * 30_000))
 
 
-@pytest.mark.parametrize("content", [b"\\n" * 2_000_000, b'\\"' * 2_000_000, b"x" * 4_000_000])
+@pytest.mark.parametrize("content", [b"\\n" * 750_000, b'\\"' * 750_000, b"x" * 1_500_000])
 def test_a_long_string_is_scanned_in_several_steps(content: bytes) -> None:
     body = b'{"records":[{"headers":{"a":"b"},"value":"%b"}]}' % content
     turns = scan_turns(body)
