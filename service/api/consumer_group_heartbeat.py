@@ -11,7 +11,7 @@ from collections.abc import Awaitable
 
 from service.api.group_answers import Groups, answer_with, ask, error_code, fresh_member_id, host_of
 from service.broker.session import Session
-from service.groups.commands import JOIN_EPOCH, ConsumerHeartbeat, ConsumerHeartbeatReply, PartitionsByTopic
+from service.groups.commands import ConsumerHeartbeat, ConsumerHeartbeatReply, PartitionsByTopic
 from service.ports import Env
 from service.turns import NAMED_A_TURN, Steps, Turn, in_turns, now_or_in_turns
 from service.wire.codec import RequestHeader
@@ -30,8 +30,6 @@ ASKED_AGAIN_S = (0.05, 0.15)
 """To make the target of a group of thousands of members takes about as long as the first pause, while they send their
 heartbeats. Longer than both a heartbeat does not wait.
 """
-JOIN_ASKED_AGAIN_S = (0.03, 0.05, 0.12)
-"""The first target of a group is made when no member has joined for 25 ms, and that of a small one in one turn."""
 PARTITIONS_AS_ONE = 30
 """To tell of so many partitions takes as long as to tell of one more topic."""
 ANSWERS_IT_COSTS = 2
@@ -97,47 +95,22 @@ def _beat(
     ) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse]:
         if isinstance(reply, ErrorCode) or not reply.comes_early:
             return _answer(reply)
-        return _ask_again(groups, session, command, reply)
+        return _ask_again(groups, session, command)
 
     return answer_with(answer, groups, request.group_id, command, ConsumerHeartbeatReply)
 
 
-async def _ask_again(
-    groups: Groups, session: Session, command: ConsumerHeartbeat, early: ConsumerHeartbeatReply
-) -> ConsumerGroupHeartbeatResponse:
-    """For a heartbeat that came while a new target was being made: its member would hear of it an interval later. For a
-    join that came before the first target, too.
-    """
-    if joins := command.member_epoch == JOIN_EPOCH:
-        command = _next_beat(command, early)
-    for pause_s in JOIN_ASKED_AGAIN_S if joins else ASKED_AGAIN_S:
+async def _ask_again(groups: Groups, session: Session, command: ConsumerHeartbeat) -> ConsumerGroupHeartbeatResponse:
+    """For a heartbeat that came while a new target was being made: its member would hear of it an interval later."""
+    for pause_s in ASKED_AGAIN_S:
         with session.waits():
             await asyncio.sleep(pause_s)
             await groups.answers.turn(ANSWERS_IT_COSTS)  # a thousand may have waited
         reply = await ask(groups, command.group_id, command, ConsumerHeartbeatReply)
         if isinstance(reply, ErrorCode) or not reply.comes_early:
             break
-    if joins and not isinstance(reply, ErrorCode) and reply.fault is None:
-        told = early.assignment if reply.assignment is None else reply.assignment
-        reply = reply._replace(assignment=told, heartbeat_interval_ms=early.heartbeat_interval_ms)
     answer = _answer(reply)
     return await answer if isinstance(answer, Awaitable) else answer
-
-
-def _next_beat(join: ConsumerHeartbeat, told: ConsumerHeartbeatReply) -> ConsumerHeartbeat:
-    """What the member will send when it was told this. To join again would be refused to an instance, which is in the
-    group now. It does not say what it owns, because it may be another who is asking under this name meanwhile.
-    """
-    assert told.member_id is not None
-    return join._replace(
-        member_id=told.member_id,
-        member_epoch=told.member_epoch,
-        rebalance_timeout_ms=-1,
-        subscribed_topics=None,
-        subscribed_regex=None,
-        server_assignor=None,
-        owned=None,
-    )
 
 
 def _answer(

@@ -29,8 +29,6 @@ from txn.tally import TxnTally
 
 PEERS_TIMEOUT_S = 5.0
 """A question to another broker that has no answer after this time is asked again."""
-FIRST_TARGET_PAUSE_MS = 25
-"""Consumers of one process, or of a load that is started as a whole, join within a few milliseconds of each other."""
 
 
 class Coordination:
@@ -132,7 +130,6 @@ class Coordination:
             offset_metadata_max_bytes=config.offset_metadata_max_bytes,
             offsets_retention_ms=config.offsets_retention_minutes * 60_000,
             offsets_retention_check_interval_ms=config.offsets_retention_check_interval_ms,
-            first_target_pause_ms=FIRST_TARGET_PAUSE_MS,
         )
 
     def consumer_times(self, group_id: str) -> ConsumerTimes:

@@ -26,7 +26,6 @@ class AssignmentRound:
     def __init__(self, epoch: int, steps: TargetInSteps) -> None:
         self.epoch = epoch
         self.is_computed = False
-        self.is_written = False  # in part
         self.target: Target = {}
         self.unwritten: list[NewTarget] = []
         self._steps = steps
@@ -47,6 +46,5 @@ class AssignmentRound:
             count += 1
             if at_once <= 0:
                 break
-        self.is_written = True
         some, self.unwritten = self.unwritten[:count], self.unwritten[count:]
         return some

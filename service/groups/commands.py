@@ -135,7 +135,7 @@ class ConsumerHeartbeatReply(NamedTuple):
     member_epoch: int = 0
     heartbeat_interval_ms: int = 0
     assignment: PartitionsByTopic | None = None  # the group's own, not to be changed
-    comes_early: bool = False  # nothing is new but a target that is being made, or will be as soon as it may
+    comes_early: bool = False  # nothing is new but the target, which is being made in these turns of the loop
 
 
 # Offsets --------------------------------------------------------------------------------------------------------------

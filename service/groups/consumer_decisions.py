@@ -97,12 +97,6 @@ NO_PARTITIONS: TargetByTopic = {}
 QUIET_MS = 200
 QUIET_MS_MIN = 25
 
-# The first target of a group waits for members that come at the same moment (`first_target_pause_ms`), so that none is
-# given what it has to give back to the others. They are not waited for longer than the first of these times. So many
-# are told nothing before they are given their part. More would ask in vain too often.
-FIRST_TARGET_MS_MAX = 3_000
-JOINS_HELD = 150
-
 
 class Goal(NamedTuple):
     """The target assignment of one member, and its epoch."""
@@ -171,8 +165,6 @@ class ConsumerDecisions:
         if isinstance(regex_change, GroupRefusal):
             return regex_change
         names_changed = self.record_member(group, found, member, draft, names=ask.subscribed_topics)
-        if names_changed and ask.member_epoch == JOIN_EPOCH and not group.target:
-            self._note_join(group, draft)
         epoch = self.maybe_raise_epoch(group, member, names_changed or regex_change.is_resolved, draft)
         goal = self.maybe_assign(group, epoch, member, draft)
         newest = group.told_up_to(found)
@@ -199,15 +191,10 @@ class ConsumerDecisions:
         is_settled = ask.member_epoch != JOIN_EPOCH and walked.is_reconciled_to(epoch)
         interval_ms = _interval_ms(group, times, is_settled)
         assignment = walked.assigned if tells else None
-        comes_early = goal.epoch < epoch and self._comes_early(group, ask, draft, tells)
+        is_behind = goal.epoch < group.epoch
+        comes_early = is_behind and not draft.records and not tells and self._is_assigning(group, draft)
         told = (None, None, member_id, walked.member_epoch, interval_ms, assignment, comes_early)
         return _new(ConsumerHeartbeatReply, told)
-
-    def _comes_early(self, group: ConsumerGroup, ask: ConsumerHeartbeat, draft: Draft, tells: bool) -> bool:
-        """Whether the member would hear of the next target, for which the group waits, if it asked a little later."""
-        if self._waits_for_first_target(group) and (ask.member_epoch == JOIN_EPOCH or not draft.records):
-            return True
-        return not draft.records and not tells and self._is_assigning(group, draft)
 
     def refuse_when_full(self, members: Collection[str], member_id: str) -> GroupRefusal | None:
         limit = self._settings.group_consumer_max_size
@@ -506,9 +493,6 @@ class ConsumerDecisions:
                 self.assign_later(group, draft)  # the interval or the wall clock was set meanwhile
                 return
             ahead = AssignmentRound(group.epoch, self._assign(group, group.members.copy(), group.topics_subscribed()))
-        elif ahead.epoch < group.epoch and not ahead.is_written and self._wait_before_assigning_ms(group, draft):
-            self.assign_later(group, draft)  # more members come, and the present target may still stand
-            return
         if ahead.compute(STEPS_AT_ONCE):
             for name, instance_id, part in ahead.next_unwritten(TARGETS_AT_ONCE):
                 member = group.members.get(name) or group.static_member(instance_id)
@@ -539,25 +523,12 @@ class ConsumerDecisions:
         interval_ms = self._settings.consumer_times(group.group_id).assignment_interval_ms
         last_ms = group.assignment_timestamp_ms
         if not 0 < last_ms <= draft.wall_ms < last_ms + interval_ms:
-            return 0 if group.target else self._wait_for_first_ms(group, interval_ms, draft)
+            return 0
         wait_ms = last_ms + interval_ms - draft.wall_ms
         if len(group.target) > 1:
             return wait_ms
         quiet_ms = max(QUIET_MS // (1 + len(group.members) // 100), QUIET_MS_MIN)
         return min(wait_ms, max(group.raised_ms + quiet_ms - draft.now_ms, 0))
-
-    def _wait_for_first_ms(self, group: ConsumerGroup, interval_ms: int, draft: Draft) -> int:
-        pause_ms = min(self._settings.first_target_pause_ms, interval_ms)
-        until_ms = min(group.joined_ms + pause_ms, group.joining_since_ms + FIRST_TARGET_MS_MAX)
-        return max(until_ms - draft.now_ms, 0)
-
-    def _note_join(self, group: ConsumerGroup, draft: Draft) -> None:
-        if draft.now_ms > group.joined_ms + self._settings.first_target_pause_ms:
-            group.joining_since_ms = draft.now_ms
-        group.joined_ms = draft.now_ms
-
-    def _waits_for_first_target(self, group: ConsumerGroup) -> bool:
-        return bool(self._settings.first_target_pause_ms) and not group.target and len(group.members) < JOINS_HELD
 
     def _specs(self, group: ConsumerGroup, members: Iterable[ConsumerMember]) -> SmallSteps[dict[str, MemberSpec]]:
         """The members as assignors need them. Members that subscribe to the same topics, by whatever names and

@@ -306,11 +306,9 @@ class ConsumerGroup:
     # Soft, too: the target's epoch when the log had been read, up to which former coordinators may have told members
     # epochs that are in no record.
     replayed_epoch: int = field(default=-1, compare=False)
-    # Soft, too: when a member last raised the epoch; when the last one joined, and the first of those that came without
-    # a pause; what the epoch was last raised to, by whatever; a new target that is being made in several turns.
+    # Soft, too: when a member last raised the epoch; what it was last raised to, by whatever; a new target that is
+    # being made in several turns.
     raised_ms: int = field(default=0, compare=False)
-    joined_ms: int = field(default=0, compare=False)
-    joining_since_ms: int = field(default=0, compare=False)
     raised: Raised | None = field(default=None, compare=False)
     assignment_round: AssignmentRound | None = field(default=None, compare=False)
     downgrade: object = field(default=None, compare=False)  # what `migration.py` has prepared, and who leaves with it

@@ -39,10 +39,6 @@ class GroupSettings:
     # this limit shows that it is gone. Kafka has the same number, and not among its documented settings.
     new_member_join_timeout_ms: int = 300_000
 
-    # How long after a join the first target of a consumer group is made if no other member joins meanwhile. 0: at once,
-    # as with Kafka. The first member is given everything then, and has to give it back to those that come with it.
-    first_target_pause_ms: int = 0
-
     @property
     def may_upgrade(self) -> bool:
         return self.group_consumer_migration_policy in ("bidirectional", "upgrade")

@@ -359,7 +359,6 @@ class GroupWorld:
             group_consumer_migration_policy=policy,
             offsets_retention_ms=self.plan.offsets_retention_ms,
             offsets_retention_check_interval_ms=self.plan.offsets_retention_ms // 5,
-            first_target_pause_ms=interval_ms // 4,
         )
         self._settings = settings
         self._life += 1

@@ -11,8 +11,6 @@ from service.groups.assignment_round import STEPS_AT_ONCE, TARGETS_AT_ONCE, TOPI
 from service.groups.assignors import ASSIGNORS, Target
 from service.groups.commands import LEAVE_EPOCH, STATIC_LEAVE_EPOCH, ConsumerHeartbeatReply, ForgetTopic
 from service.groups.consumer_decisions import (
-    FIRST_TARGET_MS_MAX,
-    JOINS_HELD,
     QUIET_MS,
     QUIET_MS_MIN,
     REGEX_MIN_INTERVAL_MS,
@@ -251,93 +249,6 @@ def test_the_members_of_a_new_group_share_a_target_after_the_interval_if_others_
         assert driver.beat(f"b{number}", 0).member_epoch == 2
     driver.wait(50)
     assert driver.consumer().assignment_epoch == 21
-
-
-PAUSE_MS = 25
-WITH_PAUSE = GroupSettings(first_target_pause_ms=PAUSE_MS)
-
-
-def test_members_that_join_at_the_same_moment_are_given_nothing_that_they_have_to_give_back() -> None:
-    driver = Driver(WITH_PAUSE)
-    for member in "ab":
-        told = driver.beat(member, 0)
-        assert (told.fault, told.member_epoch, told.assignment, told.comes_early) == (None, 1, {}, True)
-        driver.wait(PAUSE_MS - 1)
-    assert driver.beat("a", 1).comes_early
-    assert driver.consumer().state == "Assigning"
-    driver.wait(1)
-    assert driver.consumer().assignment_epoch == driver.consumer().epoch == 3
-    for member in "ab":
-        told = driver.beat(member, 1)
-        assert (told.member_epoch, told.comes_early) == (3, False)
-        assert told.assignment is not None
-        assert [len(part) for part in told.assignment.values()] == [2]
-    assert driver.consumer().state == "Stable"
-    driver.check_replay()
-
-
-def test_a_member_that_joins_alone_is_given_everything_after_the_pause() -> None:
-    driver = Driver(WITH_PAUSE)
-    driver.beat("a", 0)
-    driver.wait(PAUSE_MS)
-    assert driver.named(driver.beat("a", 1)) == {"orders": [0, 1, 2, 3]}
-
-
-def test_who_comes_back_to_a_group_that_all_have_left_waits_for_the_others_too() -> None:
-    driver = Driver(WITH_PAUSE)
-    driver.beat("a", 0)
-    driver.wait(PAUSE_MS)
-    driver.beat("a", LEAVE_EPOCH)
-    driver.wait(2_000)
-    assert driver.beat("a", 0).comes_early
-    assert driver.beat("b", 0).comes_early
-    driver.wait(PAUSE_MS)
-    assert {len(part) for target in group_of(driver).target.values() for part in target.values()} == {2}
-
-
-def test_members_that_go_on_joining_are_not_waited_for_without_end() -> None:
-    driver = Driver(WITH_PAUSE)
-    began_ms = driver.now_ms
-    while driver.now_ms < began_ms + FIRST_TARGET_MS_MAX:
-        driver.beat(f"m{driver.now_ms}", 0)
-        assert not group_of(driver).target
-        driver.wait(PAUSE_MS - 1)
-    driver.wait(PAUSE_MS)
-    assert group_of(driver).target
-
-
-def test_nobody_is_waited_for_where_targets_are_made_at_once() -> None:
-    driver = Driver(GroupSettings(consumer_times=assigned_at_once, first_target_pause_ms=PAUSE_MS))
-    assert driver.named(driver.beat("a", 0)) == {"orders": [0, 1, 2, 3]}
-
-
-def test_a_topic_that_is_made_later_is_given_at_once() -> None:
-    driver = Driver(WITH_PAUSE)
-    driver.beat("a", 0, subscribed_topics=("later",))
-    driver.wait(10_000)
-    epoch = driver.beat("a", 1).member_epoch
-    driver.topics.put("later", 1)
-    assert driver.named(driver.beat("a", epoch)) == {"later": [0]}
-
-
-def test_of_very_many_that_join_at_the_same_moment_only_the_first_are_to_ask_again() -> None:
-    driver = Driver(WITH_PAUSE)
-    early = [driver.beat(f"m{number:03}", 0).comes_early for number in range(JOINS_HELD + 10)]
-    assert early == [True] * JOINS_HELD + [False] * 10
-
-
-def test_a_first_target_is_begun_anew_for_members_that_come_while_it_is_computed() -> None:
-    driver = Driver(WITH_PAUSE, Topics(orders=LARGE))
-    for number in range(LARGE):
-        driver.beat(f"m{number:04}", 0)
-    driver.now_ms += PAUSE_MS
-    begun = (group_of(driver).assignment_round is not None for _ in turns(driver))
-    assert any(begun)
-    driver.beat("late", 0)
-    driver.wait(PAUSE_MS)
-    group = group_of(driver)
-    assert group.assignment_epoch == group.epoch
-    assert sum(key[:2] == b"\0\6" for entry in driver.log for key, _ in entry.records) == 1
 
 
 def test_a_member_is_told_a_short_heartbeat_interval_until_it_has_its_part() -> None:

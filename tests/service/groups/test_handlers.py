@@ -16,7 +16,6 @@ from service.groups.assignment_round import TARGETS_AT_ONCE
 from service.groups.classic_group import ClassicGroup
 from service.groups.commands import NameOffsets
 from service.groups.describe import DescribedMembers
-from service.groups.settings import GroupSettings
 from service.groups.verdicts import Fault
 from service.turns import NAMED_A_TURN
 from service.wire.base import Struct
@@ -45,7 +44,7 @@ from service.wire.messages import (
     SyncGroupRequest,
     SyncGroupRequestAssignment,
 )
-from tests.service.groups.driver import Driver, subscription
+from tests.service.groups.driver import subscription
 from tests.service.groups.stage import Stage
 
 NOBODY = b"?" * 16
@@ -421,32 +420,6 @@ def test_a_member_joins_stays_and_leaves_by_heartbeats(stage: Stage) -> None:
     assert (fenced.error_code, fenced.member_id) == (ErrorCode.FENCED_MEMBER_EPOCH, None)
     assert fenced.error_message
     assert stage.ask(ConsumerGroupHeartbeatRequest("k", "m", -1), 1).member_epoch == -1
-
-
-@pytest.mark.parametrize("instance", [None, "i"])
-@pytest.mark.parametrize("version", [0, 1])
-@pytest.mark.parametrize("is_made", [True, False])  # or another comes, and is waited for, too
-def test_who_joins_waits_a_little_for_the_first_target(
-    monkeypatch: pytest.MonkeyPatch, version: int, instance: str | None, is_made: bool
-) -> None:
-    monkeypatch.setattr(consumer_group_heartbeat, "JOIN_ASKED_AGAIN_S", (0.001, 0.001))
-    stage = Stage(Driver(GroupSettings(first_target_pause_ms=25)))
-    name = "m" if version else ""
-
-    async def joined() -> Any:
-        asked = asyncio.ensure_future(stage.answer(first_heartbeat(name, instance_id=instance), version))
-        await asyncio.sleep(0)
-        assert not asked.done()
-        if is_made:
-            stage.driver.wait(25)
-        else:
-            stage.driver.beat("another", 0, "k")
-        return await asked
-
-    answer = asyncio.run(joined())
-    assert (answer.error_code, answer.member_epoch, answer.heartbeat_interval_ms) == (0, 1 + is_made, 1_000)
-    assert answer.member_id
-    assert [topic.partitions for topic in answer.assignment.topic_partitions] == [[0, 1, 2, 3]] * is_made
 
 
 def test_a_member_is_told_of_thousands_of_topics_in_turns(stage: Stage) -> None:
