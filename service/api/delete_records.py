@@ -6,7 +6,6 @@ down, the answer about its partition is a timeout. The leader has deleted by the
 """
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from log.disk import DiskFault
@@ -29,8 +28,6 @@ from service.wire.messages import (
 
 HIGH_WATERMARK = -1
 NO_LOW_WATERMARK = -1
-RAISED_AT_ONCE = 16
-"""How many logs get their new beginning at the same time: each waits for its disk."""
 
 
 @dataclass(slots=True)
@@ -54,10 +51,12 @@ async def handle(
     deadline = asyncio.get_running_loop().time() + request.timeout_ms / 1000
     deletions: list[Deletion] = []
     topics = await done_in_turns(_named(request, deletions))
-    ahead = iter(deletions)
+    turn = Turn(NAMED_A_TURN)
     try:
-        await asyncio.gather(*(_begin(partitions, ahead) for _ in range(RAISED_AT_ONCE)))
-        turn = Turn(NAMED_A_TURN)
+        for one in deletions:
+            if turn.is_over():
+                await asyncio.sleep(0)
+            await _raise_start(partitions, one)
         for one in deletions:
             if turn.is_over():
                 await asyncio.sleep(0)
@@ -82,15 +81,6 @@ def _named(request: DeleteRecordsRequest, deletions: list[Deletion]) -> Steps[li
             deletions.append(Deletion(TopicPartition(topic.name, wanted.partition_index), wanted, result))
         topics.append(DeleteRecordsTopicResult(topic.name, results))
     return topics
-
-
-async def _begin(partitions: PartitionTable, ahead: Iterator[Deletion]) -> None:
-    """Delete from the logs of the leaders, one after the other, together with others that take from `ahead`."""
-    turn = Turn(NAMED_A_TURN // RAISED_AT_ONCE)
-    for one in ahead:
-        if turn.is_over():
-            await asyncio.sleep(0)
-        await _raise_start(partitions, one)
 
 
 async def _raise_start(partitions: PartitionTable, one: Deletion) -> None:
