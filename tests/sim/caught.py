@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+FAR = 40
 _FILE = Path(__file__).with_name("caught.json")
 
 
@@ -15,6 +16,13 @@ def seeds(mutant: str, *, anew: bool = False) -> Iterator[int]:
     """All seeds, in the order in which they are to be tried. `anew`: as if nothing were known."""
     known = None if anew else _read().get(mutant)
     return itertools.chain(() if known is None else (known,), itertools.count(1))
+
+
+def takes_long(mutant: str) -> bool:
+    """Whether the first seed that catches it is far up. Then so is the next one, once the runs have changed: to hunt it
+    is for `make mutants`.
+    """
+    return _read().get(mutant, 0) > FAR
 
 
 def note(caught: dict[str, int]) -> None:
