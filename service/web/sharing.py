@@ -94,6 +94,11 @@ class Queue:
     """Once so many wait, they are begun with."""
     under_way: int = 0
 
+    def set_no_start(self) -> None:
+        if self.start is not None:
+            self.start.cancel()
+            self.start = None
+
     def take(self, now_s: float) -> list[Wish]:
         """The next ones that share a transaction. A request that has waited for too long is told so."""
         taken: list[Wish] = []
@@ -162,9 +167,7 @@ class Sharing:
 
     def _begin(self, needs: frozenset[int]) -> None:
         loop, queue = asyncio.get_running_loop(), self._queues[needs]
-        if queue.start is not None:
-            queue.start.cancel()
-            queue.start = None
+        queue.set_no_start()
         queue.coming = MOST
         if queue.under_way >= GROUPS_MAX:
             return  # the next one that ends begins with those that wait
@@ -204,9 +207,7 @@ class Sharing:
                         self._spawn("write a request alone", self._write_alone(wish))
         finally:
             queue.under_way -= 1
-            if queue.start is not None:
-                queue.start.cancel()
-                queue.start = None
+            queue.set_no_start()
             coming = len(queue.wishes) + len(wishes)
             if coming > 1 and len(queue.wishes) < MOST and not self._is_over:
                 queue.coming = min(coming, MOST)
