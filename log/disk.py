@@ -52,6 +52,8 @@ DESCRIPTOR_PATIENCE_S: Final = 10.0
 TEMPORARY: Final = ".tmp"
 DISCARDED: Final = ".discarded"
 """The folder in which a real disk keeps files that are being removed. `sweep` removes what a crash left there."""
+BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
+"""The kernel's own name for the time since it started: containers have that of their machine."""
 PARTITION_METADATA: Final = "partition.metadata"
 """The file that tells which topic a partition's folder belongs to (`log/identity.py`)."""
 
@@ -107,6 +109,11 @@ class Disk(Protocol):
     @property
     def fault(self) -> DiskFault | None:
         """The fault that made this disk unusable for changes. A file that can't be read makes no such fault."""
+
+    def place(self) -> str:
+        """Tells this folder from all its copies, here and on other machines. A process that is started again finds the
+        folder at the same place, unless the machine was started again, or the disk moved, in between.
+        """
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> File:
         """FileNotFoundError without `create`; FileExistsError with `exclusive`."""
@@ -341,6 +348,17 @@ class RealDisk:
     def __reduce__(self) -> tuple[type["RealDisk"], tuple[str]]:
         """In another process it is the same folder, with descriptors and threads of its own."""
         return RealDisk, (self._root,)
+
+    def place(self) -> str:
+        try:
+            boot = Path(BOOT_ID).read_text("ascii").strip()
+        except OSError:  # another system than Linux: a copy on another machine may seem to be at the same place
+            boot = ""
+        try:
+            state = os.stat(self._root)
+        except OSError as error:
+            raise DiskFault(error.errno, error.strerror, self._root) from error
+        return f"{boot}:{state.st_dev}:{state.st_ino}"
 
     # -- files
 

@@ -10,7 +10,7 @@ on it.
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from log.disk import TEMPORARY, Disk
 from log.manifest import remove_manifest
@@ -113,12 +113,18 @@ def any_away(found: Mapping[str, FolderFacts | None]) -> bool:
     return any(set(facts.directories) != present for facts in known)
 
 
-async def claim(
-    disks: Mapping[str, Disk], *, cluster_id: str, node_id: int, fresh_id: Callable[[], str]
-) -> tuple[str, ...]:
+class Claimed(NamedTuple):
+    """The ids of a broker's folders, in order, and where the first of them is (`Disk.place`). By them the cluster
+    recognises the broker after a restart.
+    """
+
+    directories: tuple[str, ...]
+    place: str
+
+
+async def claim(disks: Mapping[str, Disk], *, cluster_id: str, node_id: int, fresh_id: Callable[[], str]) -> Claimed:
     """Write into every folder to which cluster and broker it belongs, and which other folders the broker has, unless
-    one is or was away: that is left to the end of the start (`agree`). Returns the ids of the folders, in order. The
-    cluster recognises this broker by them after a restart.
+    one is or was away: that is left to the end of the start (`agree`).
     """
     found = read_all(disks)
     if missing := missing_folders(found):
@@ -147,7 +153,9 @@ async def claim(
             await disk.write_atomic(META_FILE, new.to_text().encode())
     if is_whole:
         await agree(disks)
-    return tuple(sorted(facts.directory_id for facts in found.values() if facts is not None))
+    names = {facts.directory_id: name for name, facts in sorted(found.items()) if facts is not None}
+    directories = tuple(sorted(names))
+    return Claimed(directories, disks[names[directories[0]]].place())
 
 
 async def agree(disks: Mapping[str, Disk]) -> None:

@@ -8,16 +8,14 @@ that lives.
 from collections.abc import Callable, Mapping
 
 from log.disk import Disk
-from service.broker.data_folder import StartError, claim, read_all
+from service.broker.data_folder import Claimed, StartError, claim, read_all
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 
 
 async def join(
     disks: Mapping[str, Disk], metadata: ClusterMetadata, *, configured_id: int, fresh_id: Callable[[], str]
-) -> tuple[str, ...]:
-    """Start the metadata, which knows this broker's id and cluster then, and claim the data folders. Returns the ids of
-    the folders, by which the cluster recognises this broker after a restart.
-    """
+) -> Claimed:
+    """Start the metadata, which knows this broker's id and cluster then, and claim the data folders."""
     node_id, cluster_id = -1, ""
     for facts in read_all(disks).values():
         if facts is not None:

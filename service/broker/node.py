@@ -14,7 +14,7 @@ from service.broker.closing import close_logs
 from service.broker.compactor import Compactor
 from service.broker.coordination import Coordination
 from service.broker.copies import WITHIN_S, Copies
-from service.broker.data_folder import StartError
+from service.broker.data_folder import Claimed, StartError
 from service.broker.fetch_sessions import FetchSessions
 from service.broker.folder_moves import FolderMoves
 from service.broker.health import Health
@@ -102,7 +102,7 @@ class Broker:
             self.copies.best_first,
             self.copies.without_any,
         )
-        self._directories: tuple[str, ...] = ()
+        self._claimed = Claimed((), "")
         self._opened = Image()
         self.bootstrap = ""
         self.ready = asyncio.Event()
@@ -113,7 +113,7 @@ class Broker:
         """Do all that needs no listener: claim the folders, open the logs. `may_start` is called before a log is
         touched; if it raises, the last stop counts as before, and the next start need not read the logs again.
         """
-        self._directories = await join(
+        self._claimed = await join(
             {folder.name: folder.disk for folder in self.folders},
             self.metadata,
             configured_id=self.config.node_id,
@@ -140,7 +140,8 @@ class Broker:
                 tuple(endpoints),
                 rack=self.config.broker_rack,
                 closed_life=self.maker.closed_life,
-                directories=self._directories,
+                directories=self._claimed.directories,
+                place=self._claimed.place,
                 lost=self.maker.losses.lost,
             )
         except MetadataLost as lost:

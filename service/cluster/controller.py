@@ -153,6 +153,9 @@ class RegisterBroker:
     """Register a broker that has started ("begins a life"). The reply is its broker epoch, or a refusal while another
     process is registered under its id.
 
+    If the former life of this broker was killed, its registration may be there still, until its session ends. It is
+    replaced at once if it names the same data folder at the same place, which no process uses any more.
+
     The broker epoch comes from a counter. The counter and the registration change in one commit, so the epochs order
     the lives of a broker (R3). A life is a clean start if the one before it was of the same process, which lost
     nothing, or ended in order: if `closed_life` is the broker's last one, and not an earlier one to which a copy of the
@@ -176,12 +179,15 @@ class RegisterBroker:
     earlier release has stopped is believed if no later one has registered it.
     """
     directories: tuple[str, ...] = ()
-    """The ids of the broker's data folders, in order. Only one process can use a folder, so an older registration with
-    the same first one belongs to a former life of this broker.
-    """
+    """The ids of the broker's data folders, in order."""
     min_in_sync: int = 1
     lost: Container[tuple[TopicId, int]] = ()
     """The partitions that are empty now, and were not: with a data folder, or alone."""
+    place: str = ""
+    """Where the first data folder is (`Disk.place`). Only one process can use a folder, so an older registration with
+    the same folder at the same place belongs to a former life of this broker. One with another place may be of a
+    process that lives: on the folder of which this is a copy, or on a copy.
+    """
     joins_again: bool = False
     """This process was registered before. It is refused if another one was since, though that may be gone: with a copy
     of the data folder, it has taken what this one lacks.
@@ -194,7 +200,7 @@ class RegisterBroker:
         if self.joins_again and self._last(image).process != self.process:
             return MetadataDecision(Refusal(ErrorCode.DUPLICATE_BROKER_REGISTRATION, id_is_taken(self.broker_id)))
         former: tuple[Op, ...] = ()
-        home = self.directories[0] if self.directories else ""
+        home = f"{self.directories[0]} {self.place}" if self.directories else ""
         if present is not None:
             if not home or present.home != home:
                 return MetadataDecision(Refusal(ErrorCode.DUPLICATE_BROKER_REGISTRATION, id_is_taken(self.broker_id)))

@@ -106,6 +106,7 @@ class _Registration(NamedTuple):
     rack: str | None
     closed_life: int | None
     directories: tuple[str, ...]
+    place: str
     lost: Container[tuple[TopicId, int]]
 
 
@@ -196,17 +197,19 @@ class ClusterMetadata:
         rack: str | None,
         closed_life: int | None,
         directories: tuple[str, ...] = (),
+        place: str = "",
         lost: Container[tuple[TopicId, int]] = (),
     ) -> int:
         """Register this broker, and return its broker epoch. `closed_life` is the life that ended in order, if the data
-        folders tell of one, `directories` are the ids of its data folders, and `lost` are the partitions that had
-        something there and have nothing. Nobody is told of them again once they are taken out.
+        folders tell of one, `directories` are the ids of its data folders, `place` is where the first of them is, and
+        `lost` are the partitions that had something there and have nothing. Nobody is told of them again once they are
+        taken out.
         Raises `MetadataLost` while another broker has its id, or while the store can't be asked. After a session that
         ends meanwhile another one is begun, however often.
         """
-        self._registration = _Registration(endpoints, rack, closed_life, directories, lost)
+        self._registration = _Registration(endpoints, rack, closed_life, directories, place, lost)
         deadline_s = self._env.clock.monotonic() + 2 * self._session_timeout_s
-        delay_s = REJOIN_S_MIN
+        delay_s, has_told = REJOIN_S_MIN, False
         while True:
             try:
                 if self._session is None:  # the session was lost while the logs were read
@@ -228,7 +231,15 @@ class ClusterMetadata:
                 self._registration = None
                 raise why
             await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, REJOIN_S_MAX)
+            if why.error is not ErrorCode.DUPLICATE_BROKER_REGISTRATION:
+                delay_s = min(2 * delay_s, REJOIN_S_MAX)
+            elif not has_told:  # the image alone is looked at again: it tells when the other one has gone
+                has_told = True
+                logger.error(
+                    "id taken: a process on another data folder, or another copy of this one, is registered as broker"
+                    " %d. This one waits for the end of that one's session",
+                    self.broker_id,
+                )
 
     async def _register(self) -> Refusal | None:
         session, own = self._session, self._registration
@@ -246,6 +257,7 @@ class ClusterMetadata:
             own.directories,
             self.min_in_sync(),
             own.lost,
+            own.place,
             self._has_joined,
         )
         epoch = await self._carry_out(register)

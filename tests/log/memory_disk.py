@@ -156,6 +156,9 @@ class MemoryDisk:
 
     # -- Disk
 
+    def place(self) -> str:
+        return str(id(self))
+
     def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> MemoryFile:
         if path not in self.files:
             if not create:

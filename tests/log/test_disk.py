@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import resource
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -499,3 +500,16 @@ def test_a_file_that_was_removed_while_its_descriptor_had_been_given_back_is_a_f
     assert second.pread(1, 0) == b"y"
     assert disk.fault is None
     disk.close()
+
+
+def test_a_folder_is_at_another_place_than_its_copies(tmp_path: Path) -> None:
+    """The next process finds it where it was."""
+    own, copy = tmp_path / "own", tmp_path / "copy"
+    own.mkdir()
+    place = RealDisk(str(own)).place()
+    shutil.copytree(own, copy)
+    assert RealDisk(str(own)).place() == place
+    assert RealDisk(str(copy)).place() != place
+    own.rename(tmp_path / "renamed")
+    copy.rename(own)
+    assert RealDisk(str(own)).place() != place

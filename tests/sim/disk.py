@@ -184,6 +184,7 @@ class SimDisk:
         self.name_changes: list[NameChange] = []  # not durable yet, in the order they were made
         self.hanging: tuple[Folder, ...] = ()
         self.hanging_parts: tuple[str, ...] = ()
+        self.power_cuts = 0
         self._numbers = 0
         self._planted: list[Planted] = []
 
@@ -309,6 +310,7 @@ class SimDisk:
         self.life = -1
         self.trip = None
         if power:
+            self.power_cuts += 1
             self._lose_names()
             self._lose_sectors()
 
@@ -442,6 +444,9 @@ class Mount:
         self.life = life
         self.fault: DiskFault | None = None
         self._writer = asyncio.Lock()
+
+    def place(self) -> str:
+        return f"{self.device.power_cuts}:{self.root.number}"
 
     # -- files
 

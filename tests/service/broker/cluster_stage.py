@@ -90,6 +90,12 @@ class ClusterStage:
         self._server: MemoryServer | None = None
         self.lives: dict[int, Life] = {}
 
+    def beside(self, folder: Path) -> "ClusterStage":
+        """Brokers of the same cluster with data folders elsewhere, for copies of those here."""
+        stage = ClusterStage(folder, self._given, self._each)
+        stage._server = self._server
+        return stage
+
     async def start(self, node_id: int) -> Broker:
         (self._folder / str(node_id)).mkdir(exist_ok=True)
         named = [self._folder / f"{node_id}{ending}" for ending in ("", SECOND)]

@@ -2,8 +2,11 @@
 of a broker that stopped in order, though it tells of a stop in order.
 """
 
+import asyncio
 import shutil
 from pathlib import Path
+
+import pytest
 
 from tests.service.broker.cluster_stage import SECOND, ClusterStage, on_cluster_stage, until
 
@@ -85,6 +88,32 @@ def test_the_folder_of_the_last_stop_in_order_is_trusted(tmp_path: Path) -> None
         await stage.kill(2)
         await stage.start(1)
         await until(lambda: stage.state().leader == 1)
+        assert stage.partition(1).log.end_offset == 2
+
+    on_cluster_stage(tmp_path, scene, 1, 2)
+
+
+def test_a_broker_on_a_copy_made_meanwhile_waits_while_the_first_one_lives(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It took the id, and the first one stopped: what that had acknowledged since the copy was not in it."""
+    (tmp_path / "copies").mkdir()
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2)
+        await stage.in_sync(1, 2)
+        await stage.write("before")
+        shutil.copytree(tmp_path / "1", tmp_path / "copies" / "1")
+        beside = stage.beside(tmp_path / "copies")
+        coming = asyncio.ensure_future(beside.start(1))
+        await until(lambda: "id taken" in caplog.text)
+        await stage.write("since")
+        assert stage.partition(1).is_leading and not coming.done()
+        await stage.kill(1)
+        await coming
+        stage.lives[1] = beside.lives.pop(1)
+        await stage.in_sync(1, 2)
+        await stage.alike(1, 2)
         assert stage.partition(1).log.end_offset == 2
 
     on_cluster_stage(tmp_path, scene, 1, 2)

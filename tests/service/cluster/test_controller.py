@@ -247,6 +247,25 @@ def test_a_process_of_the_same_data_folder_takes_the_place_of_its_former_life() 
     assert world.image.brokers[1].epoch == 2
 
 
+def test_a_process_on_a_copy_of_the_data_folder_is_refused_while_the_other_one_is_registered() -> None:
+    """It took the id, and what the other one acknowledged since the copy was made was not in it."""
+    world = World()
+
+    def come(place: str) -> int | Refusal:
+        session = world.server.open_session(1e9)
+        directories = ("folder", "second folder")
+        command = RegisterBroker(1, session, session, ENDPOINTS, directories=directories, place=place)
+        return world.run(command, session=session)
+
+    first = come("here")
+    copy = come("there")
+    assert isinstance(copy, Refusal) and copy.error is ErrorCode.DUPLICATE_BROKER_REGISTRATION
+    killed_and_back = come("here")
+    assert (first, killed_and_back) == (1, 2)
+    world.server.end_session(world.image.brokers[1].session)
+    assert come("there") == 3
+
+
 def test_a_fenced_broker_is_registered_no_more_unless_it_lives_anew() -> None:
     world = World()
     epoch = world.add_broker(1)

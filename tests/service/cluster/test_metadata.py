@@ -624,6 +624,28 @@ def test_a_process_does_not_join_again_after_another_one_of_its_id(
     asyncio.run(main())
 
 
+def test_a_process_on_a_copy_of_the_folder_of_who_is_registered_says_so_and_waits_for_its_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            metadata, copy = await world.broker(1), await world.broker(1)
+            first = await metadata.register(ENDPOINTS, rack=None, closed_life=None, directories=("one",), place="here")
+            joining = asyncio.ensure_future(
+                copy.register(ENDPOINTS, rack=None, closed_life=None, directories=("one",), place="there")
+            )
+            async with asyncio.timeout(10):
+                for _ in iter(lambda: "id taken" in caplog.text, True):
+                    await asyncio.sleep(0.01)
+            assert not joining.done() and metadata.in_session
+            assert load(world.server.snapshot()).brokers[1].epoch == first
+            await metadata.close()
+            assert await asyncio.wait_for(joining, 10) == first + 1
+            await copy.close()
+
+    asyncio.run(main())
+
+
 def test_many_proposals_of_in_sync_sets_are_one_commit(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path) as world:
