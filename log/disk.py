@@ -24,13 +24,14 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from log.batch import Buffer
+from log.unbroken import unbroken
 
 T = TypeVar("T")
 
@@ -188,6 +189,19 @@ class FileSlice:
 
     def read(self) -> bytes:
         return self.file.pread(self.size, self.position)
+
+    async def in_thread(
+        self, blocking: Callable[..., Coroutine[Any, Any, Any]], function: Callable[..., T], *more: Any
+    ) -> T:
+        """`function` of this slice, and of `more`, which `blocking` runs in a thread. A file that a thread reads must
+        not be closed.
+        """
+        self.pin()
+        try:
+            found: T = await unbroken(blocking(function, self, *more))
+        finally:
+            self.unpin()
+        return found
 
 
 # ---------------------------------------------------------------- the real one

@@ -140,15 +140,12 @@ class Relocation:
         def has_it() -> bool:
             return not log.gone and log.durability.cuts == cuts and not self._is_outdated
 
-        found.pin()
-        try:  # a file that a thread reads or writes must not be closed
-            batch = await unbroken(self._blocking(_read_sound, found, header))
+        try:
+            batch = await found.in_thread(self._blocking, _read_sound, header)
         except CorruptBatch:
             if has_it():
                 raise
             return header.size_bytes
-        finally:
-            found.unpin()
         laid = LaidBatch(self.copy)
         try:
             await unbroken(self._blocking(laid.fill, batch))

@@ -20,7 +20,6 @@ from log.batch import BatchHeader, Buffer, CorruptBatch
 from log.disk import DiskFault, FileSlice
 from log.laying import is_large
 from log.time_search import max_timestamp, offset_for_timestamp, stored_payload
-from log.unbroken import unbroken
 from service.broker.copies import DEBUGGING
 from service.broker.in_sync import InSyncSets
 from service.broker.partition import Partition
@@ -164,11 +163,7 @@ async def _answer(
     async def open_batch(stored: FileSlice, header: BatchHeader) -> Buffer:
         if header.codec == 0 and not is_large(header.size_bytes):
             return stored_payload(stored, header)
-        stored.pin()
-        try:  # a file that a thread reads must not be closed
-            return await unbroken(parts.env.blocking(stored_payload, stored, header))
-        finally:
-            stored.unpin()
+        return await stored.in_thread(parts.env.blocking, stored_payload, header)
 
     with (
         session.waits()
