@@ -88,6 +88,11 @@ MEMBER_DEADLINES = ("session", "rebalance", "rejoin", "resync")
 UNSETTLED_INTERVAL_MS = 1_000
 UNSETTLED_BEATS_A_MS = 5
 
+# The first member of a group is given all there is, and is settled by that. The others usually come within moments, and
+# all wait until it gives back their parts. So for the second of these times it is told to send heartbeats in the first.
+ALONE_INTERVAL_MS = 200
+ALONE_MS = 2_000
+
 # The target of a member that gets nothing. It has no record, unless its member had partitions before.
 NO_PARTITIONS: TargetByTopic = {}
 
@@ -188,8 +193,13 @@ class ConsumerDecisions:
         )
         has_changed = walked.assigned is not found.assigned and walked.assigned != found.assigned
         tells = ask.member_epoch == JOIN_EPOCH or is_full_request or has_changed
-        is_settled = ask.member_epoch != JOIN_EPOCH and walked.is_reconciled_to(epoch)
-        interval_ms = _interval_ms(group, times, is_settled)
+        interval_ms = times.heartbeat_interval_ms
+        if interval_ms > UNSETTLED_INTERVAL_MS:
+            if _is_alone(group, member_id, goal, draft):
+                interval_ms = ALONE_INTERVAL_MS
+            elif ask.member_epoch == JOIN_EPOCH or not walked.is_reconciled_to(epoch):
+                unsettled_ms = max(UNSETTLED_INTERVAL_MS, len(group.members) // UNSETTLED_BEATS_A_MS)
+                interval_ms = min(interval_ms, unsettled_ms)
         assignment = walked.assigned if tells else None
         is_behind = goal.epoch < group.epoch
         comes_early = is_behind and not draft.records and not tells and self._is_assigning(group, draft)
@@ -708,12 +718,15 @@ class RegexChange(NamedTuple):
 NO_CHANGE = RegexChange(has_changed=False, is_resolved=False)
 
 
-def _interval_ms(group: ConsumerGroup, times: ConsumerTimes, is_settled: bool) -> int:
-    """In which interval a member is to send heartbeats."""
-    if is_settled:
-        return times.heartbeat_interval_ms
-    unsettled_ms = max(UNSETTLED_INTERVAL_MS, len(group.members) // UNSETTLED_BEATS_A_MS)
-    return min(times.heartbeat_interval_ms, unsettled_ms)
+def _is_alone(group: ConsumerGroup, member_id: str, goal: Goal, draft: Draft) -> bool:
+    """Whether the member was given everything a moment ago, because no other had come, and may have to share it yet."""
+    if len(group.target) > 1:
+        return False
+    if goal.epoch > group.assignment_epoch:  # its target is made by this decision
+        return group.members.keys() <= {member_id}
+    is_shared_soon = len(group.members) == 1 or group.epoch > group.assignment_epoch
+    since_ms = draft.wall_ms - group.assignment_timestamp_ms
+    return is_shared_soon and bool(goal.target) and 0 <= since_ms < ALONE_MS
 
 
 def _as_it_says(found: ConsumerMember, ask: ConsumerHeartbeat) -> ConsumerMember:

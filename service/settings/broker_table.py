@@ -544,7 +544,7 @@ class BrokerSettings:
     group_consumer_heartbeat_interval_ms = integer(
         "group.consumer.heartbeat.interval.ms",
         5000,
-        "How often members are told to report. Until they have their partitions: every second.",
+        "How often members are told to report. Until they have their partitions: each second, or more often.",
         at_least=1,
     )
     group_consumer_assignment_interval_ms = integer(

@@ -23,7 +23,7 @@ GROUP_SETTINGS: dict[str, Setting[Any]] = {
         integer(
             "consumer.heartbeat.interval.ms",
             5000,
-            "How often members are told to report. Until they have their partitions: every second.",
+            "How often members are told to report. Until they have their partitions: each second, or more often.",
             at_least=1,
             synonyms=(Synonym("group.consumer.heartbeat.interval.ms"),),
         ),

@@ -11,6 +11,8 @@ from service.groups.assignment_round import STEPS_AT_ONCE, TARGETS_AT_ONCE, TOPI
 from service.groups.assignors import ASSIGNORS, Target
 from service.groups.commands import LEAVE_EPOCH, STATIC_LEAVE_EPOCH, ConsumerHeartbeatReply, ForgetTopic
 from service.groups.consumer_decisions import (
+    ALONE_INTERVAL_MS,
+    ALONE_MS,
     QUIET_MS,
     QUIET_MS_MIN,
     REGEX_MIN_INTERVAL_MS,
@@ -253,20 +255,64 @@ def test_the_members_of_a_new_group_share_a_target_after_the_interval_if_others_
 
 def test_a_member_is_told_a_short_heartbeat_interval_until_it_has_its_part() -> None:
     driver = Driver()
-    assert driver.beat("a", 0).heartbeat_interval_ms == UNSETTLED_INTERVAL_MS
+    driver.beat("a", 0)
+    driver.wait(ALONE_MS)
     assert driver.beat("a", 2).heartbeat_interval_ms == 5_000
-    driver.wait(1_000)
     assert driver.beat("b", 0).heartbeat_interval_ms == UNSETTLED_INTERVAL_MS
+    driver.wait(QUIET_MS)
     assert driver.beat("a", 2, owned=owned(driver, orders=ALL)).heartbeat_interval_ms == UNSETTLED_INTERVAL_MS
     assert driver.beat("b", 3).heartbeat_interval_ms == UNSETTLED_INTERVAL_MS
     assert driver.beat("a", 2, owned=owned(driver, orders=[0, 1])).heartbeat_interval_ms == 5_000
     assert driver.beat("b", 3).heartbeat_interval_ms == 5_000
 
 
+def test_a_member_that_was_given_everything_hears_soon_that_others_have_come() -> None:
+    driver = Driver()
+    assert driver.beat("a", 0).heartbeat_interval_ms == ALONE_INTERVAL_MS
+    assert driver.beat("a", 2, owned=owned(driver, orders=ALL)).heartbeat_interval_ms == ALONE_INTERVAL_MS
+    driver.wait(ALONE_INTERVAL_MS)
+    assert driver.beat("b", 0).heartbeat_interval_ms == UNSETTLED_INTERVAL_MS
+    assert driver.beat("a", 2).heartbeat_interval_ms == ALONE_INTERVAL_MS
+    driver.wait(ALONE_INTERVAL_MS)
+    assert driver.beat("a", 2).heartbeat_interval_ms == UNSETTLED_INTERVAL_MS
+    assert driver.beat("a", 2, owned=owned(driver, orders=[0, 1])).heartbeat_interval_ms == 5_000
+    assert driver.named(driver.beat("b", 2)) == {"orders": [2, 3]}
+
+
+def test_a_member_that_stays_alone_is_told_the_usual_heartbeat_interval_after_a_while() -> None:
+    driver = Driver()
+    epoch = driver.beat("a", 0).member_epoch
+    for _ in range(2):  # the second time it comes back to a group that all have left
+        for _ in range(ALONE_MS // ALONE_INTERVAL_MS):
+            assert driver.beat("a", epoch).heartbeat_interval_ms == ALONE_INTERVAL_MS
+            driver.wait(ALONE_INTERVAL_MS)
+        assert driver.beat("a", epoch).heartbeat_interval_ms == 5_000
+        driver.beat("a", LEAVE_EPOCH)
+        epoch = driver.beat("a", 0).member_epoch
+
+
+def test_a_member_that_need_not_share_what_it_has_is_told_the_usual_heartbeat_interval() -> None:
+    driver = Driver(topics=Topics(orders=1))
+    driver.beat("a", 0)
+    driver.beat("b", 0)
+    driver.wait(QUIET_MS)
+    assert driver.beat("a", 2).heartbeat_interval_ms == 5_000
+    assert driver.beat("b", 2).heartbeat_interval_ms == 5_000
+    assert driver.beat("c", 0, subscribed_topics=("nowhere",)).heartbeat_interval_ms == UNSETTLED_INTERVAL_MS
+
+
+@pytest.mark.parametrize("interval_ms", [50, UNSETTLED_INTERVAL_MS])
+def test_a_heartbeat_interval_that_is_set_to_a_second_or_less_is_told_to_all(interval_ms: int) -> None:
+    driver = Driver(GroupSettings(consumer_times=lambda group_id: ConsumerTimes(heartbeat_interval_ms=interval_ms)))
+    assert driver.beat("a", 0).heartbeat_interval_ms == interval_ms
+    assert driver.beat("b", 0).heartbeat_interval_ms == interval_ms
+    assert driver.beat("a", 2).heartbeat_interval_ms == interval_ms
+
+
 def test_a_short_heartbeat_interval_is_longer_in_a_large_group_and_never_longer_than_the_set_one() -> None:
     driver = Driver(topics=Topics(orders=1))
     told = [driver.beat(f"m{number}", 0).heartbeat_interval_ms for number in range(10_000)]
-    assert (told[0], told[-1]) == (UNSETTLED_INTERVAL_MS, 1_999)
+    assert (told[1], told[-1]) == (UNSETTLED_INTERVAL_MS, 1_999)
     driver.set(GroupSettings(consumer_times=lambda group_id: ConsumerTimes(heartbeat_interval_ms=1_500)))
     assert driver.beat("late", 0).heartbeat_interval_ms == 1_500
 
@@ -1101,6 +1147,7 @@ def test_a_groups_own_times_hold_for_it_from_its_next_heartbeat_on() -> None:
     assert driver.consumer().state == "Empty"
     assert driver.consumer("other").state == "Stable"
     assert driver.beat("a", 0).heartbeat_interval_ms == 1_000
+    driver.wait(ALONE_MS)
     times["g"] = ConsumerTimes(20_000, 2_000, 0)
     assert driver.beat("a", driver.consumer().epoch).heartbeat_interval_ms == 2_000
     driver.wait(10_001)

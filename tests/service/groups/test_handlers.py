@@ -15,6 +15,7 @@ from service.broker.shard import ANSWERS_A_TURN, CoordinatorLoading, NotCoordina
 from service.groups.assignment_round import TARGETS_AT_ONCE
 from service.groups.classic_group import ClassicGroup
 from service.groups.commands import NameOffsets
+from service.groups.consumer_decisions import ALONE_INTERVAL_MS
 from service.groups.describe import DescribedMembers
 from service.groups.verdicts import Fault
 from service.turns import NAMED_A_TURN
@@ -412,7 +413,12 @@ def first_heartbeat(member: str = "m", **changes: Any) -> ConsumerGroupHeartbeat
 
 def test_a_member_joins_stays_and_leaves_by_heartbeats(stage: Stage) -> None:
     first = stage.ask(first_heartbeat(), 1)
-    assert (first.error_code, first.member_id, first.member_epoch, first.heartbeat_interval_ms) == (0, "m", 2, 1_000)
+    assert (first.error_code, first.member_id, first.member_epoch, first.heartbeat_interval_ms) == (
+        0,
+        "m",
+        2,
+        ALONE_INTERVAL_MS,
+    )
     (given,) = first.assignment.topic_partitions
     assert (given.topic_id, given.partitions) == (stage.driver.topics.id_of("orders"), [0, 1, 2, 3])
     assert stage.ask(ConsumerGroupHeartbeatRequest("k", "m", 2), 1).assignment is None
