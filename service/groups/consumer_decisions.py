@@ -98,9 +98,13 @@ NO_PARTITIONS: TargetByTopic = {}
 
 # The target of a single member need not stand for the whole interval, because the other members of a new group usually
 # come within moments. It is replaced when none has come for this time. (So is a target by which a single member gets
-# all there is.) The more members have come, the shorter is the pause that tells that there are no more.
+# all there is.) The more members have come, the shorter is the pause that tells that there are no more. If there are
+# many, and more are coming when the interval is over, they are waited for so many intervals: those that come last would
+# have to wait for yet another target.
 QUIET_MS = 200
 QUIET_MS_MIN = 25
+MANY_COME = 100
+INTERVALS_FOR_MANY = 2
 
 
 class Goal(NamedTuple):
@@ -531,11 +535,14 @@ class ConsumerDecisions:
         that was wrong. It is not waited for then.
         """
         interval_ms = self._settings.consumer_times(group.group_id).assignment_interval_ms
+        is_of_one = len(group.target) <= 1
+        if is_of_one and len(group.members) > MANY_COME:
+            interval_ms *= INTERVALS_FOR_MANY
         last_ms = group.assignment_timestamp_ms
         if not 0 < last_ms <= draft.wall_ms < last_ms + interval_ms:
             return 0
         wait_ms = last_ms + interval_ms - draft.wall_ms
-        if len(group.target) > 1:
+        if not is_of_one:
             return wait_ms
         quiet_ms = max(QUIET_MS // (1 + len(group.members) // 100), QUIET_MS_MIN)
         return min(wait_ms, max(group.raised_ms + quiet_ms - draft.now_ms, 0))

@@ -13,6 +13,8 @@ from service.groups.commands import LEAVE_EPOCH, STATIC_LEAVE_EPOCH, ConsumerHea
 from service.groups.consumer_decisions import (
     ALONE_INTERVAL_MS,
     ALONE_MS,
+    INTERVALS_FOR_MANY,
+    MANY_COME,
     QUIET_MS,
     QUIET_MS_MIN,
     REGEX_MIN_INTERVAL_MS,
@@ -251,6 +253,17 @@ def test_the_members_of_a_new_group_share_a_target_after_the_interval_if_others_
         assert driver.beat(f"b{number}", 0).member_epoch == 2
     driver.wait(50)
     assert driver.consumer().assignment_epoch == 21
+
+
+def test_many_members_that_go_on_coming_are_waited_for_longer_but_not_without_end() -> None:
+    driver = Driver()
+    began_ms = driver.now_ms
+    driver.beat("a", 0)
+    while driver.consumer().assignment_epoch == 2:
+        assert driver.beat(f"b{driver.now_ms}", 0).member_epoch == 2
+        driver.wait(8)
+    assert len(driver.consumer().members) > MANY_COME
+    assert driver.now_ms - began_ms == 1_000 * INTERVALS_FOR_MANY
 
 
 def test_a_member_is_told_a_short_heartbeat_interval_until_it_has_its_part() -> None:
