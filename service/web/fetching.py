@@ -38,6 +38,7 @@ from service.web.records import (
     NUMBERS_AT_ONCE,
     RecordOut,
     long_numbers_as_text,
+    plain_record,
     shown,
     shown_headers,
     shown_key,
@@ -69,6 +70,8 @@ HELD_TIMES = 3
 first alone would all be in the way of each other.
 """
 PORTION_BYTES = 1 << 20
+PLAIN_RECORDS_MAX, PLAIN_BYTES_MAX = 500, 128 << 10
+"""A batch that is no longer than this is opened at once, if its records are plain."""
 RECORD_BYTES = 200
 """What a record that was read holds beside its key and value, and their text as well: measured 394 together."""
 
@@ -190,6 +193,12 @@ class Lens:
     def shows_all(self) -> bool:
         """Whether every record passes."""
         return self.key is None and self.key_prefix is None and self.header is None
+
+    @property
+    def shows_plain(self) -> bool:
+        """Whether every record without headers is shown as `plain_record` shows it."""
+        is_auto = self.form == "auto" and not (self.as_events or self.text_numbers or self.with_producers)
+        return is_auto and self.shows_all
 
     def passes(self, record: Record) -> bool:
         if self.key is not None and record.key != self.key:
@@ -461,6 +470,7 @@ async def opened(
     at = unpacked_bytes = 0
     place, at_offset = offset, -1  # behind the last whole batch; of the last record
     shows_all, text_numbers, partition = lens.shows_all, lens.text_numbers, piece.partition
+    shows_plain = lens.shows_plain
     try:
         while at + HEADER_BYTES <= len(view) and most > 0 and not held.is_enough:
             await held.breathe()
@@ -485,8 +495,15 @@ async def opened(
             if header.is_control:
                 kind = read_marker(batch).type
                 control = "unknown" if kind is None else kind.name.lower()
-            found: list[Shown] = []
-            for record in read_records(batch, header, payload=payload, most_headers=HEADERS_MAX + 1):
+            found: list[Shown] | None = None
+            records: Iterable[Record] = ()
+            if shows_plain and control is None and not is_aborted and offset <= header.base_offset:
+                found = _plain_records(batch, header, payload, partition, most, held)
+            if found is None:
+                found, records = [], read_records(batch, header, payload=payload, most_headers=HEADERS_MAX + 1)
+            else:
+                most -= len(found)
+            for record in records:
                 at_offset, _, key, value, headers = record
                 looked_at = 1 + len(headers)
                 if at_offset < offset:
@@ -523,6 +540,29 @@ async def opened(
         ) from None  # fmt: skip
     finally:
         held.unpacked_bytes -= unpacked_bytes
+
+
+def _plain_records(
+    batch: memoryview, header: BatchHeader, payload: bytes | None, partition: TopicPartition, most: int, held: Held
+) -> list[Shown] | None:
+    """All records of a short batch, in two thirds of the time that it takes to look at each for itself. None: it is not
+    short, or a record is not plain, or damaged.
+    """
+    size_bytes = header.size_bytes if payload is None else len(payload)
+    if size_bytes > PLAIN_BYTES_MAX or header.record_count > min(PLAIN_RECORDS_MAX, most):
+        return None
+    topic, index = partition
+    found: list[Shown] = []
+    try:
+        for offset, timestamp, key, value, headers in read_records(batch, header, payload=payload, most_headers=1):
+            if headers:
+                return None
+            found.append(plain_record(topic, index, offset, timestamp, key, value))
+    except CorruptBatch:
+        return None
+    held.looked_at += len(found) // 2 + (size_bytes >> 10)
+    held.uncounted_bytes += RECORD_BYTES * len(found) + size_bytes
+    return found
 
 
 async def unpacked(gateway: Gateway, batch: memoryview, header: BatchHeader, held: Held) -> bytes:

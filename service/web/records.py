@@ -215,6 +215,28 @@ def shown(content: bytes | None, form: str, out: RecordOut) -> None:
     out.value = Raw(content)
 
 
+def plain_record(
+    topic: str, partition: int, offset: int, timestamp: int, key: bytes | None, value: bytes | None
+) -> RecordOut:
+    """A record without headers, in the form `auto`. Most have a key that is text, if any, and a value that is JSON in
+    one line: those take a third of the time.
+    """
+    try:
+        if value is not None and LF not in value and CR not in value and len(value) <= JUDGED_BYTES_MAX:
+            if not value.isascii():
+                value.decode()
+            _is_json(value)
+            text = None if key is None else key.decode()
+            return RecordOut(topic, partition, offset, timestamp, text, UNSET, Raw(value))
+    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
+        pass
+    out = RecordOut(topic, partition, offset, timestamp)
+    if key is not None:
+        shown_key(key, out)
+    shown(value, "auto", out)
+    return out
+
+
 INT64_MEMBERS = (
     *("offset", "timestamp", "producer_id", "next_offset"),
     *("log_start_offset", "last_stable_offset", "high_watermark"),
