@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple
 
 import msgspec
@@ -113,7 +113,8 @@ def read_cursor(given: str, topic_id: TopicId) -> dict[int, int]:
     return found
 
 
-class Portion(NamedTuple):
+@dataclass(slots=True)
+class Portion:
     """Records of a partition as JSON, each with its offset, and where to go on after them."""
 
     partition: int
@@ -121,6 +122,10 @@ class Portion(NamedTuple):
     next_offset: int
     told_bytes: int
     """How long they are as they are sent, about."""
+    told: tuple[str, bytes, str] | None = None
+    """How they were sent to the last one that has read them together with others, from which cursor on, and to which it
+    led: the others are at the same place, and mostly at the same cursor.
+    """
 
 
 class Place(NamedTuple):
@@ -235,6 +240,7 @@ class SharedReading:
 
     def _keep(self, place: Place, found: list[Portion]) -> None:
         size_bytes = sum(len(line) for portion in found for _, line in portion.lines)
+        size_bytes += sum(portion.told_bytes for portion in found)
         now_s = asyncio.get_running_loop().time()
         self._kept_bytes += size_bytes - self._kept.pop(place, (0.0, 0, []))[1]
         self._kept[place] = now_s, size_bytes, found
@@ -583,11 +589,23 @@ class Stream:
             size_bytes = 0
             while found and size_bytes < STREAM_BYTES:
                 for portion in found:
-                    told.append(self._told_of(portion))
+                    told.append(self._told_together(portion))
                     size_bytes += len(told[-1])
                 here = {partition: self._cursor.offsets[partition.partition] for partition in positions}
                 found = self._gateway.reading.known(self._place(node, here))
             await self._write_all(told)
+
+    def _told_together(self, portion: Portion) -> bytes:
+        """The portion as it is sent, by a stream without an end of its own."""
+        cursor = self._cursor.text
+        if portion.told is not None and portion.told[0] == cursor:
+            _, told, self._told = portion.told
+            self._cursor.moved(portion.partition, portion.next_offset)
+            return told
+        told = self._told_of(portion)
+        if told:
+            portion.told = cursor, told, self._told
+        return told
 
     def _told_of(self, portion: Portion) -> bytes:
         """The portion as it is sent; the cursor is behind it then."""

@@ -116,11 +116,11 @@ def test_what_was_found_is_kept_for_a_moment_and_in_part(monkeypatch: pytest.Mon
         assert [reading.known(PLACE._replace(node=number)) is not None for number in range(10)] == [False] * 7 + [
             True
         ] * 3
-        assert reading._kept_bytes == 300
+        assert reading._kept_bytes == 600, "as they were read and as they were sent"
         monkeypatch.setattr(following, "KEPT_S", -1.0)
         assert reading.known(PLACE._replace(node=9)) is None, "a log may have lost it since"
 
-    monkeypatch.setattr(following, "KEPT_BYTES", 350)
+    monkeypatch.setattr(following, "KEPT_BYTES", 700)
     played(scene)
 
 
@@ -499,6 +499,36 @@ def test_nothing_new_is_not_found_again(monkeypatch: pytest.MonkeyPatch) -> None
         assert stream._cursor.offsets == {0: 1, 1: 0}
 
     streamed(monkeypatch, 2, [nothing_and_then_one], scene)
+
+
+@pytest.mark.parametrize("is_sse", [True, False])
+def test_what_is_read_together_is_written_once_for_all_at_the_same_cursor(
+    monkeypatch: pytest.MonkeyPatch, *, is_sse: bool
+) -> None:
+    """500 streams wrote the same text 500 times. One that is elsewhere in another partition has a text of its own."""
+    built = list[str]()
+    told_of = Stream._told_of
+
+    def count(stream: Stream, portion: Portion) -> bytes:
+        built.append(stream._cursor.text)
+        return told_of(stream, portion)
+
+    async def told(others: Sequence[int]) -> list[tuple[bytes, str, str]]:
+        portion = Portion(0, [(7, b'{"a":1}'), (9, b'{"b":2}')], 12, 20)
+        found = []
+        for other in others:
+            nothing, holder, cursor = Mock(), Holder(Holding(1 << 30)), Cursor(ID, {0: 7, 1: other})
+            more: Any = {"is_sse": is_sse, "most": following.ALL_THE_TIME, "until": None}
+            stream = Stream(nothing, holder, nothing, None, "t", None, cursor, Lens(), **more)
+            found.append((stream._told_together(portion), stream._told, stream._cursor.text))
+        return found
+
+    monkeypatch.setattr(Stream, "_told_of", count)
+    together = asyncio.run(told([3, 3, 3, 4, 3]))
+    assert len(built) == 3, "nobody keeps what the one before last had"
+    assert together == [asyncio.run(told([other]))[0] for other in (3, 3, 3, 4, 3)]
+    assert together[3][2].endswith("@0:12,1:4")
+    assert together[3][1].endswith("@0:10,1:4")
 
 
 def test_a_cursor_of_as_many_partitions_as_a_stream_may_have_fits_a_request() -> None:
