@@ -27,7 +27,7 @@ from log.disk import DiskFault
 from log.ids import TopicPartition
 from service.broker.internal_topics import HTTP_KEYS
 from service.broker.partition import Partition
-from service.web.answers import HASHED_AT_ONCE, sha256
+from service.web.answers import sha256, sha256_of
 from service.web.forwarding import OF_EVENTS, RECORD_HEADER, forward, headers_of_records, media_of
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.problems import Problem
@@ -106,11 +106,6 @@ def asked_for(method: str, path: str, media: str, *headers: str) -> bytes:
     return "".join((f"{method}\n{path}\n{media}\n", *headers)).encode("utf-8", "surrogateescape")
 
 
-def fingerprint_of(asked: bytes, body: bytes) -> str:
-    """A digest of the request, which tells one request from another."""
-    return sha256(asked, body)
-
-
 class Once(NamedTuple):
     """The answer to a request with a key."""
 
@@ -146,10 +141,7 @@ class Keys:
     async def once(self, key: str, asked: bytes, body: bytes, write: Callable[[Seal], Awaitable[BatchOut]]) -> Once:
         """Write what is asked for, or find what was answered. This broker leads the partition of the key."""
         gateway = self._gateway
-        if len(body) <= HASHED_AT_ONCE:
-            fingerprint = fingerprint_of(asked, body)
-        else:
-            fingerprint = await gateway.env.blocking(fingerprint_of, asked, body)
+        fingerprint = await sha256_of(gateway, asked, body)
         memory = await self._memory(key)
         memory.forget_old(gateway)
         digest = _digest(key.encode())
@@ -177,7 +169,7 @@ class Keys:
         if memory is None or not memory.is_loaded or not memory.is_led(self._gateway.partitions.get(memory.where)):
             return None
         memory.forget_old(self._gateway)
-        sealed = KeyRecord(self, memory, key, fingerprint_of(asked, body))
+        sealed = KeyRecord(self, memory, key, sha256(asked, body))
         if sealed.digest in memory.offsets or sealed.digest in self._under_way or len(memory.offsets) >= KEYS_MAX:
             return None
         return sealed

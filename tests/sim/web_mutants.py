@@ -64,11 +64,14 @@ def the_keys_record_is_written_outside_the_transaction() -> Planting:
     return replaced(Producer, "write", write)
 
 
-def an_answer_is_replayed_for_another_body() -> Planting:
-    def fingerprint_of(*_: Any) -> str:
-        return "whatever"
+@contextlib.contextmanager
+def an_answer_is_replayed_for_another_body() -> Iterator[None]:
+    async def sha256_of(*_: Any) -> str:
+        return "the same"
 
-    return replaced(service.web.idempotency, "fingerprint_of", fingerprint_of)
+    idempotency = service.web.idempotency
+    with replaced(idempotency, "sha256_of", sha256_of), replaced(idempotency, "sha256", lambda *_: "the same"):
+        yield
 
 
 def a_new_leader_of_keys_knows_none_of_before() -> Planting:
