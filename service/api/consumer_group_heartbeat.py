@@ -26,6 +26,11 @@ from service.wire.messages import (
 _new = tuple.__new__  # takes half the time of a class's own constructor
 
 NAMES_ITSELF_SINCE = 1
+NAMES_MAX = 20_000
+"""What a member subscribes to is one record, and one decision. For so many names that takes ten milliseconds, in which
+no other client is served. Kafka refuses what does not fit into a batch: more than 40,000 names of 25 bytes.
+"""
+TOO_MANY_NAMES = f"a member may name {NAMES_MAX} topics; more can be subscribed to by a regular expression"
 ASKED_AGAIN_S = (0.05, 0.15)
 """To make the target of a group of thousands of members takes about as long as the first pause, while they send their
 heartbeats. Longer than both a heartbeat does not wait.
@@ -40,6 +45,8 @@ def handle(
     groups: Groups, env: Env, session: Session, header: RequestHeader, request: ConsumerGroupHeartbeatRequest
 ) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse]:
     names, owned = request.subscribed_topic_names, request.topic_partitions
+    if len(names or ()) > NAMES_MAX:
+        return ConsumerGroupHeartbeatResponse(0, ErrorCode.INVALID_REQUEST, TOO_MANY_NAMES)
     if len(names or ()) > NAMED_A_TURN or len(owned or ()) > NAMED_A_TURN:
         return _beat_in_turns(groups, env, session, header, request)
     partitions = None if owned is None else {topic.topic_id: topic.partitions for topic in owned}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from service.api import consumer_group_heartbeat
-from service.api.consumer_group_heartbeat import PARTITIONS_AS_ONE
+from service.api.consumer_group_heartbeat import NAMES_MAX, PARTITIONS_AS_ONE
 from service.broker.shard import ANSWERS_A_TURN, CoordinatorLoading, NotCoordinator
 from service.groups.assignment_round import TARGETS_AT_ONCE
 from service.groups.classic_group import ClassicGroup
@@ -447,6 +447,18 @@ def test_a_member_is_told_of_thousands_of_topics_in_turns(stage: Stage) -> None:
         stage.driver.topics.id_of(name) for name in names
     }
     assert turns > len(names) // NAMED_A_TURN
+
+
+@pytest.mark.parametrize("names_epoch", [0, 2])
+def test_more_topics_than_one_turn_can_take_are_refused_and_change_nothing(stage: Stage, names_epoch: int) -> None:
+    names = ["orders", *(f"t{number}" for number in range(NAMES_MAX - 1))]
+    stage.ask(first_heartbeat(subscribed_topic_names=names), 1)
+    asked = first_heartbeat(member_epoch=names_epoch, subscribed_topic_names=[*names, "one more"])
+    refused = stage.ask(asked, 1)
+    assert (refused.error_code, refused.member_id, refused.assignment) == (ErrorCode.INVALID_REQUEST, None, None)
+    assert "regular expression" in refused.error_message
+    (member,) = stage.driver.consumer("k").members
+    assert len(member.subscribed_topics) == NAMES_MAX
 
 
 def test_a_member_is_told_of_very_many_partitions_of_a_few_topics_in_turns(stage: Stage) -> None:
