@@ -17,6 +17,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 
 from log.batch import HEADER_BYTES, BatchHeader, CorruptBatch, read_header
 from log.cutting import distrust, durable_after_cut
@@ -68,6 +69,10 @@ for which it takes longer is left out of the fetch until it is done.
 """
 NO_SESSION, SESSION_BEGINS = 0, 0
 LAST_SESSION_EPOCH = 2**31 - 1
+ASKED_A_TURN = 500
+"""About so many partitions a question is made in one turn of the loop. A round takes up no more of those of which
+nobody knows whether there is news.
+"""
 BATCHES_A_TURN = 100
 """The most batches that are appended in one turn of the loop, and the most partitions that have none."""
 BATCH_WORTH_BYTES = 16 << 10
@@ -265,6 +270,7 @@ class Fetcher:
     A round costs what has changed, not what is followed. A partition is quiet when the leader's session has the present
     question about it, and nothing came in answer; `_stirred` has those that are not. All are looked at every
     LOOK_AROUND_MS: retention raises a log's start, which is part of the question, and the fetcher has no part in that.
+    What is to be looked at, because of that or because it is new, waits in `_unasked`: a round takes up some of it.
     """
 
     def __init__(self, leader: int, parts: FetchingParts, throttle: Throttle) -> None:
@@ -273,6 +279,7 @@ class Fetcher:
         self._throttle = throttle
         self._followed: dict[TopicIdPartition, FollowedPartition] = {}
         self._stirred: dict[TopicIdPartition, FollowedPartition] = {}
+        self._unasked: dict[TopicIdPartition, FollowedPartition] = {}
         self._gone: dict[TopicIdPartition, None] = {}
         self._looked_s = 0.0
         self._running = False
@@ -298,7 +305,7 @@ class Fetcher:
     def add(self, partition: Partition, role: Following) -> None:
         assert partition.role is role and role.leader == self._leader, "each partition is copied from its leader"
         key = _key(partition)
-        self._followed[key] = self._stirred[key] = FollowedPartition(partition, role)
+        self._followed[key] = self._unasked[key] = FollowedPartition(partition, role)
         self._gone.pop(key, None)
         self._woken.set()
         if not self._running:
@@ -314,6 +321,7 @@ class Fetcher:
         if followed is not None and followed.partition is partition:
             del self._followed[key]
             self._stirred.pop(key, None)
+            self._unasked.pop(key, None)
             self._gone[key] = None
 
     def leader_is_back(self) -> None:
@@ -354,15 +362,27 @@ class Fetcher:
         except (OSError, ClientError, TimeoutError) as error:
             await self._lost(error)
             return
-        # The questions are made only now. While this waited, any partition may have got another role and more bytes.
         now_s = self._now_s()
-        if self._throttle.is_on or now_s - self._looked_s >= LOOK_AROUND_MS / 1000:
+        if now_s - self._looked_s >= (HELD_BACK_S if self._throttle.is_on else LOOK_AROUND_MS / 1000):
             self._look_around()
-        for followed in [followed for followed in self._stirred.values() if not followed.holds]:
-            self.forget(followed.partition)  # it turned out to be damaged
+        for key in list(islice(self._unasked, ASKED_A_TURN)):
+            self._stirred[key] = self._unasked.pop(key)
+        rests_s = 0.0 if self._unasked else float("inf")
+        if self._session_epoch == SESSION_BEGINS:
+            self._told.clear()
         due: dict[TopicIdPartition, FollowedPartition] = {}
-        rests_s = float("inf")
-        for key, followed in self._stirred.items():
+        news: dict[bytes, FetchTopic] = {}
+        turn = Turn(ASKED_A_TURN)
+        for key, followed in list(self._stirred.items()):
+            if turn.is_over():
+                await asyncio.sleep(0)
+            # A question is made in the turn that finds it due: meanwhile any partition may get another role and more
+            # bytes.
+            if self._stirred.get(key) is not followed:
+                continue
+            if not followed.holds:
+                self.forget(followed.partition)  # it turned out to be damaged
+                continue
             if self._throttle.holds_back(followed.partition.topic_partition, self._parts.metadata.broker_id):
                 followed.rests_until_s = max(followed.rests_until_s, now_s + HELD_BACK_S)
             if followed.partition.must_flush or followed.is_held_up:
@@ -370,16 +390,17 @@ class Fetcher:
             elif followed.rests_until_s <= now_s:
                 due[key] = followed
                 self._gone.pop(key, None)
+                self._add_news(news, key, followed)
                 continue
             else:
                 rests_s = min(rests_s, followed.rests_until_s - now_s)
             if key in self._told:
                 self._gone[key] = None
-        if not due and len(self._stirred) == len(self._followed):
+        if not due and len(self._stirred) + len(self._unasked) == len(self._followed):
             await self._wait(rests_s if self._followed else FIRST_REST_S)
             return
         try:
-            answer = await self._ask(client, due, rests_s)
+            answer = await self._ask(client, list(news.values()), rests_s)
         except (OSError, ClientError, TimeoutError) as error:
             await self._lost(error)
             return
@@ -395,6 +416,7 @@ class Fetcher:
         for key in named:
             if (told_of := self._followed.get(key)) is not None:
                 self._stirred[key] = told_of
+                self._unasked.pop(key, None)
         await self._take(answer)
         for key, followed in due.items():
             if key not in named:  # nothing is new, and nothing is wrong
@@ -404,7 +426,7 @@ class Fetcher:
 
     def _look_around(self) -> None:
         self._looked_s = self._now_s()
-        self._stirred = dict(self._followed)
+        self._unasked = {key: followed for key, followed in self._followed.items() if key not in self._stirred}
 
     async def _wait(self, longest_s: float) -> None:
         try:
@@ -445,11 +467,10 @@ class Fetcher:
         self._session_epoch = SESSION_BEGINS
         self._told.clear()
         self._gone.clear()
+        self._stirred.clear()
         self._look_around()
 
-    async def _ask(
-        self, client: Client, due: dict[TopicIdPartition, FollowedPartition], until_next_s: float
-    ) -> FetchResponse:
+    async def _ask(self, client: Client, news: list[FetchTopic], until_next_s: float) -> FetchResponse:
         config = self._parts.config
         wait_ms = int(min(config.replica_fetch_wait_max_ms, max(until_next_s, 0.0) * 1000))
         request = FetchRequest(
@@ -459,7 +480,7 @@ class Fetcher:
             max_bytes=config.replica_fetch_response_max_bytes,
             session_id=self._session_id,
             session_epoch=self._session_epoch,
-            topics=self._news(due),
+            topics=news,
             forgotten_topics_data=self._not_wanted(),
         )
         self._is_parked = True
@@ -476,17 +497,12 @@ class Fetcher:
                 self._session_epoch = 1 if self._session_epoch == LAST_SESSION_EPOCH else self._session_epoch + 1
         return answer
 
-    def _news(self, due: dict[TopicIdPartition, FollowedPartition]) -> list[FetchTopic]:
-        """The questions that the leader's session does not have yet, for the partitions that are due."""
-        if self._session_epoch == SESSION_BEGINS:
-            self._told.clear()
-        topics: dict[bytes, FetchTopic] = {}
-        for key, followed in due.items():
-            wanted = self._wanted(followed)
-            if self._told.get(key) != wanted:
-                self._told[key] = wanted
-                topics.setdefault(key[0], FetchTopic(topic_id=key[0])).partitions.append(wanted)
-        return list(topics.values())
+    def _add_news(self, news: dict[bytes, FetchTopic], key: TopicIdPartition, followed: FollowedPartition) -> None:
+        """The question about this partition, if the leader's session does not have it yet."""
+        wanted = self._wanted(followed)
+        if self._told.get(key) != wanted:
+            self._told[key] = wanted
+            news.setdefault(key[0], FetchTopic(topic_id=key[0])).partitions.append(wanted)
 
     def _wanted(self, followed: FollowedPartition) -> FetchPartition:
         log = followed.partition.log

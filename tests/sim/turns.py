@@ -18,6 +18,7 @@ import service.broker.closing
 import service.broker.holdings
 import service.broker.marker_courier
 import service.broker.reading
+import service.broker.replication
 import service.broker.transaction_gate
 import service.broker.writing
 import service.cluster.image
@@ -38,6 +39,7 @@ SHORT: Final[tuple[tuple[Any, str, Any], ...]] = (
     (service.broker.marker_courier, "WRITTEN_A_TURN", 1),
     (service.broker.reading, "LISTED_AT_ONCE", 1),
     (service.broker.reading, "READ_AT_ONCE", 1),
+    (service.broker.replication, "ASKED_A_TURN", 1),
     (service.broker.transaction_gate, "ASKED_TOGETHER", 1),
     (service.broker.transaction_gate, "GUARDS_A_TURN", 1),
     (service.broker.writing, "WRITES_AT_ONCE", 1),

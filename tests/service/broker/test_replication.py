@@ -20,7 +20,7 @@ from log.views import whole
 from service.broker import fetch_sessions, replication
 from service.broker.partition import Appended, Partition, PartitionLost
 from service.broker.reading import Reading
-from service.broker.replication import BATCHES_A_TURN, Fetcher, FollowedPartition, TopicIdPartition
+from service.broker.replication import BATCHES_A_TURN, Fetcher, FollowedPartition
 from service.client.cluster import Cluster
 from service.client.connection import Client
 from service.client.pool import Address
@@ -35,7 +35,9 @@ from service.wire.messages import (
     DeleteRecordsRequest,
     DeleteRecordsTopic,
     FetchPartition,
+    FetchRequest,
     FetchResponse,
+    FetchTopic,
     OffsetForLeaderEpochRequest,
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
@@ -750,6 +752,63 @@ def test_others_have_turns_while_a_follower_takes_an_answer_about_very_many_part
     on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
 
 
+def test_others_have_turns_while_a_follower_asks_about_very_many_partitions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of which nobody knows whether there is news are asked about in several requests; those that have news in
+    one, which is made in several turns.
+    """
+    at_most = 100
+    count = 3 * at_most
+    asked: list[int] = []
+    at_once = longest = 0
+    wanted, request = Fetcher._wanted, Client.request
+
+    def counted(fetcher: Fetcher, followed: FollowedPartition) -> FetchPartition:
+        nonlocal at_once, longest
+        at_once += 1
+        longest = max(longest, at_once)
+        return wanted(fetcher, followed)
+
+    async def noted(client: Client, message: Any, version: int | None = None) -> Any:
+        if isinstance(message, FetchRequest):
+            asked.append(sum(len(topic.partitions) for topic in message.topics))
+        return await request(client, message, version)
+
+    monkeypatch.setattr(replication, "ASKED_A_TURN", at_most)
+    monkeypatch.setattr(Fetcher, "_wanted", counted)
+    monkeypatch.setattr(Client, "request", noted)
+
+    async def watch() -> None:
+        nonlocal at_once
+        while True:
+            at_once = 0
+            await asyncio.sleep(0)
+
+    async def scene(stage: ClusterStage) -> None:
+        nonlocal longest
+        assignments = [CreatableReplicaAssignment(index, [1, 2]) for index in range(count)]
+        await stage.wire(1).ask(CreateTopicsRequest([CreatableTopic("many", -1, -1, assignments=assignments)]))
+        await until(lambda: len(list(stage.broker(2).partitions)) == count)
+        await until(lambda: sum(asked) >= count)
+        (fetcher,) = stage.broker(2).replication._fetchers.values()
+        assert max(asked) <= at_most
+        watching = asyncio.create_task(watch())
+        await asyncio.sleep(0)
+        longest = 0
+        for partition in stage.broker(1).partitions:
+            batch = bytearray(build_batch([(None, b"news", (), 0)]))
+            assert isinstance(
+                partition.append_from_client(memoryview(batch), acks=1, now_ms=1, needs_guard=False), Appended
+            )
+        await until(lambda: all(each.partition.log.end_offset == 1 for each in fetcher.followed()))
+        await until(lambda: max(asked) > at_most)
+        watching.cancel()
+        assert longest <= at_most + 1
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
+
+
 def test_what_came_while_it_connected_is_not_asked_beyond_before_it_is_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -774,12 +833,10 @@ def test_what_came_while_it_connected_is_not_asked_beyond_before_it_is_durable(
                 unflushed.append(follower.log.end_offset)
             return client
 
-        async def ask(
-            fetcher: Fetcher, client: Client, due: dict[TopicIdPartition, FollowedPartition], until_next_s: float
-        ) -> FetchResponse:
-            for place in due.values():
-                asked.append(place.partition.log.flushed_offset == place.partition.log.end_offset)
-            return await asks(fetcher, client, due, until_next_s)
+        async def ask(fetcher: Fetcher, client: Client, news: list[FetchTopic], until_next_s: float) -> FetchResponse:
+            for question in (each for topic in news for each in topic.partitions):
+                asked.append(question.fetch_offset == follower.log.flushed_offset == follower.log.end_offset)
+            return await asks(fetcher, client, news, until_next_s)
 
         asked: list[bool] = []
         monkeypatch.setattr(Fetcher, "_connected", connects)
