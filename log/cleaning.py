@@ -487,7 +487,7 @@ class _Keeper:
         self._flags = memoryview(census.flags)  # type: ignore[arg-type] # numpy's stub does not say that arrays are buffers
         self._producers = LastBatches(job.last_batches, job.last_markers, census.end_offset)
         self._job = job
-        self._horizon_ms = job.now_ms + job.delete_retention_ms
+        self._horizon_ms = job.horizon_ms
         self._cleaned = cleaned
         # Producers that have written since their last marker. Never iterated.
         self._with_data: set[int] = set()

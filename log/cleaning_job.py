@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from log.batch import BatchHeader
+from log.config import UNLIMITED
 from log.segment import SEGMENT_BYTES_MAX, SegmentFacts
 
 
@@ -34,6 +35,11 @@ class CleaningJob:
     secret: bytes
     keeps_deletions: bool
     """No tombstone and no marker leaves the log in this pass, not even if its time is over."""
+
+    @property
+    def horizon_ms(self) -> int:
+        """Until when tombstones and markers stay that this pass is the first to see; no later than a field can hold."""
+        return min(self.now_ms + self.delete_retention_ms, UNLIMITED)
 
     def may_forget(self, header: BatchHeader) -> bool:
         """Whether the tombstones or the marker in this batch may leave the log."""

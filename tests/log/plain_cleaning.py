@@ -105,7 +105,7 @@ class PlainCleaner:
         if not kept and not self.last.is_last(header):
             return None
         if horizon_ms is None and not all(record.has_value for record in kept):
-            horizon_ms = self.job.now_ms + self.job.delete_retention_ms
+            horizon_ms = self.job.horizon_ms
         if len(kept) == header.record_count and horizon_ms == header.delete_horizon_ms:
             return batch
         return build_from_stored(header, kept, delete_horizon_ms=horizon_ms)
@@ -131,7 +131,7 @@ class PlainCleaner:
             return batch
         horizon_ms = header.delete_horizon_ms
         if horizon_ms is None:
-            later_ms = self.job.now_ms + self.job.delete_retention_ms
+            later_ms = self.job.horizon_ms
             return build_from_stored(header, list(open_records(batch, header)), delete_horizon_ms=later_ms)
         if not self.is_over(horizon_ms) or self.last.is_last(header):
             return batch
