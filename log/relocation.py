@@ -38,6 +38,10 @@ FUTURE: Final = ".future"
 FORMER: Final = ".former"
 PIECE_BYTES: Final = 128 << 10
 """How much is copied in one turn of the loop. With the smallest batches that takes 10 ms."""
+SEGMENTS_BEGUN_AT_ONCE: Final = 10
+"""How many segments of the copy may begin in one turn, each of which takes half a millisecond: a topic's settings may
+make each batch a segment of its own.
+"""
 LAST_BYTES: Final = 32 << 20
 """How much may be copied while nobody else may flush or cut the log."""
 AGAIN_S: Final = 0.2
@@ -94,6 +98,7 @@ class Relocation:
         self._disk = disk
         self._target = target
         self._stem = stem_of(topic_id, index)
+        self._piece_bytes = PIECE_BYTES
         target.discard(self._stem + FUTURE)
         self.copy = PartitionLog.open(
             target, self._stem + FUTURE, log.config, (), known=None, now_ms=0, topic_id=topic_id
@@ -113,7 +118,7 @@ class Relocation:
         if copy.config is not log.config:
             copy.set_config(log.config)
         offset = max(copy.end_offset, log.start_offset)
-        found = log.read(offset, max_bytes=PIECE_BYTES, limit_offset=limit_offset, at_least_one=True)
+        found = log.read(offset, max_bytes=self._piece_bytes, limit_offset=limit_offset, at_least_one=True)
         if found is None:
             return 0
         found = log.checked(offset, found)
@@ -121,14 +126,16 @@ class Relocation:
         if is_large(header.size_bytes):
             return await self._copy_large(header, found, now_ms)
         piece = memoryview(found.file.pread(found.size, found.position))
-        at = 0
-        while at < len(piece):
+        at, segments = 0, len(copy.segments)
+        while at < len(piece) and len(copy.segments) - segments < SEGMENTS_BEGUN_AT_ONCE:
             header = read_header(piece, at)
             if is_large(header.size_bytes):
                 break
             end = at + header.size_bytes
             copy.append_after_gap(_sound(piece[at:end], header), header, now_ms=now_ms)
             at = end
+        # What is not copied now is read again: no more of that than is copied in a step.
+        self._piece_bytes = at if at < len(piece) else min(2 * self._piece_bytes, PIECE_BYTES)
         return at
 
     async def _copy_large(self, header: BatchHeader, found: FileSlice, now_ms: int) -> int:

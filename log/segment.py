@@ -207,6 +207,11 @@ class Segment:
         return self._file is file
 
     @property
+    def is_open(self) -> bool:
+        """Whether the file and the indexes are at hand."""
+        return self._file is not None and self._offsets is not None
+
+    @property
     def reach(self) -> int:
         """Every offset of this segment is below: an index has no room for a larger distance from the first one."""
         return self.base_offset + SEGMENT_BYTES_MAX + 1

@@ -77,6 +77,8 @@ BATCHES_A_TURN = 100
 """The most batches that are appended in one turn of the loop, and the most partitions that have none."""
 BATCH_WORTH_BYTES = 16 << 10
 """So many bytes take about as long to append as a batch."""
+SEGMENT_WORTH = 10
+"""To begin a segment takes about as long as to append so many batches."""
 
 TopicIdPartition = tuple[bytes, int]
 """Topic id and partition."""
@@ -613,12 +615,14 @@ class Fetcher:
                 told = f"offsets {header.base_offset} to {header.last_offset}, and then {behind.base_offset}"
                 raise CorruptBatch(f"the leader sent {told}")
             batch = records[at:end]
+            segments = len(partition.log.segments)
             if is_large(len(batch)):
                 if not await self._take_large(followed, batch, header):
                     return False
             else:
                 partition.append_replicated(batch, header, now_ms=now_ms)
             worth = 1 + header.size_bytes // BATCH_WORTH_BYTES
+            worth += SEGMENT_WORTH * max(len(partition.log.segments) - segments, 0)
             at, header = end, behind
             if turn.is_over(worth):
                 await asyncio.sleep(0)

@@ -61,8 +61,10 @@ LAID_TIMES: Final = 5
 """How often a large batch is laid beside its log, if each time the log moves or gets other settings meanwhile."""
 SETTLED_AT_ONCE: Final = 500
 NO_BYTES: Final = memoryview(b"")
-A_FIRST_WRITE: Final = 8
-"""How much longer the first batch of a log takes, which makes a folder and files."""
+WITH_FILES: Final = 8
+"""How much longer a batch takes that begins a segment, or a log: files are made, and those of the segment before are
+written.
+"""
 
 GIVEN_UP_AFTER: Final = frozenset(
     {
@@ -187,7 +189,12 @@ class Writing:
         writes = self.writes
         if len(writes) == 1:
             return _is_large(writes[0])
-        return len(writes) > WRITES_AT_ONCE or sum(map(_stored_bytes, writes)) > BYTES_AT_ONCE
+        if len(writes) > WRITES_AT_ONCE or sum(map(_stored_bytes, writes)) > BYTES_AT_ONCE:
+            return True
+        if len(writes) * WITH_FILES <= WRITES_AT_ONCE:
+            return False
+        now_ms = self._parts.env.clock.wall_ms()
+        return sum([_work(write, now_ms) for write in writes]) > WRITES_AT_ONCE
 
     def begin(self) -> bool:
         """Whether the batches may be appended at once. If not, call `keep` and `append_when_ready`."""
@@ -325,9 +332,9 @@ class Writing:
         """
         left = list(reversed(self.writes))
         while left:
-            some = _for_one_turn(reversed(left))
+            some = _for_one_turn(reversed(left), self._parts.env.clock.wall_ms())
             await self._open(some)  # unless that was done, and no topic's settings changed meanwhile
-            some = _for_one_turn(some)  # they may have become longer
+            some = _for_one_turn(some, self._parts.env.clock.wall_ms())  # they may have become longer
             del left[-len(some) :]
             if _is_large(some[0]):
                 await self._append_large(some[0])
@@ -479,7 +486,7 @@ def _is_large(write: Write) -> bool:
     return not isinstance(write.batch, RefusedBatch) and is_large(max(len(write.batch), _stored_bytes(write)))
 
 
-def _for_one_turn(writes: Iterable[Write]) -> list[Write]:
+def _for_one_turn(writes: Iterable[Write], now_ms: int) -> list[Write]:
     """The first of these, as many as may be appended in one turn of the loop, or one that is large."""
     some: list[Write] = []
     work = size_bytes = 0
@@ -491,7 +498,7 @@ def _for_one_turn(writes: Iterable[Write]) -> list[Write]:
         some.append(write)
         if is_alone:
             break
-        work += A_FIRST_WRITE if _begins_a_log(write) else 1
+        work += _work(write, now_ms)
     return some
 
 
@@ -510,9 +517,16 @@ def _unconfirmed(write: Write) -> tuple[Partition, Write, BatchHeader] | None:
     return None if is_open else (partition, write, header)
 
 
-def _begins_a_log(write: Write) -> bool:
-    partition = write.partition
-    return partition is not None and partition.log.segments.active is None
+def _work(write: Write, now_ms: int) -> int:
+    """How much work it is to append this batch; to write a batch behind others is 1."""
+    partition, batch = write.partition, write.batch
+    if partition is None or isinstance(batch, RefusedBatch):
+        return 1
+    try:
+        header = read_header(batch)
+    except CorruptBatch:
+        return 1  # the append refuses it
+    return WITH_FILES if partition.log.opens_files_for(header, now_ms) else 1
 
 
 def _has_far_to_look(write: Write) -> bool:

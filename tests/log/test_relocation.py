@@ -9,14 +9,15 @@ import pytest
 
 from log.batch import Buffer, CorruptBatch
 from log.compaction import find_work
+from log.config import LogConfig
 from log.control import ControlType
 from log.cutting import restart_at
 from log.disk import DiskFault
 from log.ids import TopicId
 from log.partition_log import PartitionLog
-from log.relocation import FORMER, Relocation, of_stem, stem_of
+from log.relocation import FORMER, SEGMENTS_BEGUN_AT_ONCE, Relocation, of_stem, stem_of
 from log.removal import remove_oldest
-from tests.log.building import cut_log, fill, open_log
+from tests.log.building import contents, cut_log, fill, open_log
 from tests.log.compacting import NOW_MS, RETENTION_MS, Bench, breathe, committed_records, table
 from tests.log.memory_disk import MemoryDisk, MemoryFile
 from tests.log.plain_cleaning import once
@@ -46,6 +47,25 @@ def test_a_copy_does_not_go_on_behind_a_base_offset_that_has_rotted(rotten: int)
     with pytest.raises(CorruptBatch):
         asyncio.run(all_copied(moving, log))
     assert moving.copy.end_offset <= 5
+
+
+def test_a_step_begins_a_few_segments_only() -> None:
+    """A client may set `segment.index.bytes` so that each batch begins one: a step began more than a thousand."""
+    disk, target = MemoryDisk(), MemoryDisk()
+    log, _ = open_log(disk)
+    fill(log, 10 * SEGMENTS_BEGUN_AT_ONCE)
+    log.set_config(LogConfig(segment_index_bytes=4))
+    moving = Relocation(log, disk, target, TOPIC_ID, 0, blocking=asyncio.to_thread)
+
+    async def scene() -> None:
+        before = len(moving.copy.segments)
+        while await moving.step(log.end_offset, now_ms=NOW_MS):
+            assert len(moving.copy.segments) - before <= SEGMENTS_BEGUN_AT_ONCE
+            before = len(moving.copy.segments)
+
+    asyncio.run(scene())
+    assert contents(moving.copy) == contents(log)
+    assert len(moving.copy.segments) == 10 * SEGMENTS_BEGUN_AT_ONCE
 
 
 ZEROS = "A" * 22

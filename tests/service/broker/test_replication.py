@@ -15,12 +15,12 @@ from log.disk import PARTITION_METADATA, DiskFault
 from log.ids import TopicPartition
 from log.partition_log import PartitionLog
 from log.removal import raise_start_offset
-from log.segment import segment_name
+from log.segment import Segment, segment_name
 from log.views import whole
 from service.broker import fetch_sessions, replication
 from service.broker.partition import Appended, Partition, PartitionLost
 from service.broker.reading import Reading
-from service.broker.replication import BATCHES_A_TURN, Fetcher, FollowedPartition
+from service.broker.replication import BATCHES_A_TURN, SEGMENT_WORTH, Fetcher, FollowedPartition
 from service.client.cluster import Cluster
 from service.client.connection import Client
 from service.client.pool import Address
@@ -38,6 +38,9 @@ from service.wire.messages import (
     FetchRequest,
     FetchResponse,
     FetchTopic,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsRequestAlterableConfig,
+    IncrementalAlterConfigsRequestAlterConfigsResource,
     OffsetForLeaderEpochRequest,
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
@@ -718,6 +721,42 @@ def test_others_have_turns_while_a_follower_appends_very_many_batches(
                 at_once = 0
                 await asyncio.sleep(0)
         assert 0 < longest <= BATCHES_A_TURN
+        await stage.alike(1, 2)
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
+
+
+def test_others_have_turns_while_each_batch_of_a_follower_begins_a_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client may set `segment.index.bytes` so that they do. That takes ten times as long as an append."""
+    small = IncrementalAlterConfigsRequestAlterableConfig("segment.index.bytes", 0, "4")
+    at_once = longest = 0
+    start = PartitionLog.start_segment
+
+    def counted(log: PartitionLog, now_ms: int) -> Segment:
+        nonlocal at_once, longest
+        at_once += 1
+        longest = max(longest, at_once)
+        return start(log, now_ms)
+
+    async def scene(stage: ClusterStage) -> None:
+        nonlocal at_once
+        await stage.create(1, 2)
+        await stage.in_sync(1, 2)
+        await stage.kill(2)
+        await stage.in_sync(1)
+        for number in range(BATCHES_A_TURN):
+            await stage.write(f"{number}")
+        topic = IncrementalAlterConfigsRequestAlterConfigsResource(2, TOPIC, [small])
+        await stage.wire(1).ask(IncrementalAlterConfigsRequest([topic]))
+        await stage.start(2)
+        monkeypatch.setattr(PartitionLog, "start_segment", counted)
+        async with asyncio.timeout(15):
+            while not stage.holds(2) or stage.partition(2).log.end_offset < BATCHES_A_TURN:
+                at_once = 0
+                await asyncio.sleep(0)
+        assert 0 < longest <= BATCHES_A_TURN / SEGMENT_WORTH + 1
         await stage.alike(1, 2)
 
     on_cluster_stage(tmp_path, scene, 1, 2, given=OS)

@@ -12,13 +12,23 @@ import pytest
 from log.batch import build_batch, read_records
 from log.control import ControlType
 from log.disk import RealFile
+from log.partition_log import PartitionLog
+from log.segment import Segment
 from log.steps import done_at_once
 from service.api.routes import ROUTES
 from service.broker.acceptance import RefusedBatch
 from service.broker.internal_topics import GROUPS
 from service.broker.partition import Appended, Partition
 from service.broker.session import Session
-from service.broker.writing import MARKERS_LOOKED_AT, MAY_BE_WRITTEN, WRITES_AT_ONCE, Write, WriteTerms, Writing
+from service.broker.writing import (
+    MARKERS_LOOKED_AT,
+    MAY_BE_WRITTEN,
+    WITH_FILES,
+    WRITES_AT_ONCE,
+    Write,
+    WriteTerms,
+    Writing,
+)
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
@@ -235,6 +245,45 @@ def test_markers_that_were_looked_past_in_an_earlier_leadership_say_nothing_of_w
         writing.append()
         assert told_of(write) is ErrorCode.OFFSET_OUT_OF_RANGE
         assert stored(partition) == [b"another's"] * looked_past
+
+    on_stage(tmp_path, scene, OS)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["first", "again"])
+def test_batches_that_all_begin_segments_leave_others_their_turns(
+    tmp_path: Path, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client may set `segment.index.bytes` so that each batch does. That takes ten times as long as an append."""
+    many = WRITES_AT_ONCE
+    begun: list[int] = [0]
+    start = PartitionLog.start_segment
+
+    def counted(log: PartitionLog, now_ms: int) -> Segment:
+        begun[-1] += 1
+        return start(log, now_ms)
+
+    async def turns() -> None:
+        while True:
+            begun.append(0)
+            await asyncio.sleep(0)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders", partitions=many, segment_index_bytes="4")
+        partitions = {index: await stage.served("orders", index) for index in range(many)}
+        if again:
+            for partition in partitions.values():
+                partition.append_from_client(batch(), acks=1, now_ms=1)
+        writes = [Write(partitions, index, batch()) for index in partitions]
+        monkeypatch.setattr(PartitionLog, "start_segment", counted)
+        writing = Writing(stage.broker.writing, terms(acks=1), writes)
+        assert writing.begin()
+        assert writing.takes_turns
+        other = asyncio.ensure_future(turns())
+        await writing.append_when_ready(is_ready=True)
+        other.cancel()
+        assert set(map(told_of, writes)) == {int(again)}
+        assert sum(begun) == many
+        assert max(begun) <= WRITES_AT_ONCE / WITH_FILES
 
     on_stage(tmp_path, scene, OS)
 
