@@ -170,8 +170,8 @@ class Broker:
         """Make everything durable, then write the manifest. No request may be under way any more."""
         self.coordination.end()
         # From here on nothing is written, whatever the metadata says. The port is closed, so the cluster may take this
-        # broker for dead; it must not join again then.
-        self.metadata.on_session_regained = lambda: None
+        # broker for dead. If it joined again, the manifest would name the life before.
+        self.metadata.stay_out()
         self.metadata.unsubscribe(self.holdings.follow)
         self.holdings.stop()
         await self.env.tasks.cancel_all()

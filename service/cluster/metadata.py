@@ -275,9 +275,13 @@ class ClusterMetadata:
         self._tasks.append(self._env.tasks.spawn("metadata lease", self._watch_lease(session)))
         return None
 
+    def stay_out(self) -> None:
+        """Do not join again, if the cluster takes this broker for dead or the session ends."""
+        self._is_leaving = True
+
     async def leave(self) -> None:
         """Remove the registration of this broker. It does not join again."""
-        self._is_leaving = True
+        self.stay_out()
         await self.execute(FenceBroker(self.broker_id, self.broker_epoch))
 
     async def close(self) -> None:
@@ -695,7 +699,8 @@ class ClusterMetadata:
         if self._trusted:
             self._trusted = False
             self.on_session_lost()
-        self._tasks.append(self._env.tasks.spawn("rejoin", self._rejoin()))
+        if not self._is_leaving:
+            self._tasks.append(self._env.tasks.spawn("rejoin", self._rejoin()))
 
     def _refuse_waiting(self, why: str) -> None:
         self._end_catching_up()

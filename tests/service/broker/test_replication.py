@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import log.cutting
+import service.broker.node
 from log.batch import build_batch, read_header, restamp
 from log.checkpoints import START_OFFSET, read_offset
 from log.cutting import distrust, restart_at
@@ -18,6 +19,7 @@ from log.removal import raise_start_offset
 from log.segment import Segment, segment_name
 from log.views import whole
 from service.broker import fetch_sessions, replication
+from service.broker.closing import close_logs
 from service.broker.partition import Appended, Partition, PartitionLost
 from service.broker.reading import Reading
 from service.broker.replication import BATCHES_A_TURN, SEGMENT_WORTH, Fetcher, FollowedPartition
@@ -554,6 +556,32 @@ def test_a_deletion_waits_for_all_that_may_lead_next_also_for_one_that_is_down(t
         assert stage.partition(2).log.start_offset == 7
 
     on_cluster_stage(tmp_path, scene, given=OS)
+
+
+def test_a_broker_that_is_taken_for_dead_while_it_stops_does_not_join_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next start would not count as clean: the manifest names the life that it ended."""
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, min_insync_replicas="1")
+        await stage.write("both")
+        await stage.in_sync(1, 2)
+        life = stage.broker(2).metadata.life
+
+        async def close_late(*of: Any, **named: Any) -> None:
+            await until(lambda: 2 not in stage.broker(1).metadata.image.brokers)
+            await asyncio.sleep(0.5)
+            await close_logs(*of, **named)
+
+        with monkeypatch.context() as planted:
+            planted.setattr(service.broker.node, "close_logs", close_late)
+            await stage.stop(2)
+        assert stage.broker(1).metadata.image.lives[2].epoch == life
+        await stage.start(2)
+        await stage.in_sync(1, 2)
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
 
 
 def test_a_leader_whose_disk_has_failed_leaves_its_partitions_to_others(tmp_path: Path) -> None:
