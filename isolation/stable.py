@@ -30,6 +30,8 @@ _OPEN: Final = struct.Struct(">qqq")
 _ENDED: Final = struct.Struct(">qq")
 _SNAPSHOT_VERSION: Final = 2
 """Version 1 had no markers. Then those from the next one on are known."""
+ROWS_TOGETHER: Final = 1_000
+"""How many transactions are packed, or read from a snapshot, in one step: half a millisecond."""
 
 
 class OpenTransaction(NamedTuple):
@@ -40,17 +42,44 @@ class OpenTransaction(NamedTuple):
     first_timestamp_ms: int
 
 
+class _Rows(Collection[bytes]):
+    """Some of these rows, each packed when it is asked for: to pack very many at once takes long."""
+
+    __slots__ = ("_layout", "_rows", "_slots")
+
+    def __init__(self, layout: struct.Struct, rows: Sequence[tuple[int, ...]], slots: range) -> None:
+        self._layout = layout
+        self._rows = rows
+        self._slots = slots
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __iter__(self) -> Iterator[bytes]:
+        rows, pack = self._rows, self._layout.pack
+        return (pack(*rows[slot]) for slot in self._slots)
+
+    def __contains__(self, packed: object) -> bool:
+        return any(each == packed for each in self)
+
+
+def _in_parts(layout: struct.Struct, rows: Sequence[tuple[int, ...]]) -> Iterator[_Rows]:
+    slots = range(len(rows))
+    return (_Rows(layout, rows, slots[at : at + ROWS_TOGETHER]) for at in range(0, len(rows), ROWS_TOGETHER))
+
+
 class StableOffsets:
     """The view `stable` of one partition."""
 
     name = "stable"
     must_see_all = False
 
-    __slots__ = ("_aborted", "_began", "_ended", "_open", "_timestamps", "markers")
+    __slots__ = ("_aborted", "_began", "_ended", "_facts", "_open", "markers")
 
     def __init__(self) -> None:
         self._open: dict[int, int] = {}
-        self._timestamps: dict[int, int] = {}
+        # By first offset, in the order of these: all that is known of the open transactions, for `snapshot`.
+        self._facts: dict[int, OpenTransaction] = {}
         # Every open transaction, in the order of first offsets. Some have ended since: these are removed when they come
         # to the front.
         self._began: deque[tuple[int, int]] = deque()
@@ -86,7 +115,7 @@ class StableOffsets:
         if self._began and self._began[-1][0] >= first_offset:
             raise CorruptBatch(f"a transaction begins at offset {first_offset}, after one at {self._began[-1][0]}")
         self._open[producer_id] = first_offset
-        self._timestamps[producer_id] = timestamp_ms
+        self._facts[first_offset] = OpenTransaction(producer_id, first_offset, timestamp_ms)
         self._began.append((first_offset, producer_id))
 
     def _end(self, producer_id: int, marker_offset: int, outcome: ControlType | None) -> None:
@@ -97,7 +126,7 @@ class StableOffsets:
             return
         if first_offset >= marker_offset:
             raise CorruptBatch(f"a transaction ends at offset {marker_offset}, and began at {first_offset}")
-        del self._timestamps[producer_id]
+        del self._facts[first_offset]
         began = self._began
         while began and self._open.get(began[0][1]) != began[0][0]:
             began.popleft()
@@ -188,18 +217,20 @@ class StableOffsets:
 
     def describe_open(self) -> Iterator[OpenTransaction]:
         """Every open transaction, the one that pins the last stable offset first."""
-        for producer_id, first_offset in self._open.items():
-            yield OpenTransaction(producer_id, first_offset, self._timestamps[producer_id])
+        yield from self._facts.values()
 
     # -- snapshots
 
     def snapshot(self) -> list[Collection[Buffer]]:
-        """Everything that `apply` built."""
-        parts = [_HEAD.pack(_SNAPSHOT_VERSION, len(self._open), len(self._ended))]
-        parts += [_OPEN.pack(*transaction) for transaction in self.describe_open()]
-        parts += [_ENDED.pack(*ended) for ended in self._ended]
-        parts.append(self.markers.to_bytes())
-        return [(b"".join(parts),), *self._aborted.lend()]
+        """Everything that `apply` built. What is packed later are tuples that never change."""
+        opened, ended = list(self._facts.values()), list(self._ended)
+        return [
+            (_HEAD.pack(_SNAPSHOT_VERSION, len(opened), len(ended)),),
+            *_in_parts(_OPEN, opened),
+            *_in_parts(_ENDED, ended),
+            (self.markers.to_bytes(),),
+            *self._aborted.lend(),
+        ]
 
     def restoring(self, data: Buffer | None) -> Generator[None, None, None]:
         """Replace the state by that of a snapshot; None: by an empty one. ValueError if the bytes are no snapshot.
@@ -207,15 +238,22 @@ class StableOffsets:
         """
         anew = self.anew()
         if data is not None:
-            opened: list[OpenTransaction] = []
             try:
                 version, open_count, ended_count = _HEAD.unpack_from(data)
                 if version not in (1, _SNAPSHOT_VERSION):
                     raise ValueError(f"stable snapshot of version {version}")
                 ended_at = _HEAD.size + open_count * _OPEN.size
                 aborted_at = ended_at + ended_count * _ENDED.size
-                opened = [OpenTransaction(*fields) for fields in _OPEN.iter_unpack(data[_HEAD.size : ended_at])]
-                anew._ended.extend((marker, first) for marker, first in _ENDED.iter_unpack(data[ended_at:aborted_at]))
+                for fields in _unpacked(_OPEN, memoryview(data)[_HEAD.size : ended_at]):
+                    if fields is None:
+                        yield
+                    elif fields[0] >= 0:
+                        anew._begin(*fields)
+                for fields in _unpacked(_ENDED, memoryview(data)[ended_at:aborted_at]):
+                    if fields is None:
+                        yield
+                    else:
+                        anew._ended.append((fields[0], fields[1]))
                 if version == 1:
                     anew.markers = Markers(NEVER)
                 else:
@@ -223,9 +261,6 @@ class StableOffsets:
             except struct.error as error:
                 raise ValueError("the stable snapshot is cut short") from error
             anew._aborted = yield from AbortedRanges.reading(memoryview(data)[aborted_at:])
-            for transaction in opened:
-                if transaction.producer_id >= 0:
-                    anew._begin(*transaction)
         self.swap(anew)
 
     def anew(self) -> "StableOffsets":
@@ -237,8 +272,16 @@ class StableOffsets:
         self._open.clear()
         self._open.update(other._open)
         other._open = opened
-        self._timestamps, other._timestamps = other._timestamps, self._timestamps
+        self._facts, other._facts = other._facts, self._facts
         self._began, other._began = other._began, self._began
         self._ended, other._ended = other._ended, self._ended
         self._aborted, other._aborted = other._aborted, self._aborted
         self.markers, other.markers = other.markers, self.markers
+
+
+def _unpacked(layout: struct.Struct, data: memoryview) -> Iterator[tuple[int, ...] | None]:
+    """The rows in these bytes; None wherever a step ends."""
+    for count, row in enumerate(layout.iter_unpack(data), 1):
+        yield row
+        if count % ROWS_TOGETHER == 0:
+            yield None

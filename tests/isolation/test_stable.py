@@ -1,7 +1,8 @@
 import pytest
 
 from isolation import aborted
-from isolation.stable import OpenTransaction, StableOffsets
+from isolation.markers import KEPT
+from isolation.stable import ROWS_TOGETHER, OpenTransaction, StableOffsets
 from log.batch import build_batch, read_header
 from log.steps import done_at_once
 from log.views import whole
@@ -195,3 +196,26 @@ def test_many_transactions_ended_in_the_order_they_began_leave_nothing_behind() 
             stable.apply(*batches.marker(offset - 20, commit=True, offset=offset + 1))
         assert stable.last_stable_offset(offset + 2, 0) == max(0, offset - 18)
     assert len(whole(stable.snapshot())) < 400 + len(stable.markers.to_bytes())
+
+
+def test_very_many_transactions_are_packed_and_read_in_steps() -> None:
+    """Their number is the clients' choice, and there is a snapshot whenever a segment begins: one of 100,000 open ones
+    took 150 ms of one turn.
+    """
+    many = 5 * ROWS_TOGETHER
+    stable = fold(
+        *(batch for at in range(0, 2 * many, 2) for batch in (begun(at, at), begun(at + 1, at + 1))),
+        *(batches.marker(at, commit=True, offset=2 * many + at) for at in range(0, 2 * many, 2)),
+    )
+    opened = list(stable.describe_open())
+    taken = stable.snapshot()
+    assert not any(type(part) is tuple and sum(map(len, part)) > 100 * KEPT for part in taken), "nothing is packed yet"
+    assert len(taken) >= 2 * many / ROWS_TOGETHER
+    assert max(map(len, taken)) <= ROWS_TOGETHER
+    for at in range(1, 2 * many, 2):
+        stable.apply(*batches.marker(at, commit=True, offset=4 * many + at))
+    again = StableOffsets()
+    assert sum(1 for _ in again.restoring(whole(taken))) >= 2 * many / ROWS_TOGETHER
+    assert list(again.describe_open()) == opened
+    assert again.snapshot()[0] == taken[0]
+    assert whole(again.snapshot()) == whole(taken)

@@ -536,8 +536,8 @@ def open_transactions_that_begin_below_the_start_forgotten() -> contextlib.Abstr
 
     def set_start_offset(view: StableOffsets, offset: int) -> None:
         original(view, offset)
-        for producer_id in [each.producer_id for each in view.describe_open() if each.first_offset < offset]:
-            del view._open[producer_id], view._timestamps[producer_id]
+        for each in [each for each in view.describe_open() if each.first_offset < offset]:
+            del view._open[each.producer_id], view._facts[each.first_offset]
         while view._began and view._began[0][0] < offset:
             view._began.popleft()
 
