@@ -32,13 +32,14 @@ from log.ids import TopicId, format_topic_id, parse_topic_id, partition_of
 from log.laying import LaidBatch, is_large
 from log.partition_log import PartitionLog
 from log.removal import raise_start_offset
+from log.snapshots import Snapshot
 from log.unbroken import unbroken
 
 FUTURE: Final = ".future"
 FORMER: Final = ".former"
 PIECE_BYTES: Final = 128 << 10
 """How much is copied in one turn of the loop. With the smallest batches that takes 10 ms."""
-SEGMENTS_BEGUN_AT_ONCE: Final = 10
+SEGMENTS_BEGUN_AT_ONCE: Final = 6
 """How many segments of the copy may begin in one turn, each of which takes half a millisecond: a topic's settings may
 make each batch a segment of its own.
 """
@@ -212,14 +213,17 @@ class Relocation:
         """
         log, copy = self._log, self.copy
         async with log.alone():
+            oldest, from_offset = await self._oldest_snapshot(breathe), copy.segments[0].base_offset
             left_bytes = LAST_BYTES
             while copied := await self.step(log.end_offset, now_ms=now_ms):
                 left_bytes -= copied
                 if left_bytes < 0 or not may():
                     return False
                 await breathe()
+            if copy.segments[0].base_offset != from_offset:  # it was begun anew
+                return False
             # The views are saved as they are at this moment. Batches that come meanwhile are copied after the snapshot.
-            self._teach_copy(now_ms)
+            self._teach_copy(oldest, now_ms)
             await raise_start_offset(copy, log.start_offset)
             await copy.forget_below(log.forgotten_below)
             await copy.flush()
@@ -243,14 +247,25 @@ class Relocation:
             await unbroken(self._settle(name, origin_failed, target_failed), patience_s=STOPPING_S)
             return True
 
-    def _teach_copy(self, now_ms: int) -> None:
+    async def _oldest_snapshot(self, breathe: Callable[[], Awaitable[None]]) -> Snapshot | None:
+        """The oldest one of the log that the copy can have. To read one of a million producers takes long."""
+        log = self._log
+        reading = log.snapshots.oldest(log.views, epochs=log.epochs, from_offset=self.copy.segments[0].base_offset)
+        while True:
+            try:
+                next(reading)
+            except StopIteration as read:
+                found: Snapshot | None = read.value
+                return found
+            await breathe()
+
+    def _teach_copy(self, oldest: Snapshot | None, now_ms: int) -> None:
         """The copy holds all batches of the log. Give it the log's epochs, and a snapshot of the log's views, at the
         beginning of a new segment: a recovery of the copy goes on from there. A cut may go back behind that, so the
         copy gets the log's oldest snapshot, too: the batches that are left do not tell all that the views knew. All is
         durable with the next flush.
         """
         log, copy = self._log, self.copy
-        oldest = log.snapshots.oldest(log.views, epochs=log.epochs, from_offset=copy.segments[0].base_offset)
         if oldest is not None and oldest.offset < copy.end_offset:
             copy.snapshots.pending[oldest.offset] = oldest
         if copy.end_offset < log.end_offset:  # compaction has left a gap at the end

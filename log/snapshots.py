@@ -210,11 +210,15 @@ class Snapshots:
             yield from restoring_newest(self._disk, self._folder, views, stored, epochs=epochs, end_offset=end_offset)
         )
 
-    def oldest(self, views: Sequence[View], *, epochs: LeaderEpochs, from_offset: int) -> Snapshot | None:
-        """The oldest stored snapshot from that offset on that fits the log."""
+    def oldest(
+        self, views: Sequence[View], *, epochs: LeaderEpochs, from_offset: int
+    ) -> Generator[None, None, Snapshot | None]:
+        """The oldest stored snapshot from that offset on that fits the log. It is read step by step; meanwhile the
+        caller keeps away what changes the snapshots.
+        """
         for offset in self.stored:
             if views and offset >= from_offset:
-                snapshot = done_at_once(_reading_if_right(self._disk, self._path(offset)))
+                snapshot = yield from _reading_if_right(self._disk, self._path(offset))
                 if snapshot is not None and _fits(snapshot, views, epochs):
                     return snapshot
         return None

@@ -17,6 +17,7 @@ from log.ids import TopicId
 from log.partition_log import PartitionLog
 from log.relocation import FORMER, SEGMENTS_BEGUN_AT_ONCE, Relocation, of_stem, stem_of
 from log.removal import remove_oldest
+from log.snapshots import snapshot_name
 from tests.log.building import contents, cut_log, fill, open_log
 from tests.log.compacting import NOW_MS, RETENTION_MS, Bench, breathe, committed_records, table
 from tests.log.memory_disk import MemoryDisk, MemoryFile
@@ -133,6 +134,32 @@ def test_a_pass_that_begins_before_the_copy_has_its_name_does_not_lose_the_files
         await asyncio.gather(*bench.passes)
         assert table(committed_records(bench.log, bench.stable)) == before
         assert {segment.path().partition("/")[0] for segment in bench.log.segments} == {"table-0"}
+
+    asyncio.run(run())
+
+
+def test_the_oldest_snapshot_is_read_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients choose how many producers it tells of: one of 300,000 took 30 ms of one turn."""
+    breaths = 0
+
+    async def counted() -> None:
+        nonlocal breaths
+        breaths += 1
+
+    async def run() -> None:
+        bench = Moving()
+        for count in range(2):
+            bench.put((b"k", b"%d" % count))
+            bench.log.roll(NOW_MS)
+            await bench.log.flush()
+        oldest = bench.log.snapshots.stored[0]
+        size_bytes = len(bench.disk.read(f"{bench.log.folder}/{snapshot_name(oldest)}"))
+        relocation = await bench.begin()
+        monkeypatch.setattr("log.snapshots.READ_AT_ONCE", size_bytes // 4)
+        monkeypatch.setattr("tests.log.test_relocation.breathe", counted)
+        assert await bench.finish(relocation)
+        assert breaths >= 4
+        assert oldest in bench.log.snapshots.stored
 
     asyncio.run(run())
 
