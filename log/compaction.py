@@ -18,7 +18,6 @@ for the interpreter. Meanwhile the log is read and written as always. This modul
 and what must it know) and after: the swap.
 """
 
-from array import array
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple, Protocol
 
 from log.checkpoints import CLEANED_OFFSET, read_offset
-from log.cleaning_job import Cleaned, CleaningJob, groups_of
+from log.cleaning_job import Cleaned, CleaningJob, NumberArray, groups_of
 from log.disk import Disk, DiskFault
 from log.ids import NO_OFFSET
 from log.partition_log import PartitionLog
@@ -213,7 +212,7 @@ class _Cleaning:
         self.report = CompactionReport(work.first_dirty_offset, work.end_offset)
         self.old = [segment.facts() for segment in work.segments]
         self.cuts = log.durability.cuts
-        self.dropped_abort_markers: list[int] = []
+        self.dropped_abort_markers = NumberArray()
         self.forgotten_below = 0
         self.new: list[Segment] = []
 
@@ -230,7 +229,7 @@ class _Cleaning:
         """The job, with all that the cleaning process must know. Producers may write meanwhile, but what they are known
         by then lies above the segments of this pass.
         """
-        aborted, last_batches, last_markers = array("q"), array("q"), array("q")
+        aborted, last_batches, last_markers = NumberArray(), NumberArray(), NumberArray()
         ranges = self.facts.aborted_ranges(self.old[0].base_offset, self.work.end_offset)
         for count, transaction in enumerate(ranges, 1):
             aborted.extend((transaction.producer_id, transaction.first_offset, transaction.last_offset))

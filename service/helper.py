@@ -25,6 +25,7 @@ from typing import IO, Any, Final
 from log.unbroken import unbroken
 
 SIZE: Final = struct.Struct(">Q")
+SENT_AT_ONCE: Final = 256 << 10
 NICENESS: Final = 10
 DYING_S: Final = 5.0
 OUT_OF_MEMORY: Final = Path("/proc/self/oom_score_adj")
@@ -74,9 +75,7 @@ class Helper:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            asked = pickle.dumps((function, arguments))
-            process.stdin.writelines((SIZE.pack(len(asked)), asked))
-            await process.stdin.drain()
+            await _send(process.stdin, function, arguments)
             (size,) = SIZE.unpack(await process.stdout.readexactly(SIZE.size))
             result, error, told = pickle.loads(await process.stdout.readexactly(size))
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -105,6 +104,19 @@ class Helper:
         await unbroken(process.communicate())
 
 
+async def _send(pipe: asyncio.StreamWriter, function: str, arguments: tuple[Any, ...]) -> None:
+    """Long arrays are buffers beside the pickle, and nothing of them is copied but the piece that is written."""
+    beside: list[pickle.PickleBuffer] = []
+    asked = pickle.dumps((function, arguments), protocol=5, buffer_callback=beside.append)
+    parts = [memoryview(asked), *(each.raw() for each in beside)]
+    pipe.write(SIZE.pack(len(parts)))
+    for part in parts:
+        pipe.write(SIZE.pack(len(part)))
+        for at in range(0, len(part), SENT_AT_ONCE):
+            pipe.write(part[at : at + SENT_AT_ONCE])
+            await pipe.drain()
+
+
 def main() -> None:
     """Do what is asked for on the standard input, and answer on the standard output, until the input ends."""
     os.nice(NICENESS)
@@ -112,21 +124,23 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     with suppress(OSError):  # not every system has it
         OUT_OF_MEMORY.write_text("1000")
-    asked: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    asked: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(asked,), daemon=True).start()
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # whatever else is printed is no answer
         while True:
-            function, arguments = pickle.loads(asked.get())
-            answer = pickle.dumps(_do(function, arguments))
+            pickled, *beside = asked.get()
+            function, arguments = pickle.loads(pickled, buffers=beside)
+            answer = pickle.dumps(_do(function, arguments), protocol=5)
             answers.write(SIZE.pack(len(answer)) + answer)
             answers.flush()
 
 
-def _listen(asked: "queue.SimpleQueue[bytes]") -> None:
+def _listen(asked: "queue.SimpleQueue[list[bytes]]") -> None:
     pipe = sys.stdin.buffer
-    while len(size := pipe.read(SIZE.size)) == SIZE.size:
-        asked.put(_exactly(pipe, *SIZE.unpack(size)))
+    while len(count := pipe.read(SIZE.size)) == SIZE.size:
+        sizes = (SIZE.unpack(_exactly(pipe, SIZE.size)) for _ in range(*SIZE.unpack(count)))
+        asked.put([_exactly(pipe, *size) for size in sizes])
     os._exit(0)  # the broker is gone, or wants us gone: in the middle of anything
 
 

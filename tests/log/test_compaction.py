@@ -3,7 +3,6 @@
 import asyncio
 import random
 import tracemalloc
-from array import array
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -13,7 +12,7 @@ import pytest
 from log import cleaning
 from log.batch import HEADER_BYTES, Buffer, assemble, build_batch, checksum_ok, read_header, read_records
 from log.checkpoints import CLEANED_OFFSET, read_offset
-from log.cleaning_job import Cleaned, CleaningJob
+from log.cleaning_job import Cleaned, CleaningJob, NumberArray
 from log.clock import CLOCK_SET_MS
 from log.compaction import REMOVED_A_TURN, Work, find_work
 from log.config import LogConfig
@@ -366,7 +365,9 @@ def test_however_many_keys_or_bytes_there_are_the_memory_that_is_given_is_enough
 ) -> None:
     memory_bytes = 16 << 20
     facts = (memory_bytes, None, 0, b"secret")
-    job = CleaningJob("table-0", (), NOW_MS, 0, 1 << 30, 4096, array("q"), array("q"), array("q"), *facts, False)
+    job = CleaningJob(
+        "table-0", (), NOW_MS, 0, 1 << 30, 4096, NumberArray(), NumberArray(), NumberArray(), *facts, False
+    )
     census = cleaning._Census(job, cleaning._Room(MemoryDisk(), 0))
     tracemalloc.start()
     try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import pickle
 import resource
 import signal
 import subprocess
@@ -9,13 +10,15 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
 
 from log.batch import CorruptBatch
+from log.cleaning_job import NumberArray
 from log.disk import RealDisk
-from service.helper import OUT_OF_MEMORY, Helper, HelperFailed, HelperNotStarted
+from service.helper import OUT_OF_MEMORY, SENT_AT_ONCE, Helper, HelperFailed, HelperNotStarted
 
 HERE = "tests.service.test_helper"
 
@@ -47,6 +50,13 @@ def names_in(disk: RealDisk) -> list[str]:
 def sleep_long(started: str) -> None:
     Path(started).write_text(str(os.getpid()))
     time.sleep(600)
+
+
+def backwards(numbers: NumberArray, more: NumberArray) -> NumberArray:
+    found = NumberArray()
+    found.extend(reversed(numbers))
+    found.extend(more)
+    return found
 
 
 def is_alive(number: int) -> bool:
@@ -200,3 +210,37 @@ def test_a_helper_for_which_there_is_no_descriptor_says_that_it_was_not_started(
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
     uvloop.run(scene())
+
+
+def test_long_arrays_travel_beside_the_pickle_and_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long they are is the clients' choice: a million producers took 60 ms of one turn."""
+    many = NumberArray()
+    many.extend(range(400_000))
+    few = NumberArray()
+    few.append(-1)
+    pickled: list[int] = []
+    written: list[int] = []
+    dumps, write = pickle.dumps, asyncio.StreamWriter.write
+
+    def counted(*of: Any, **how: Any) -> bytes:
+        data = dumps(*of, **how)
+        pickled.append(len(data))
+        return data
+
+    def noted(pipe: asyncio.StreamWriter, data: bytes | memoryview) -> None:
+        written.append(len(data))
+        write(pipe, data)
+
+    async def scene() -> None:
+        async with Helper() as helper:
+            monkeypatch.setattr(pickle, "dumps", counted)
+            monkeypatch.setattr(asyncio.StreamWriter, "write", noted)
+            found = await helper.run(f"{HERE}:backwards", many, few)
+            assert type(found) is NumberArray
+            assert list(found) == [*reversed(range(400_000)), -1]
+            assert list(await helper.run(f"{HERE}:backwards", NumberArray(), few)) == [-1]
+
+    asyncio.run(scene())
+    assert max(pickled) < 1_000
+    assert max(written) <= SENT_AT_ONCE
+    assert sum(written) > 8 * 400_000
