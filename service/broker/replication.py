@@ -77,7 +77,7 @@ BATCHES_A_TURN = 100
 """The most batches that are appended in one turn of the loop, and the most partitions that have none."""
 BATCH_WORTH_BYTES = 16 << 10
 """So many bytes take about as long to append as a batch."""
-SEGMENT_WORTH = 10
+SEGMENT_WORTH = 16
 """To begin a segment takes about as long as to append so many batches."""
 
 TopicIdPartition = tuple[bytes, int]

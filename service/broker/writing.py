@@ -61,7 +61,7 @@ LAID_TIMES: Final = 5
 """How often a large batch is laid beside its log, if each time the log moves or gets other settings meanwhile."""
 SETTLED_AT_ONCE: Final = 500
 NO_BYTES: Final = memoryview(b"")
-WITH_FILES: Final = 8
+WITH_FILES: Final = 12
 """How much longer a batch takes that begins a segment, or a log: files are made, and those of the segment before are
 written.
 """
