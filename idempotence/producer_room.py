@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 LOOKS_AT_ONCE: Final = 5_000
 """How many producers are looked at before a new one is refused: some milliseconds. The next look begins where this one
-ended.
+ended. Those that are idle are found with one look at each shelf and each partition, which all fit into this; so nobody
+is refused while there are any. Others that may go are found as the looks come to them.
 """
 NO_LIMIT: Final = 2**63
 
@@ -29,7 +30,7 @@ class ProducerRoom:
         self.is_full = False
         """Whether there was no room when `take` was last called."""
         self._partitions = partitions
-        self._not_looked_at: Iterator[ProducerStates] = iter(())
+        self._for_oldest, self._for_idle = _Round(partitions), _Round(partitions)
         self._left = 0
         self._full_at_s = -1
 
@@ -50,18 +51,32 @@ class ProducerRoom:
 
     def _evict(self, now_s: int) -> int:
         """Forget idle producers, in one partition after the other. Returns how many."""
-        looks, evicted = LOOKS_AT_ONCE, 0
-        for states in self._next_partitions():
-            gone, looked = states.evict_idle(now_s, looks)
-            evicted += gone
-            looks -= looked + 1
-            if looks <= 0:
-                break
-        self.evicted += evicted
-        return evicted
+        gone = _look(self._for_oldest, lambda states, at_most: states.evict_oldest(now_s, at_most))
+        if not gone:
+            gone = _look(self._for_idle, lambda states, at_most: states.evict_idle(now_s, at_most))
+        self.evicted += gone
+        return gone
 
-    def _next_partitions(self) -> Iterator[ProducerStates]:
-        """The partitions from where the last look ended, and then all of them."""
-        yield from self._not_looked_at
-        self._not_looked_at = iter(list(self._partitions()))
-        yield from self._not_looked_at
+
+class _Round:
+    """The partitions from where the last look ended, and then all of them."""
+
+    def __init__(self, partitions: Callable[[], Iterable[ProducerStates]]) -> None:
+        self._partitions = partitions
+        self._left: Iterator[ProducerStates] = iter(())
+
+    def __iter__(self) -> Iterator[ProducerStates]:
+        yield from self._left
+        self._left = iter(list(self._partitions()))
+        yield from self._left
+
+
+def _look(partitions: _Round, evict: Callable[[ProducerStates, int], tuple[int, int]]) -> int:
+    looks, evicted = LOOKS_AT_ONCE, 0
+    for states in partitions:
+        gone, looked = evict(states, looks)
+        evicted += gone
+        looks -= looked + 1
+        if looks <= 0:
+            break
+    return evicted

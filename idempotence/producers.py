@@ -150,6 +150,7 @@ class ProducerStates:
         "_forgotten",
         "_full_at_s",
         "_limit",
+        "_next_oldest",
         "_next_suspect",
         "_now_s",
         "_open_transactions",
@@ -170,6 +171,7 @@ class ProducerStates:
         self._open_transactions = open_transactions
         self._limit = limit
         self._room = ProducerRoom() if room is None else room
+        self._next_oldest = 0
         self._suspects: list[int] = []
         self._next_suspect = 0
         self._producers = Shelves()
@@ -272,12 +274,14 @@ class ProducerStates:
         """Make room for one more producer. Returns the refusal if there is none. When no room was found, the next
         search is made in another second at the earliest.
         """
+        now_s = self._now_s
         if len(self._producers) >= self._limit and (
-            self._now_s == self._full_at_s or not self.evict_idle(self._now_s, LOOKS_AT_ONCE)[0]
+            now_s == self._full_at_s
+            or not (self.evict_oldest(now_s, LOOKS_AT_ONCE)[0] or self.evict_idle(now_s, LOOKS_AT_ONCE)[0])
         ):
-            self._full_at_s = self._now_s
+            self._full_at_s = now_s
             return TooManyProducers(self._limit)
-        return None if self._room.take(self._now_s) else TooManyProducers(self._room.limit)
+        return None if self._room.take(now_s) else TooManyProducers(self._room.limit)
 
     def _check_beginning(self, header: BatchHeader) -> OutOfOrder | None:
         """Check the first batch of an unknown producer. Its state may have expired, so it may begin with any sequence,
@@ -498,9 +502,41 @@ class ProducerStates:
                 self._producers.remove(producer_id)
             yield len(gone)
 
+    def evict_oldest(self, now_s: int, at_most: int) -> tuple[int, int]:
+        """Forget producers whose last batch is so old that no client would send it again, but none with an open
+        transaction here. Those that were seen last stand last on each shelf, so that a look ends at the first one that
+        was seen lately. Returns how many were forgotten, and how many were looked at: up to `at_most`, from the shelf
+        on where the last look ended.
+        """
+        unseen_since_s = self._note_first_look(now_s)
+        idle_since_s = now_s - IDLE_S
+        gone = looked = 0
+        for _ in range(self._producers.shelves):
+            shelf, next_oldest = self._producers.shelf_at(self._next_oldest)
+            idle: list[int] = []
+            for producer_id, entry in shelf.items():
+                looked += 1
+                (seen_s,) = _SEEN.unpack_from(entry)
+                if seen_s < _CLOCK_SET_S:
+                    seen_s = unseen_since_s
+                if seen_s <= idle_since_s:
+                    if producer_id not in self._open_transactions:
+                        idle.append(producer_id)
+                elif seen_s <= now_s:  # one that was seen later than now tells nothing: the clock was put back
+                    break
+                if looked >= at_most:
+                    break
+            for producer_id in idle:
+                self._producers.remove(producer_id)
+            gone += len(idle)
+            self._next_oldest = next_oldest or 0
+            if looked >= at_most:
+                break
+        return gone, looked
+
     def evict_idle(self, now_s: int, at_most: int) -> tuple[int, int]:
-        """Look at up to `at_most` producers, from where the last look ended, and forget the idle ones early. Returns
-        how many were forgotten, and how many were looked at.
+        """Look at up to `at_most` producers, from where the last look ended, and forget the idle ones early, also those
+        that `evict_oldest` does not find. Returns how many were forgotten, and how many were looked at.
 
         A producer is idle if its last batch is so old that no client would send it again. It is also idle if only its
         epoch is known, because its coordinator knows that as well. A producer with an open transaction here never is.

@@ -3,7 +3,8 @@ cost.
 
 What always holds: what `lend` gave out never changes. A shelf that was lent is copied before it is changed. A shelf has
 the producers of one range of ids, and at most SHELF_MOST of them, however clients choose the ids: a shelf that gets
-more is divided at its median. So whatever is done to one shelf takes two milliseconds at most.
+more is divided at its median. So whatever is done to one shelf takes two milliseconds at most. On a shelf the producers
+stand in the order in which they were put there last.
 """
 
 from bisect import bisect_right
@@ -44,11 +45,11 @@ class Shelves:
     def put(self, producer_id: int, entry: bytes) -> None:
         index = bisect_right(self._begins, producer_id)
         shelf = self._own(index) if self._lent[index] else self._shelves[index]
-        before = len(shelf)
+        is_new = shelf.pop(producer_id, None) is None
         shelf[producer_id] = entry
-        if len(shelf) > before:
+        if is_new:
             self._count += 1
-            if before == SHELF_MOST:
+            if len(shelf) > SHELF_MOST:
                 self._divide(index)
 
     def remove(self, producer_id: int) -> None:

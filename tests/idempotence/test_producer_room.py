@@ -1,5 +1,7 @@
 """What the partitions of one broker may remember together."""
 
+from collections.abc import Callable
+
 import pytest
 
 from idempotence.producer_room import LOOKS_AT_ONCE, ProducerRoom
@@ -8,6 +10,8 @@ from idempotence.verdicts import ACCEPTED, TooManyProducers, Verdict
 from tests import batches
 
 NOW_S = 1_700_000_000
+COUNT = 3 * LOOKS_AT_ONCE
+Evict = Callable[[ProducerStates, int, int], tuple[int, int]]
 
 
 class Broker:
@@ -92,19 +96,79 @@ def test_nobody_counts_all_producers_for_each_new_one(full: bool) -> None:
     assert counted.looks <= 4
 
 
-def test_who_is_refused_has_cost_a_bounded_look_and_the_next_one_looks_further() -> None:
-    broker = Broker(3 * LOOKS_AT_ONCE, partitions=1)
-    for producer_id in range(3 * LOOKS_AT_ONCE):
+@pytest.mark.parametrize("crowded", ["the broker", "the partition"])
+@pytest.mark.parametrize(
+    "idle", [range(10), range(COUNT - 10, COUNT), range(0, COUNT, 1_000), range(COUNT // 2, COUNT)]
+)
+def test_nobody_is_refused_while_any_producer_is_idle(crowded: str, idle: range) -> None:
+    """However many others there are, and wherever the idle ones stand among them."""
+    broker = Broker(COUNT if crowded == "the broker" else 2 * COUNT, partitions=1)
+    broker.partitions = [ProducerStates(broker.open, limit=COUNT, room=broker.room)]
+    for producer_id in range(COUNT):
         broker.write(0, producer_id)
     broker.now_s += IDLE_S
-    young = range(3 * LOOKS_AT_ONCE - 10)
-    for producer_id in young:
-        broker.write(0, producer_id, sequence=1)
+    for producer_id in range(COUNT):
+        if producer_id not in idle:
+            broker.write(0, producer_id, sequence=1)
+    assert [broker.write(0, COUNT + number) for number in range(len(idle))] == [ACCEPTED] * len(idle)
+    assert broker.write(0, 10**6) == TooManyProducers(COUNT)
+    assert broker.remembered == COUNT
+    assert not any(facts.producer_id in idle for facts in broker.partitions[0].describe())
+
+
+def test_an_idle_producer_is_found_behind_a_partition_with_very_many_others() -> None:
+    broker = Broker(COUNT + 2, partitions=5)
+    broker.write(3, 1)
+    broker.write(4, 1)
+    broker.now_s += IDLE_S
+    for producer_id in range(COUNT):
+        broker.write(0, producer_id)
+    assert broker.write(1, 1) is ACCEPTED
+    assert [len(states) for states in broker.partitions] == [COUNT, 1, 0, 0, 0]
+
+
+def test_a_search_is_bounded_and_the_next_one_looks_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ten producers only the epoch is known; these may go whenever they wrote."""
+    broker = Broker(2 * COUNT)
+    broker.partitions = [ProducerStates(broker.open, limit=COUNT, room=broker.room)]
+    looks: list[int] = []
+    for name in ("evict_oldest", "evict_idle"):
+        monkeypatch.setattr(ProducerStates, name, counted(getattr(ProducerStates, name), looks))
+    for producer_id in range(COUNT):
+        if producer_id < COUNT - 10:
+            broker.write(0, producer_id)
+        else:
+            header, batch = batches.marker(producer_id, commit=False, offset=producer_id)
+            broker.partitions[0].apply(header, batch)
     tries = 0
     while broker.write(0, 10**6) is not ACCEPTED:
         broker.now_s += 1
         tries += 1
     assert 0 < tries <= 3
+    assert max(looks) == LOOKS_AT_ONCE
+
+
+def test_where_all_old_ones_are_in_transactions_the_look_for_them_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker(COUNT, partitions=1)
+    looks: list[int] = []
+    monkeypatch.setattr(ProducerStates, "evict_oldest", counted(ProducerStates.evict_oldest, looks))
+    for producer_id in range(COUNT):
+        broker.write(0, producer_id)
+        broker.open[producer_id] = producer_id
+    for _ in range(5):
+        broker.now_s += IDLE_S
+        assert broker.write(0, 10**6) == TooManyProducers(COUNT)
+    assert max(looks) <= LOOKS_AT_ONCE
+    assert broker.remembered == COUNT
+
+
+def counted(evict: Evict, looks: list[int]) -> Evict:
+    def looking(states: ProducerStates, now_s: int, at_most: int) -> tuple[int, int]:
+        gone, looked = evict(states, now_s, at_most)
+        looks.append(looked)
+        return gone, looked
+
+    return looking
 
 
 def test_a_clock_that_is_put_back_keeps_nobody_out_for_long() -> None:
@@ -123,11 +187,11 @@ def test_a_partition_that_is_full_is_looked_through_once_a_second_however_many_a
     looks = []
     looking = ProducerStates.evict_idle
 
-    def counted(self: ProducerStates, now_s: int, at_most: int) -> tuple[int, int]:
+    def noted(self: ProducerStates, now_s: int, at_most: int) -> tuple[int, int]:
         looks.append(now_s)
         return looking(self, now_s, at_most)
 
-    monkeypatch.setattr(ProducerStates, "evict_idle", counted)
+    monkeypatch.setattr(ProducerStates, "evict_idle", noted)
     for second in (NOW_S, NOW_S + 1):
         for producer_id in range(500):
             header, batch = batches.data(producer_id)
