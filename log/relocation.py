@@ -43,6 +43,7 @@ SEGMENTS_BEGUN_AT_ONCE: Final = 6
 """How many segments of the copy may begin in one turn, each of which takes half a millisecond: a topic's settings may
 make each batch a segment of its own.
 """
+CLOSED_AT_ONCE: Final = 200
 LAST_BYTES: Final = 32 << 20
 """How much may be copied while nobody else may flush or cut the log."""
 AGAIN_S: Final = 0.2
@@ -99,12 +100,18 @@ class Relocation:
         self._disk = disk
         self._target = target
         self._stem = stem_of(topic_id, index)
+        self._topic_id = topic_id
         self._piece_bytes = PIECE_BYTES
-        target.discard(self._stem + FUTURE)
-        self.copy = PartitionLog.open(
-            target, self._stem + FUTURE, log.config, (), known=None, now_ms=0, topic_id=topic_id
-        )
+        self.copy = self._without_folder()
         self._begin()
+
+    def _without_folder(self) -> PartitionLog:
+        """A copy that has no folder yet. What there was of an earlier one is gone, and that takes a moment only."""
+        folder = self._stem + FUTURE
+        self._target.discard(folder)
+        return PartitionLog.open(
+            self._target, folder, self._log.config, (), known=None, now_ms=0, topic_id=self._topic_id
+        )
 
     @property
     def behind(self) -> int:
@@ -113,9 +120,10 @@ class Relocation:
 
     async def step(self, limit_offset: int, *, now_ms: int) -> int:
         """Copy some more batches that end below the limit. Returns how many bytes were read; 0: there was nothing."""
-        log, copy = self._log, self.copy
+        log = self._log
         if self._has_parted():
-            self._begin()
+            await self._begin_anew()
+        copy = self.copy
         if copy.config is not log.config:
             copy.set_config(log.config)
         offset = max(copy.end_offset, log.start_offset)
@@ -163,8 +171,22 @@ class Relocation:
             laid.discard()
         return header.size_bytes
 
+    async def _begin_anew(self) -> None:
+        """Begin again with another copy. The folder goes as a whole: to remove one segment after the other takes long.
+        A copy that has one only is used again.
+        """
+        former = self.copy
+        if len(former.segments) > 1:
+            for count, segment in enumerate(former.segments, 1):
+                segment.gone = True
+                segment.close()
+                if count % CLOSED_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+            self.copy = self._without_folder()
+        self._begin()
+
     def _begin(self) -> None:
-        """Begin the copy anew, with the batch that holds the log's start offset."""
+        """Begin with the batch that holds the log's start offset."""
         log = self._log
         self._times_compacted = log.times_compacted
         first = log.read(log.start_offset, max_bytes=1, limit_offset=log.end_offset, at_least_one=True)
@@ -220,7 +242,7 @@ class Relocation:
                 if left_bytes < 0 or not may():
                     return False
                 await breathe()
-            if copy.segments[0].base_offset != from_offset:  # it was begun anew
+            if self.copy is not copy or copy.segments[0].base_offset != from_offset:  # it was begun anew
                 return False
             # The views are saved as they are at this moment. Batches that come meanwhile are copied after the snapshot.
             self._teach_copy(oldest, now_ms)
