@@ -20,8 +20,8 @@ def seeds(mutant: str, *, anew: bool = False) -> Iterator[int]:
 
 
 def takes_long(mutant: str) -> bool:
-    """Whether the first seed that catches it is far up. Then so is the next one, once the runs have changed: to hunt it
-    is for `make mutants`.
+    """Whether the first seed that catches it is far up. Then so is the next one, once the runs have changed: the tests
+    try the known one, and to hunt further is for `make mutants`.
     """
     return _read().get(mutant, 0) > FAR
 
