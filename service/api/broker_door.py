@@ -119,6 +119,9 @@ class BrokerDoor:
         self._tally.connections[self._listener.name] -= 1
         session.gone()
 
+    def hurry(self, session: Session) -> None:
+        session.hurry()
+
     def request(
         self, session: Session, header: RequestHeader, body: memoryview
     ) -> Reply | Awaitable[Reply] | Held[Reply]:

@@ -73,6 +73,7 @@ class FetchParts:
 def handle(
     parts: FetchParts, session: Session, header: RequestHeader, request: FetchRequest
 ) -> FetchResponse | Awaitable[FetchResponse]:
+    session.is_hurried = False
     by_id = header.api_version >= TOPIC_IDS_SINCE
     topics = request.topics
     if len(topics) > READ_AT_ONCE or sum([len(topic.partitions) for topic in topics]) > READ_AT_ONCE:

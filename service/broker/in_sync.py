@@ -24,6 +24,10 @@ from service.wire.error_codes import ErrorCode
 logger = logging.getLogger("oncelog.replication")
 
 PARTITIONS_A_TURN = 256
+TOLD_BY_NAME = 20
+"""The most partitions that the log names one by one. When a broker of thousands comes back, the lines would hold the
+loop for as long as all else.
+"""
 
 
 class InSyncSets:
@@ -34,6 +38,8 @@ class InSyncSets:
         self._partitions = partitions
         self._confirmation: asyncio.Future[bool] | None = None
         self._confirming = asyncio.Lock()
+        self._decided: list[tuple[Partition, tuple[int, ...]]] = []
+        """The in-sync sets that were decided in this turn of the loop."""
 
     def now_ms(self) -> int:
         return int(self._env.clock.monotonic() * 1000)
@@ -130,8 +136,17 @@ class InSyncSets:
             partition.not_accepted(doubtful=doubtful or is_behind)
         elif (reply.leader, reply.leader_epoch) == (replicas.leader, replicas.leader_epoch):
             # Otherwise the same commit has ended a reassignment: another leads, and this one learns it at its turn.
-            logger.info("%s: in sync are %s", partition.topic_partition, list(reply.isr))
+            if not self._decided:
+                asyncio.get_running_loop().call_soon(self._tell)
+            self._decided.append((partition, reply.isr))
             partition.decided(reply.isr, reply.partition_epoch, reply.eligible)
+
+    def _tell(self) -> None:
+        decided, self._decided = self._decided, []
+        for partition, isr in decided[:TOLD_BY_NAME]:
+            logger.info("%s: in sync are %s", partition.topic_partition, list(isr))
+        if len(decided) > TOLD_BY_NAME:
+            logger.info("and %d more in-sync sets were decided", len(decided) - TOLD_BY_NAME)
 
     # -- what can't be served
 

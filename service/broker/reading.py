@@ -41,6 +41,8 @@ NEAR_ANSWER_BYTES = 3 * 512 * 1024
 ANSWER_BYTES_PER_ROUND_TRIP_US = 10_000
 READ_AT_ONCE = 500
 """The most partitions without news that are read in one turn of the loop. That takes 2 ms."""
+A_FOLLOWERS_READ = 2
+"""How much longer a read takes that also notes what the follower holds."""
 A_READ_WITH_RECORDS = 16
 """How much longer it takes to find records in a file than to see that there are none. (Where a reader goes on where it
 was, it takes less.)
@@ -183,9 +185,9 @@ class Reading:
             enough = max(NEAR_ANSWER_BYTES, round_trip_us * ANSWER_BYTES_PER_ROUND_TRIP_US, least)
         size, counted, urgent = 0, 0, not self.wanted and self.session is None
         in_turn = self._in_turn()
-        done = 0
+        done, a_read = 0, 1 if self.copier is None else A_FOLLOWERS_READ
         for key, wanted in list(in_turn):  # a session's may change meanwhile
-            done += 1
+            done += a_read
             if done >= READ_AT_ONCE:
                 done = 0
                 self._rest()
@@ -427,6 +429,10 @@ class Reading:
         watched: list[Partition] = []
         self._woken = loop.create_future()
         session = self.session
+        if self._is_hurried():
+            return
+        if self.copier is not None:
+            self.caller.parked = self
         try:
             # This reader was not told of changes between the reading and now.
             if session is not None:
@@ -451,9 +457,10 @@ class Reading:
                 finally:
                     timer.cancel()
                 self._woken = loop.create_future()  # what changes while this reads counts for the next time
-                if await self.read() or loop.time() >= deadline:
+                if await self.read() or self._is_hurried() or loop.time() >= deadline:
                     return
         finally:
+            self.caller.parked = None
             if session is not None:
                 del session.readers[self]
             for partition in watched:
@@ -466,6 +473,12 @@ class Reading:
         if self.copier is None or wanted is None:
             return False
         return partition.log.end_offset > wanted.fetch_offset or partition.log.start_offset != data.log_start_offset
+
+    def _is_hurried(self) -> bool:
+        """A follower sends a request behind its Fetch when it has more partitions to ask for. Other clients that do so
+        expect that the Fetch waits as long as it says.
+        """
+        return self.copier is not None and self.caller.is_hurried
 
     def moved(self) -> None:
         """There may be more to read."""

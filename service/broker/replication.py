@@ -44,6 +44,7 @@ from service.settings.broker import BrokerConfig
 from service.turns import Turn, done_in_turns
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
+    ApiVersionsRequest,
     FetchPartition,
     FetchRequest,
     FetchRequestReplicaState,
@@ -57,10 +58,6 @@ logger = logging.getLogger("oncelog.replication")
 
 FIRST_REST_S = 0.02
 """The first pause before a leader, or one partition of it, is asked again. Each further pause is twice as long."""
-INTERRUPTED_EVERY_S = 0.2
-"""The shortest time between two fetches that are given up, while they wait at the leader, so that new partitions can be
-asked for. Each time costs a connection and a session.
-"""
 HELD_BACK_S = 0.1
 """How often a partition that is throttled is looked at again."""
 SLOW_FLUSH_S = 0.05
@@ -293,7 +290,8 @@ class Fetcher:
         """Why the leader can't be asked, and since when."""
         self._woken = asyncio.Event()
         self._is_parked = False
-        self._interrupted_s = -INTERRUPTED_EVERY_S
+        self._has_hurried = False
+        """Whether the leader was told that the fetch need not wait any longer."""
 
     # -- what is followed
 
@@ -313,9 +311,9 @@ class Fetcher:
         if not self._running:
             self._running = True
             self._parts.env.tasks.spawn(f"fetcher from broker {self._leader}", self._run())
-        elif self._is_parked and self._now_s() - self._interrupted_s >= INTERRUPTED_EVERY_S:
-            self._interrupted_s = self._now_s()
-            asyncio.get_running_loop().call_soon(self._interrupt)  # after other calls of `add` in this turn
+        elif self._is_parked and not self._has_hurried:
+            self._has_hurried = True
+            self._parts.env.tasks.spawn(f"hurry to broker {self._leader}", self._hurry())
 
     def forget(self, partition: Partition) -> None:
         key = _key(partition)
@@ -330,12 +328,16 @@ class Fetcher:
         """The leader has registered again, perhaps at another address."""
         self._rest_s = 0.0
         self._woken.set()
-        self._interrupt()
-
-    def _interrupt(self) -> None:
-        """Give up the fetch that waits at the leader: it does not include the new partitions."""
         if self._client is not None and self._is_parked:
             self._client.abort()
+
+    async def _hurry(self) -> None:
+        """The fetch that waits at the leader does not include the new partitions. The leader answers it when another
+        request comes, and the session goes on.
+        """
+        if self._client is not None:
+            with suppress(OSError, ClientError):  # the fetch meets the same
+                await self._client.request(ApiVersionsRequest(), version=0)
 
     def _now_s(self) -> float:
         return self._parts.env.clock.monotonic()
@@ -453,11 +455,8 @@ class Fetcher:
     async def _lost(self, error: Exception) -> None:
         """The connection broke, or none could be made."""
         client, self._client = self._client, None
-        interrupted = self._now_s() - self._interrupted_s < INTERRUPTED_EVERY_S and client is not None
         if client is not None:
             client.abort()
-        if interrupted:
-            return
         why = str(error) or type(error).__name__
         if self.trouble is None:
             logger.info("broker %d can't be asked: %s", self._leader, why)
@@ -485,7 +484,7 @@ class Fetcher:
             topics=news,
             forgotten_topics_data=self._not_wanted(),
         )
-        self._is_parked = True
+        self._is_parked, self._has_hurried = True, False
         try:
             async with asyncio.timeout((wait_ms + config.replica_socket_timeout_ms) / 1000):
                 answer = await client.request(request)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from log.disk import FileSlice
-from service.broker.fetch_sessions import SessionKey
+from service.broker.fetch_sessions import SessionKey, WaitingReader
 
 
 class Principal(NamedTuple):
@@ -38,6 +38,10 @@ class Session:
     """What the answer to a long Fetch keeps readable until the connection has taken it over."""
     is_gone: bool = False
     """The connection has ended."""
+    parked: WaitingReader | None = None
+    """Another broker's Fetch, while it waits for news."""
+    is_hurried: bool = False
+    """A further request has come since the last Fetch: if that is another broker's, it waits no longer."""
     _waiting: dict[asyncio.Future[Any], None] = field(default_factory=dict)
 
     def pin(self, stored: FileSlice) -> None:
@@ -64,6 +68,12 @@ class Session:
 
     def waits_no_more(self, reply: asyncio.Future[Any]) -> None:
         self._waiting.pop(reply, None)
+
+    def hurry(self) -> None:
+        """A further request has come, and waits for its turn."""
+        self.is_hurried = True
+        if self.parked is not None:
+            self.parked.moved()
 
     def gone(self) -> None:
         """The connection has ended: cancel all waits for its answers."""

@@ -250,6 +250,8 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
             after = start + 4 + size
             if (unanswered or busy) and end - start >= 6 and not self._may_overtake(buffer, start):
                 self._blocked = True
+                if unanswered:
+                    server.door.hurry(session)
                 break
             if after > end:
                 break

@@ -71,6 +71,9 @@ class Door(Protocol[SessionT]):
         their answers.
         """
 
+    def hurry(self, session: SessionT) -> None:
+        """A further request has come, which waits until the earlier ones are answered."""
+
     def request(
         self, session: SessionT, header: RequestHeader, body: memoryview
     ) -> Reply | Awaitable[Reply] | Held[Reply]:

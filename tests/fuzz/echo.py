@@ -36,6 +36,9 @@ class EchoDoor:
     def disconnected(self, session: PeerInfo) -> None:
         pass
 
+    def hurry(self, session: PeerInfo) -> None:
+        pass
+
     def request(self, session: PeerInfo, header: RequestHeader, body: memoryview) -> Reply:
         key, version = header.api_key, header.api_version
         decode_request(key, version, body)

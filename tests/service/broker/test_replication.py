@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -806,10 +807,15 @@ def test_others_have_turns_while_a_follower_takes_an_answer_about_very_many_part
     monkeypatch.setattr(Fetcher, "_take_one", counted)
 
     async def scene(stage: ClusterStage) -> None:
-        nonlocal at_once
+        nonlocal at_once, longest
         await stage.create(1, 2)
         many = [CreatableReplicaAssignment(index, [1, 2]) for index in range(3 * BATCHES_A_TURN)]
         await stage.wire(1).ask(CreateTopicsRequest([CreatableTopic("many", -1, -1, assignments=many)]))
+        await until(lambda: len(list(stage.broker(2).partitions)) == 1 + len(many))
+        sessions = stage.broker(1).fetch_sessions
+        for session_id in list(sessions._sessions):
+            sessions.close(session_id)  # the first answer of the next one is about all of them
+        longest = 0
         async with asyncio.timeout(15):
             while longest < BATCHES_A_TURN:
                 at_once = 0
@@ -874,6 +880,31 @@ def test_others_have_turns_while_a_follower_asks_about_very_many_partitions(
         assert longest <= at_most + 1
 
     on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
+
+
+def test_new_partitions_are_copied_at_once_in_the_same_session(tmp_path: Path) -> None:
+    """The fetch that waits for news of the others is answered, because another request comes behind it."""
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2)
+        await stage.write("the session begins")
+        await asyncio.sleep(0.3)  # quiet
+        (fetcher,) = stage.broker(2).replication._fetchers.values()
+        client, session_id = fetcher._client, fetcher._session_id
+        assert fetcher._is_parked
+
+        def follows(count: int) -> bool:
+            return len(fetcher.followed()) == count
+
+        for number in range(5):
+            fresh = CreatableTopic(f"fresh-{number}", -1, -1, assignments=[CreatableReplicaAssignment(0, [1, 2])])
+            await stage.wire(1).ask(CreateTopicsRequest([fresh]))
+            await until(partial(follows, number + 2))
+            await until(lambda: len(fetcher._told) == len(fetcher.followed()) and fetcher._is_parked)
+        assert fetcher._client is client
+        assert fetcher._session_id == session_id
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given={**OS, "replica.fetch.wait.max.ms": "60000"})
 
 
 def test_what_came_while_it_connected_is_not_asked_beyond_before_it_is_durable(

@@ -56,6 +56,9 @@ class SmallBroker:
     def disconnected(self, session: PeerInfo) -> None:
         pass
 
+    def hurry(self, session: PeerInfo) -> None:
+        pass
+
     def request(self, session: PeerInfo, header: RequestHeader, body: memoryview) -> Reply | Awaitable[Reply]:
         key, version = header.api_key, header.api_version
         self.seen.append((key, version))

@@ -60,6 +60,9 @@ class EchoDoor:
     def disconnected(self, session: PeerInfo) -> None:
         self.gone.append(session)
 
+    def hurry(self, session: PeerInfo) -> None:
+        pass
+
     def request(
         self, session: PeerInfo, header: RequestHeader, body: memoryview
     ) -> Reply | Awaitable[Reply] | Held[Reply]:

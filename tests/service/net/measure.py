@@ -41,6 +41,9 @@ class ProduceDoor:
     def disconnected(self, session: PeerInfo) -> None:
         pass
 
+    def hurry(self, session: PeerInfo) -> None:
+        pass
+
     def request(self, session: PeerInfo, header: RequestHeader, body: memoryview) -> Reply:
         request = decode_request(header.api_key, header.api_version, body)
         topics = [
