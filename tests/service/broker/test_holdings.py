@@ -214,7 +214,6 @@ def test_a_broker_that_stops_follows_nobody_any_more_whatever_it_hears(tmp_path:
         await asyncio.sleep(0)
         follower = broker.partitions.get(TopicPartition(TOPIC, 0))
         assert follower is not None
-        broker.metadata.on_session_regained()  # its port is closed, so it was taken for dead, and has joined again
         broker.holdings.follow(
             Delta(broker.metadata.image, broker.metadata.image, partitions=(TopicPartition(TOPIC, 0),))
         )
