@@ -228,19 +228,17 @@ class PartitionLog:
 
     def opens_files_for(self, header: BatchHeader, now_ms: int) -> bool:
         """Whether to append this batch, which is not stamped yet, begins a segment, or opens one. That takes about ten
-        times as long as to write behind other batches. No file is touched to tell it, so it may be said of a batch that
-        does not.
+        times as long as to write behind other batches. It is told quickly: no file is touched, and what is hardly ever
+        so, as that the offsets are too many for one segment, is not looked at.
         """
         active, config = self.segments.active, self.config
         if active is None or not active.size_bytes or not active.is_open:
             return True
-        base_ms, newest_ms = header.base_timestamp, header.max_timestamp
         if config.message_timestamp_type == "LogAppendTime":
-            base_ms = newest_ms = now_ms
-        elif newest_ms < base_ms:
+            header = header._replace(base_timestamp=now_ms, max_timestamp=now_ms)
+        elif header.max_timestamp < header.base_timestamp:
             return True  # its records tell the time
-        placed = header._replace(base_offset=self.end_offset, base_timestamp=base_ms, max_timestamp=newest_ms)
-        return not active.has_room_for(placed, config, now_ms, self._roll_ms)
+        return not active.has_room_for(header, config, now_ms, self._roll_ms)
 
     # -- writing
 
