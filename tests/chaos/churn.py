@@ -24,7 +24,7 @@ from tests import outside
 from tests.chaos.run import FEED_PAUSE_SECONDS, PARTITIONS, PEACE_SECONDS, Feeder, end_offsets
 from tests.clients.kits import PATIENCE_SECONDS
 from tests.clients.members import GroupPlan, Member
-from tests.clients.offsets import committed_offsets
+from tests.clients.offsets import commits_in_log, committed_offsets
 from tests.clients.topics import Topics
 from tests.peers import kafka
 from tests.peers.ours import Oncelog
@@ -98,8 +98,13 @@ class Crew:
             if failure.args[0].code() != KafkaError._TIMED_OUT:
                 raise
             self.fates["not told of in time"] += 1  # it is looked at again
-        went_back = any(now < then for now, then in zip(self.committed, before, strict=True))
-        return [f"{self.name}: committed offsets went back from {before} to {self.committed}"] if went_back else []
+        back = [at for at, (now, then) in enumerate(zip(self.committed, before, strict=True)) if now < then]
+        if not back:
+            return []
+        # It is a loss if the log lacks what was committed; else a member has committed less, in its right.
+        logged = {at: commits_in_log(bootstrap, self.plan.group, at)[-8:] for at in back}
+        told = f"committed offsets went back from {before} to {self.committed}"
+        return [f"{self.name}: {told}; last in the log, by partition, are (timestamp, offset) {logged}"]
 
     def describe(self, bootstrap: str) -> str:
         """What the broker says of the group, and what its members hold."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from service.groups.records import OFFSET_KEYS, PREFIX_BYTES, read_offset, read_offset_key
 from tests.clients.kits import PATIENCE_SECONDS, eventually
 
 COMING = (
@@ -44,3 +45,29 @@ def committed_offsets(bootstrap: str, group: str, topic: str, partitions: int) -
     assert found is not None
     offsets = {place.partition: place.offset for place in found}
     return [offsets[partition] for partition in range(partitions)]
+
+
+def commits_in_log(bootstrap: str, group: str, partition: int) -> list[tuple[int, int]]:
+    """What the group has committed for a partition of its one topic, as the broker's log tells, oldest first: the time
+    and the offset.
+    """
+    reader = Consumer({"bootstrap.servers": bootstrap, "group.id": "unused", "enable.partition.eof": True})
+    log = "__consumer_offsets"
+    places = [TopicPartition(log, each, 0) for each in reader.list_topics(log).topics[log].partitions]
+    reader.assign(places)
+    found: list[tuple[int, int]] = []
+    ends = 0
+    while ends < len(places):
+        message = reader.poll(PATIENCE_SECONDS)
+        assert message is not None, "the log of committed offsets can't be read"
+        if (error := message.error()) is not None:
+            assert error.code() == KafkaError._PARTITION_EOF, error
+            ends += 1
+            continue
+        key, value = message.key(), message.value()
+        if key and value and key[:PREFIX_BYTES] in OFFSET_KEYS:
+            of, _, at = read_offset_key(key)
+            if (of, at) == (group, partition):
+                found.append((message.timestamp()[1], read_offset(value).offset))
+    reader.close()
+    return found

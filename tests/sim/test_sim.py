@@ -16,6 +16,7 @@ from tests.sim.replays import fingerprints
 from tests.sim.rotating import next_part
 from tests.sim.run import fresh_seed, processes, run
 
+NEAR_TRIES = 4
 FRESH = 40  # runs of seeds that are drawn anew each time
 
 
@@ -43,18 +44,20 @@ def test_a_run_replays_in_processes_with_other_hash_seeds() -> None:
     assert len(fingerprints("tests.sim.run", seed)) == 1, f"make sim SEED={seed}"
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(600)
 def test_planted_bugs_are_caught(drawn: Callable[[str], None], pytestconfig: pytest.Config) -> None:
-    """A part of them, the next one each time; `make mutants` hunts all. Those that take long are run with the seed that
-    caught them last, and not hunted further: a seed that catches no more says that the runs have changed.
+    """A part of them, the next one each time, with the seed that caught each last and a few more. One that catches no
+    more says that the runs have changed, and to hunt on can take many minutes: `make mutants` does that, for all. When
+    most are missed, the simulation has become blind.
     """
     part = next_part(MUTANTS, "mutants/broker", pytestconfig.cache)
-    hunted = [mutant for mutant in part if not takes_long(mutant.name)]
-    drawn("mutants hunted: " + ", ".join(mutant.name for mutant in hunted))
-    tried = list(hunt_all([mutant for mutant in part if mutant not in hunted], max_seeds=1))
-    drawn("mutants caught by the seed that is known: " + ", ".join(each.mutant for each in tried if each.broken))
-    drawn("mutants left to make mutants: " + ", ".join(each.mutant for each in tried if not each.broken))
-    assert [caught.mutant for caught in hunt_all(hunted) if not caught.broken] == []
+    far = [mutant for mutant in part if takes_long(mutant.name)]
+    near = [mutant for mutant in part if mutant not in far]
+    tried = [*hunt_all(near, max_seeds=NEAR_TRIES), *hunt_all(far, max_seeds=1)]
+    drawn("mutants caught: " + ", ".join(each.mutant for each in tried if each.broken))
+    missed = [each.mutant for each in tried if not each.broken]
+    drawn("mutants left to make mutants: " + ", ".join(missed))
+    assert len(missed) < len(part) / 3, missed
 
 
 def test_every_planted_bug_finds_what_it_replaces() -> None:

@@ -47,10 +47,10 @@ class SteadyWriter(threading.Thread):
         self._over = threading.Event()
         self._next = [0] * partitions
         self.heard_s = [time.monotonic()] * partitions
-        safely = {"enable.idempotence": True} if acks == "all" else {"acks": acks}
-        self._producer = Producer(
-            {"bootstrap.servers": bootstrap, "linger.ms": 0, "log_level": 0, "message.timeout.ms": 120_000, **safely}
-        )
+        # It never gives up: with each value that it gives up librdkafka begins a new epoch in all partitions, and sends
+        # again what it has no answer for, which may be there. That came thousands of times after 120 s without service.
+        safely = {"enable.idempotence": True, "message.timeout.ms": 0} if acks == "all" else {"acks": acks}
+        self._producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0, "log_level": 0, **safely})
 
     def run(self) -> None:
         while not self._over.is_set():
