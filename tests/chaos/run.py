@@ -21,13 +21,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from tests.chaos import java_and_spark
 from tests.chaos.java_and_spark import AT_WORK, ON_JAVA
 from tests.chaos.over_http import OVER_HTTP, Http, Refused, positions
 from tests.chaos.whence import whence
 from tests.chaos.worker import CLIENTS
+from tests.clients.kits import eventually
 from tests.clients.offsets import committed_offsets
 from tests.clients.topics import Topics
 from tests.peers.ours import Oncelog
@@ -293,9 +294,20 @@ def let_finish(bootstrap: str, copiers: list[Copier], source: str) -> list[str]:
 
 def end_offsets(bootstrap: str, topic: str) -> list[int]:
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "chaos-unused"})
-    ends = [consumer.get_watermark_offsets(TopicPartition(topic, index), 20)[1] for index in range(PARTITIONS)]
+    places = [TopicPartition(topic, index) for index in range(PARTITIONS)]
+
+    def ask() -> list[int] | None:
+        try:
+            return [int(consumer.get_watermark_offsets(place, 20)[1]) for place in places]
+        except KafkaException as failure:
+            if failure.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION:  # another broker leads since a moment ago
+                raise
+            return None
+
+    ends = eventually(ask, lambda told: told is not None)
     consumer.close()
-    return ends
+    assert ends is not None
+    return list(ends)
 
 
 @dataclass
