@@ -41,9 +41,6 @@ from service.wire.messages import (
     FetchRequest,
     FetchResponse,
     FetchTopic,
-    IncrementalAlterConfigsRequest,
-    IncrementalAlterConfigsRequestAlterableConfig,
-    IncrementalAlterConfigsRequestAlterConfigsResource,
     OffsetForLeaderEpochRequest,
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
@@ -721,6 +718,16 @@ def test_a_follower_does_not_go_on_behind_a_base_offset_that_has_rotted_at_its_l
     on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
 
 
+async def lacking_batches(stage: ClusterStage, count: int) -> None:
+    """The broker 2 follows, is down, and lacks so many batches."""
+    await stage.create(1, 2)
+    await stage.in_sync(1, 2)
+    await stage.kill(2)
+    await stage.in_sync(1)
+    for number in range(count):
+        await stage.write(f"{number}")
+
+
 def test_others_have_turns_while_a_follower_appends_very_many_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -738,12 +745,7 @@ def test_others_have_turns_while_a_follower_appends_very_many_batches(
 
     async def scene(stage: ClusterStage) -> None:
         nonlocal at_once
-        await stage.create(1, 2)
-        await stage.in_sync(1, 2)
-        await stage.kill(2)
-        await stage.in_sync(1)
-        for number in range(3 * BATCHES_A_TURN):
-            await stage.write(f"{number}")
+        await lacking_batches(stage, 3 * BATCHES_A_TURN)
         await stage.start(2)
         async with asyncio.timeout(15):
             while not stage.holds(2) or stage.partition(2).log.end_offset < 3 * BATCHES_A_TURN:
@@ -759,7 +761,6 @@ def test_others_have_turns_while_each_batch_of_a_follower_begins_a_segment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client may set `segment.index.bytes` so that they do. That takes ten times as long as an append."""
-    small = IncrementalAlterConfigsRequestAlterableConfig("segment.index.bytes", 0, "4")
     at_once = longest = 0
     start = PartitionLog.start_segment
 
@@ -771,14 +772,8 @@ def test_others_have_turns_while_each_batch_of_a_follower_begins_a_segment(
 
     async def scene(stage: ClusterStage) -> None:
         nonlocal at_once
-        await stage.create(1, 2)
-        await stage.in_sync(1, 2)
-        await stage.kill(2)
-        await stage.in_sync(1)
-        for number in range(BATCHES_A_TURN):
-            await stage.write(f"{number}")
-        topic = IncrementalAlterConfigsRequestAlterConfigsResource(2, TOPIC, [small])
-        await stage.wire(1).ask(IncrementalAlterConfigsRequest([topic]))
+        await lacking_batches(stage, BATCHES_A_TURN)
+        await stage.configure(2, TOPIC, "segment.index.bytes", "4")
         await stage.start(2)
         monkeypatch.setattr(PartitionLog, "start_segment", counted)
         async with asyncio.timeout(15):
