@@ -185,7 +185,7 @@ def _bytes_of(form: str, data: Any) -> bytes | None:
         return encoded(data)
     if form in ("JSON", "json"):
         if isinstance(data, Raw):
-            return msgspec.json.format(bytes(data), indent=-1)
+            return bytes(data)
         try:
             return encoded(json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
         except (ValueError, RecursionError):

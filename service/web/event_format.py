@@ -25,7 +25,7 @@ from log.batch import NewRecord, Record
 from log.ids import TopicPartition
 from service.web.answers import refuse_bytes
 from service.web.problems import Problem
-from service.web.records import JUDGED_BYTES_MAX, encoded
+from service.web.records import JUDGED_BYTES_MAX, encoded, one_line
 
 STRUCTURED, BATCHED = "application/cloudevents+json", "application/cloudevents-batch+json"
 WRAPPED = "oncelog.record"
@@ -183,8 +183,9 @@ def _structured(value: bytes | None, in_lines: bool) -> dict[str, Any] | None:
     if value is None or len(value) > JUDGED_BYTES_MAX:
         return None
     try:
+        refuse_bytes(value)
         _event.decode(value)
-        return {**_members.decode(_one_line(value) if in_lines else value)}
+        return {**_members.decode(one_line(value) if in_lines else value)}
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return None
 
@@ -237,16 +238,12 @@ def _add_data(content: dict[str, Any], value: bytes, media: str | None, in_lines
     """Add the data as the JSON format wants it for this media type: as JSON, as text, otherwise as base64."""
     if media is None or _JSON_MEDIA.match(media):
         if _is_json(value):
-            content["data"] = Raw(_one_line(value) if in_lines else value)
+            content["data"] = Raw(one_line(value) if in_lines else value)
             return
     elif _TEXT_MEDIA.match(media) and (text := _text(value)) is not None:
         content["data"] = text
         return
     content["data_base64"] = base64.b64encode(value).decode()
-
-
-def _one_line(json: bytes) -> bytes:
-    return msgspec.json.format(json, indent=-1) if b"\n" in json or b"\r" in json else json
 
 
 def _is_json(value: bytes) -> bool:

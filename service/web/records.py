@@ -210,9 +210,12 @@ def shown(content: bytes | None, form: str, out: RecordOut) -> None:
     except (msgspec.DecodeError, RecursionError):
         out.value_string = text
         return
-    if LF in content or CR in content:  # a record is one line
-        content = msgspec.json.format(content, indent=-1)
-    out.value = Raw(content)
+    out.value = Raw(one_line(content))
+
+
+def one_line(json: bytes) -> bytes:
+    """The JSON without line breaks, which stand nowhere in it but between its tokens."""
+    return json.translate(None, b"\r\n") if LF in json or CR in json else json
 
 
 def plain_record(
@@ -243,10 +246,21 @@ INT64_MEMBERS = (
 )
 EXACT_MAX = 2**53 - 1
 """Larger whole numbers lose digits in languages in which all numbers are doubles, such as JavaScript."""
-_STRING_OR_NUMBER = re.compile(rb'"(?:[^"\\]++|\\.)*+"|-?\d++(?:\.\d++)?(?:[eE][+-]?\d++)?')
-_has_long_number = re.compile(rb"\d{16}").search
-NUMBERS_AT_ONCE = 5_000
+_IN_STRING = rb'(?:[^"\\]++|\\.)*+("?)'
+_REST_OF_STRING = re.compile(_IN_STRING, re.DOTALL)
+"""Its group is the closing quote, if that is there."""
+_NUMBER = re.compile(rb"[-\d][-+.eE\d]*+")
+_TOKEN = re.compile(rb'"' + _IN_STRING + rb"|" + _NUMBER.pattern + rb'|[^"\d-]++', re.DOTALL)
+LONG_DIGITS = 16
+"""Whole numbers of fewer digits are exact."""
+_has_long_number = re.compile(rb"\d{%d}" % LONG_DIGITS).search
+NUMBERS_AT_ONCE = 4_000
 """How many strings and numbers are looked at in one turn of the loop."""
+SCANNED_AT_ONCE = 8 << 10
+"""How many bytes of a long string are looked at in one turn of the loop, among others."""
+OF_TOKEN_BYTES, SEARCHED_BYTES = 32, 64
+"""So many bytes of a string, or of text in which long numbers are searched for, take as long as a short token."""
+_QUOTE, _MINUS, _NINE = b'"-9'
 _encode = msgspec.json.Encoder().encode
 
 
@@ -264,19 +278,46 @@ def with_text_numbers(answer: msgspec.Struct) -> bytes:
 
 def long_numbers_as_text(content: bytes, turn: Turn) -> Steps[bytes]:
     """The JSON with all whole numbers beyond 2^53 as strings, digit by digit."""
-    if _has_long_number(content) is None:
-        return content
-    parts, end = list[bytes](), 0
-    for found in _STRING_OR_NUMBER.finditer(content):
-        token = found[0]
-        is_long = len(token) > 15 and token[0] != 0x22 and token.lstrip(b"-").isdigit()
-        if is_long and (len(token) > 20 or abs(int(token)) > EXACT_MAX):
-            parts += content[end : found.start()], b'"%b"' % token
-            end = found.end()
-        if turn.is_over():
+    at_once = SEARCHED_BYTES * NUMBERS_AT_ONCE
+    for at in range(0, len(content), at_once):
+        if _has_long_number(content, at, at + at_once + LONG_DIGITS - 1) is not None:
+            return (yield from _with_long_numbers_as_text(content, turn))
+        if turn.is_over(min(len(content) - at, at_once) // SEARCHED_BYTES):
             yield
-    parts.append(content[end:])
-    return b"".join(parts)
+    return content
+
+
+def _with_long_numbers_as_text(content: bytes, turn: Turn) -> Steps[bytes]:
+    made, done, start, is_in_string = bytearray(), 0, 0, False
+    while start < len(content):
+        end = start + SCANNED_AT_ONCE
+        if is_in_string:
+            rest = _REST_OF_STRING.match(content, start, end)
+            assert rest is not None  # it matches nothing, too
+            start, is_in_string = rest.end(), not rest[1]
+            if turn.is_over(SCANNED_AT_ONCE // OF_TOKEN_BYTES):
+                yield
+            continue
+        for found in _TOKEN.finditer(content, start, end):
+            token, start = found[0], found.end()
+            if turn.is_over(1 + len(token) // OF_TOKEN_BYTES):
+                yield
+            if token[0] == _QUOTE:
+                if is_in_string := not found[1]:
+                    break
+            elif _MINUS <= token[0] <= _NINE:
+                if start == end and (whole := _NUMBER.match(content, found.start())) is not None:
+                    token, start = whole[0], whole.end()
+                if _is_long(token):
+                    made += b'%b"%b"' % (content[done : found.start()], token)
+                    done = start
+    made += content[done:]
+    return bytes(made)
+
+
+def _is_long(number: bytes) -> bool:
+    is_whole = len(number) >= LONG_DIGITS and number.lstrip(b"-").isdigit()
+    return is_whole and (len(number) > 20 or abs(int(number)) > EXACT_MAX)
 
 
 def shown_key(key: bytes, out: RecordOut) -> None:

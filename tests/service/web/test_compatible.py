@@ -226,7 +226,7 @@ def test_lists_in_a_value_are_not_made_for_nothing(records: int) -> None:
         for text in found:
             each = await done_in_turns(_decoded_briefly(text))
             assert _bytes_of("json", each["key"]) == b'{"a":1}'
-            assert _bytes_of("json", each["value"]) == value.replace(b" ", b"")
+            assert json.loads(_bytes_of("json", each["value"]) or b"") == json.loads(value)
             await asyncio.sleep(0)
 
     assert longest_turn_s(work()) < TURN_S
@@ -249,7 +249,7 @@ def test_a_long_record_of_version_3_is_read_as_a_short_one() -> None:
     )
     long = _v3_record(done_at_once(_decoded_briefly(rest % LISTS)), 0)
     short = _v3_record(done_at_once(_decoded_briefly(rest % b"[[], []]")), 0)
-    assert (long[0][1], short[0][1]) == (LISTS.replace(b" ", b""), b"[[],[]]")
+    assert (long[0][1], short[0][1]) == (LISTS, b"[[],[]]")
     assert long[0][2:] == short[0][2:] == ((("h", b"x"),), 5)
     assert long[1] == short[1] == 1
     for wrong in b"[%b" % LISTS, b'{"value":{"type":"BINARY","data":%b}}' % LISTS, LISTS, b'{"headers":%b}' % LISTS:

@@ -175,6 +175,17 @@ def test_what_is_no_event_is_wrapped_and_says_where_it_is(http: Http, topic: str
     assert not {"data", "data_base64", "datacontenttype"} & found[3].keys()
 
 
+@pytest.mark.parametrize("member", [b'"data":"\xff"', b'"data":[{"x":"\xc3("}]', b'"subject":"\xff"', b'"\xff":1'])
+def test_what_is_not_utf_8_is_wrapped_however_it_is_called(member: bytes) -> None:
+    """A Kafka client may write anything under the media type of events. One such record made the page of its partition
+    bytes that are no JSON.
+    """
+    value = b'{"id":"1","source":"/shop","specversion":"1.0","type":"sold",%b}' % member
+    event = shown_event(HERE, record(value, **{"content-type": STRUCTURED}))
+    assert event.content["type"] == WRAPPED
+    assert base64.b64decode(json.loads(msgspec.json.encode(event.content))["data_base64"]) == value
+
+
 def test_what_posts_no_event_is_refused_and_writes_nothing(http: Http, topic: str) -> None:
     path = f"/v1/topics/{topic}/events"
     assert http.post("/v1/topics", {"name": topic}).status == 201
