@@ -56,6 +56,8 @@ KINDS = (
 COSTS_MEMORY = ("power cut", "disk fails")
 ALONE = "one machine loses power"
 """And no other does, nor does a process die, until all replicas are in sync again: memory is enough for that."""
+BACK_FIRST = "one machine loses power and is back first"
+"""As `ALONE`. It registers before another broker takes it for dead. Until then it leads what it led."""
 REPLACED = "one disk is replaced"
 REMOVED = "partitions are removed from one disk"
 """Both while the others are there, or after everybody has stopped. All replicas were in sync before."""
@@ -136,6 +138,8 @@ def draw_cluster_plan(chance: random.Random) -> Plan:
     plan.standby_bytes = chance.choice((1, 1_000, plan.standby_bytes))
     plan.standby_rest_s = chance.choice((plan.standby_rest_s, 0.5))
     plan.settings |= _draw_internal_topics(chance)
+    if ALONE in plan.kinds and chance.random() < 0.5:
+        plan.kinds += (BACK_FIRST,) * 3
     return plan
 
 
@@ -195,6 +199,7 @@ class ClusterFate:
             "everything dies": self._end_everything,
             "disk fails": self._fail_disk,
             ALONE: self._lose_one_machine,
+            BACK_FIRST: self._come_back_first,
             REPLACED: lambda host: self._lose_data(host, SimDisk.replace),
             REMOVED: lambda host: self._lose_data(host, self._remove_some),
             "clocks go apart": self._part_clocks,
@@ -358,6 +363,21 @@ class ClusterFate:
         await asyncio.sleep(3 * self._chance.random())
         way.silent = False
         network.heal()
+
+    async def _come_back_first(self, host: Host) -> None:
+        """Its session is over, and the others hear of neither that nor its return before it has registered."""
+        if not await come_true(self._simulation.all_are_in_sync, within=20, every=0.1):
+            return
+        brokers, former = self._simulation.brokers, self._simulation.brokers[host.name]
+        others = [way for name, way in self._simulation.ways.items() if name != host.name]
+        for way in others:
+            way.silent = True
+        await self._end_session(host)
+        host.cut_power()
+        host.boot()
+        await come_true(lambda: brokers.get(host.name, former) is not former, within=3)
+        for way in others:
+            way.silent = False
 
     async def _lose_data(self, host: Host, lose: Callable[[SimDisk], None]) -> None:
         """With two to be in sync, another replica has everything that was acknowledged: the last two that stop."""

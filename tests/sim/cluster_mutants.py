@@ -52,7 +52,7 @@ from service.wire.messages import FetchPartition
 from tests.log.building import cut_log
 from tests.sim import caught
 from tests.sim.cluster import ClusterSimulation, run
-from tests.sim.cluster_faults import ALONE, MOVED_UNHEARD, REMOVED, REPLACED, STAYS_AWAY, WITH_A_MARKER
+from tests.sim.cluster_faults import ALONE, BACK_FIRST, MOVED_UNHEARD, REMOVED, REPLACED, STAYS_AWAY, WITH_A_MARKER
 from tests.sim.mutants import Caught, complete_after_the_first_marker, hunt_in, markers_of_deposed_coordinators_taken
 from tests.sim.plan import Plan
 from tests.sim.run import processes, replaced
@@ -539,13 +539,11 @@ ANYWHERE = (
     in_sync_without_having_caught_up,
     what_is_not_flushed_is_said_to_be_held,
     a_new_leader_takes_its_end_for_committed,
-    who_lost_its_tail_is_taken_for_clean,
     folds_stay_as_they_were_when_the_log_is_cut,
     folds_are_not_fed_by_what_is_copied,
     deleted_here_is_deleted,
     a_new_leader_takes_no_new_epoch,
     any_that_lives_may_lead,
-    a_former_grant_holds_in_the_next_life,
     nobody_comes_in_again,
     followers_are_not_told_what_is_committed,
     epochs_stay_as_they_were_when_the_log_is_cut,
@@ -573,6 +571,7 @@ WHERE_MEMORY_IS_LOST = (
     eligible_after_an_unclean_stop,
 )
 """Where what is flushed alone counts, a follower still holds what it has shown."""
+WHERE_A_LOSER_IS_BACK_FIRST = (who_lost_its_tail_is_taken_for_clean, a_former_grant_holds_in_the_next_life)
 WHERE_DISKS_ARE_REPLACED = (who_has_an_empty_disk_is_taken_for_who_it_was,)
 WHERE_PARTITIONS_ARE_REMOVED = (who_has_lost_partitions_does_not_tell_it,)
 WHERE_STANDBYS_READ_SLICES = (a_slice_of_a_log_is_taken_for_all_of_it,)
@@ -598,6 +597,7 @@ CAN_SHOW: tuple[tuple[Sequence[Callable[[], Planting]], CanShow], ...] = (
     (WITH_TRANSACTIONS, lambda plan: plan.transactional),
     (WITH_MOVES, lambda plan: plan.moves),
     (WHERE_MEMORY_IS_LOST, lambda plan: ALONE in plan.kinds),
+    (WHERE_A_LOSER_IS_BACK_FIRST, lambda plan: BACK_FIRST in plan.kinds),
     (WHERE_DISKS_ARE_REPLACED, lambda plan: REPLACED in plan.kinds),
     (WHERE_PARTITIONS_ARE_REMOVED, lambda plan: REMOVED in plan.kinds),
     (WHERE_STANDBYS_READ_SLICES, lambda plan: plan.standby_bytes < AT_ONCE_BYTES),
