@@ -310,14 +310,14 @@ class Member:
         self.world.members.remove(self)
         return born
 
-    def become(self, instance: str | None) -> bool:
-        """The next process speaks the new protocol, and goes on with the same member id as this instance. So it must
-        not be overtaken by what this one commits.
+    def become(self, instance: str | None, speaking: type[Member] | None = None) -> bool:
+        """The next process speaks this protocol (the new one if none is said), and goes on with the same member id as
+        this instance. So it must not be overtaken by what this one commits.
         """
         if self.is_superseded or self._commits:
             return False
         self.die()
-        born = self.reborn(ConsumerMember)
+        born = self.reborn(speaking or ConsumerMember)
         born.member_id, born.instance = self.member_id, instance
         born.start()
         return True

@@ -583,6 +583,15 @@ class GroupWorld:
             return False
         return not isinstance(group, ClassicGroup) or group.generation == epoch
 
+    def is_ahead_of_the_log(self, member_id: str) -> bool:
+        """Whether a member of a consumer group has an epoch that is in no record."""
+        known = []
+        for machine in (self.machine, self.reader):
+            group = None if machine is None else machine._groups.get("g")
+            member = group.members.get(member_id) if isinstance(group, ConsumerGroup) else None
+            known.append(-1 if member is None else member.member_epoch)
+        return known[0] > known[1] >= 0
+
     def is_free(self, partition: Partition) -> bool:
         """Whether a consumer group knows of nobody who may be reading the partition."""
         group = None if self.machine is None else self.machine._groups.get("g")

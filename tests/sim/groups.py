@@ -87,7 +87,14 @@ def _live(world: GroupWorld) -> None:
     world.is_hasty = False
     grow(world)  # when nothing else makes anybody look
     topics = settle(world)
-    for befalls in (one_is_replaced, one_converts, one_comes_late, some_go, one_takes_another_name):
+    for befalls in (
+        one_is_replaced,
+        one_converts,
+        one_comes_late,
+        some_go,
+        one_takes_another_name,
+        one_goes_on_by_the_old_protocol,
+    ):
         # A process that was replaced wakes late. If the group has refused its successor, it joins once more, and goes.
         world.run_until(max([world.now_ms, *(member.goes_ms for member in world.members if member.is_superseded)]))
         if members := members_in(world):
@@ -157,6 +164,21 @@ def one_takes_another_name(world: GroupWorld, members: list[Member]) -> None:
         leaving.depart()
         wait_ms = world.plan.interval_ms + world.chance.randint(1, BEAT_MS)
         world.after(wait_ms, lambda: rename(world, world.chance.choice(others)))
+
+
+def one_goes_on_by_the_old_protocol(world: GroupWorld, members: list[Member]) -> None:
+    """A topic grows, which moves the members that keep what they have to an epoch that is in no record. The next
+    process of one of these speaks the old protocol, under the same id, and is told that epoch as its generation.
+    """
+
+    def go_on() -> None:
+        if kept := [member for member in dynamic if member.is_alive and world.is_ahead_of_the_log(member.member_id)]:
+            world.chance.choice(kept).become(None, ClassicMember)
+
+    dynamic = [member for member in members if member.instance is None and isinstance(member, ConsumerMember)]
+    if dynamic:
+        grow(world)
+        world.after(world.plan.interval_ms + 3 * BEAT_MS, go_on)
 
 
 def settle(world: GroupWorld) -> set[str]:
