@@ -3,10 +3,16 @@
 This is a fold over the log: `put`, `put_pending`, `remove` and `end_transaction` take up its records in their order.
 An offset that waits has its place in that order (`order`), and so has one that is committed meanwhile. So if a
 transaction commits late, its offsets don't replace a commit that was written after them.
+
+One transaction may have a hundred thousand offsets, and its marker is taken up in one turn of the loop. So the offsets
+of a topic are taken up as a whole, unless something else came to one of them meanwhile (`_contested`).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
+
+_new = tuple.__new__  # takes half the time of a class's own constructor
 
 
 class CommittedOffset(NamedTuple):
@@ -19,17 +25,21 @@ class CommittedOffset(NamedTuple):
     order: int = -1  # the last: `facts` leaves it out
 
 
-PartitionName = tuple[str, int]
 OffsetsByTopic = Mapping[str, Mapping[int, CommittedOffset]]  # then by partition
+Producers = tuple[int, ...]
+NOTHING: Mapping[str, Mapping[int, Producers]] = MappingProxyType({})
+NOBODY: Mapping[int, Producers] = MappingProxyType({})
 
 
 class Offsets:
     def __init__(self) -> None:
         self._committed: dict[str, dict[str, dict[int, CommittedOffset]]] = {}
-        self._pending: dict[int, dict[str, dict[PartitionName, CommittedOffset]]] = {}  # by producer, then group
-        self._open: dict[
-            str, dict[PartitionName, set[int]]
-        ] = {}  # group -> partition -> producers with pending offsets
+        # By producer, group, topic and partition.
+        self._pending: dict[int, dict[str, dict[str, dict[int, CommittedOffset]]]] = {}
+        self._open: dict[str, dict[str, dict[int, Producers]]] = {}  # by group, topic and partition
+        # The group's topics of which a partition has pending offsets of two producers, or had, or was committed
+        # meanwhile. As long as there are pending ones.
+        self._contested: dict[tuple[str, str], None] = {}
         self._order = 0
 
     # Reading ----------------------------------------------------------------------------------------------------------
@@ -45,18 +55,18 @@ class Offsets:
         return group_id in self._committed
 
     def is_pending(self, group_id: str, topic: str, partition: int) -> bool:
-        return (topic, partition) in self._open.get(group_id, {})
+        return partition in self._open.get(group_id, NOTHING).get(topic, NOBODY)
 
     def has_pending(self, group_id: str) -> bool:
         return group_id in self._open
 
     def pending_count(self, group_id: str) -> int:
-        return len(self._open.get(group_id, ()))
+        return sum(map(len, self._open.get(group_id, NOTHING).values()))
 
     def topics(self) -> list[str]:
         """Every topic of which a group has offsets."""
         committed = (topic for topics in self._committed.values() for topic in topics)
-        pending = (topic for names in self._open.values() for topic, _ in names)
+        pending = (topic for topics in self._open.values() for topic in topics)
         return list(dict.fromkeys((*committed, *pending)))
 
     def group_ids(self) -> list[str]:
@@ -68,27 +78,25 @@ class Offsets:
         return [
             group_id
             for group_id in group_ids
-            if topic in self._committed.get(group_id, ())
-            or any(topic == named for named, _ in self._open.get(group_id, ()))
+            if topic in self._committed.get(group_id, ()) or topic in self._open.get(group_id, ())
         ]
 
     def topics_of(self, group_id: str) -> list[str]:
-        pending = (topic for topic, _ in self._open.get(group_id, ()))
-        return list(dict.fromkeys((*self._committed.get(group_id, ()), *pending)))
+        return list(dict.fromkeys((*self._committed.get(group_id, ()), *self._open.get(group_id, ()))))
 
     def partitions(self, group_id: str, topic: str) -> list[int]:
         """The partitions that have an offset, committed or pending."""
         committed = self._committed.get(group_id, {}).get(topic, {})
-        if group_id not in self._open:
+        pending = self._open.get(group_id, NOTHING).get(topic, NOBODY)
+        if not pending:
             return list(committed)  # it takes a tenth of the time, and there may be a hundred thousand
-        pending = (partition for named, partition in self._open[group_id] if named == topic)
         return [*committed, *(partition for partition in pending if partition not in committed)]
 
     def all_of(self, group_id: str, topic: str, partition: int) -> list[CommittedOffset]:
         """The committed offset and those that wait for their transactions."""
         committed = self.get(group_id, topic, partition)
-        name = (topic, partition)
-        pending = [self._pending[producer][group_id][name] for producer in self._open.get(group_id, {}).get(name, ())]
+        producers = self._open.get(group_id, NOTHING).get(topic, NOBODY).get(partition, ())
+        pending = [self._pending[producer][group_id][topic][partition] for producer in producers]
         return pending if committed is None else [committed, *pending]
 
     def facts(self) -> object:
@@ -103,12 +111,24 @@ class Offsets:
         }
         pending = {
             producer_id: {
-                group_id: {name: offset[:-1] for name, offset in offsets.items()}
-                for group_id, offsets in groups.items()
+                group_id: {
+                    (topic, partition): offset[:-1]
+                    for topic, partitions in topics.items()
+                    for partition, offset in partitions.items()
+                }
+                for group_id, topics in groups.items()
             }
             for producer_id, groups in self._pending.items()
         }
-        return committed, pending, self._open
+        producers = {
+            group_id: {
+                (topic, partition): set(each)
+                for topic, partitions in topics.items()
+                for partition, each in partitions.items()
+            }
+            for group_id, topics in self._open.items()
+        }
+        return committed, pending, producers
 
     # Writing: `apply` only --------------------------------------------------------------------------------------------
 
@@ -116,23 +136,32 @@ class Offsets:
         topics = self._committed.get(group_id)
         if topics is None:
             topics = self._committed[group_id] = {}
-        has_pending = group_id in self._open
+        waiting = self._open.get(group_id)
         for topic, partitions in offsets.items():
-            if has_pending:
+            if waiting is not None and (pending := waiting.get(topic)) and not pending.keys().isdisjoint(partitions):
+                self._contested[group_id, topic] = None
+                self._order += 1
                 partitions = {
-                    partition: self._numbered(committed) if self.is_pending(group_id, topic, partition) else committed
+                    partition: _placed(committed, self._order) if partition in pending else committed
                     for partition, committed in partitions.items()
                 }
             topics.setdefault(topic, {}).update(partitions)
 
     def put_pending(self, group_id: str, offsets: OffsetsByTopic, *, producer_id: int) -> None:
-        pending = self._pending.setdefault(producer_id, {}).setdefault(group_id, {})
-        producers = self._open.setdefault(group_id, {})
+        mine = self._pending.setdefault(producer_id, {}).setdefault(group_id, {})
+        waiting = self._open.setdefault(group_id, {})
+        alone = (producer_id,)
+        self._order += 1
         for topic, partitions in offsets.items():
+            pending, producers = mine.setdefault(topic, {}), waiting.setdefault(topic, {})
             for partition, committed in partitions.items():
-                name = (topic, partition)
-                pending[name] = self._numbered(committed)
-                producers.setdefault(name, set()).add(producer_id)
+                pending[partition] = _placed(committed, self._order)
+                others = producers.get(partition)
+                if others is None:
+                    producers[partition] = alone
+                elif producer_id not in others:
+                    producers[partition] = (*others, producer_id)
+                    self._contested[group_id, topic] = None
 
     def remove(self, group_id: str, topic: str, partition: int) -> None:
         """Remove the committed offset, and those that wait for a transaction."""
@@ -142,27 +171,50 @@ class Offsets:
             del topics[topic]
             if not topics:
                 del self._committed[group_id]
-        name = (topic, partition)
-        for producer_id in sorted(self._open.get(group_id, {}).get(name, ())):
-            del self._pending[producer_id][group_id][name]
-        self._close(group_id, name)
+        producers = self._open.get(group_id, NOTHING).get(topic, NOBODY).get(partition)
+        if producers is not None:
+            for producer_id in producers:
+                del self._pending[producer_id][group_id][topic][partition]
+            self._close(group_id, topic, (partition,))
 
     def end_transaction(self, producer_id: int, *, committed: bool) -> None:
-        for group_id, offsets in self._pending.pop(producer_id, {}).items():
-            for (topic, partition), pending in offsets.items():
-                producers = self._open[group_id][topic, partition]
-                producers.discard(producer_id)
-                if not producers:
-                    self._close(group_id, (topic, partition))
-                current = self.get(group_id, topic, partition)
-                if committed and (current is None or pending.order > current.order):
-                    self._committed.setdefault(group_id, {}).setdefault(topic, {})[partition] = pending
+        for group_id, topics in self._pending.pop(producer_id, {}).items():
+            for topic, pending in topics.items():
+                if (group_id, topic) in self._contested:
+                    pending = self._last_written(group_id, topic, pending, producer_id)
+                elif pending:
+                    self._close(group_id, topic, pending)
+                if committed and pending:
+                    self._committed.setdefault(group_id, {}).setdefault(topic, {}).update(pending)
 
-    def _numbered(self, committed: CommittedOffset) -> CommittedOffset:
-        self._order += 1
-        return CommittedOffset(*committed[:-1], self._order)
+    def _last_written(
+        self, group_id: str, topic: str, pending: Mapping[int, CommittedOffset], producer_id: int
+    ) -> dict[int, CommittedOffset]:
+        """Those of the producer's offsets after which no other was committed. They wait no longer."""
+        producers = self._open[group_id][topic]
+        for partition in pending:
+            producers[partition] = tuple(each for each in producers[partition] if each != producer_id)
+        self._close(group_id, topic, [partition for partition in pending if not producers[partition]])
+        known = self._committed.get(group_id, {}).get(topic, {})
+        return {
+            partition: each
+            for partition, each in pending.items()
+            if partition not in known or each.order > known[partition].order
+        }
 
-    def _close(self, group_id: str, name: PartitionName) -> None:
-        partitions = self._open.get(group_id)
-        if partitions is not None and partitions.pop(name, None) is not None and not partitions:
+    def _close(self, group_id: str, topic: str, partitions: Collection[int]) -> None:
+        """Nothing is pending any more of these partitions of the topic, of which something was."""
+        topics = self._open[group_id]
+        producers = topics[topic]
+        if len(partitions) < len(producers):
+            for partition in partitions:
+                del producers[partition]
+            return
+        del topics[topic]
+        self._contested.pop((group_id, topic), None)
+        if not topics:
             del self._open[group_id]
+
+
+def _placed(committed: CommittedOffset, order: int) -> CommittedOffset:
+    return _new(CommittedOffset, (*committed[:-1], order))

@@ -13,7 +13,9 @@ from typing import Any, Final
 from log.batch import build_plain_batch
 from service.groups.commands import (
     LEAVE_EPOCH,
+    NO_MEMBER,
     CommitOffsets,
+    CommitTransactionalOffsets,
     DeleteGroup,
     DeleteOffsets,
     OffsetToCommit,
@@ -32,6 +34,8 @@ EXPRESSIONS: Final = 200  # each of another member
 MATCHED: Final = 2_000
 LOOKED_AT: Final = 5_000  # offsets that may have expired
 DELETED: Final = 250  # topics whose offsets one request deletes
+IN_TRANSACTION: Final = 500  # topics whose offsets one transaction has
+EACH: Final = 100  # partitions of each of these
 
 
 class TimedCoordinator(GroupCoordinator):
@@ -101,6 +105,7 @@ def longest_turns() -> Iterator[tuple[str, float]]:
     for life, of in (
         (_life_of_unequal, f"{MEMBERS:,} members, {NAMED:,} topics and one that is one's alone"),
         (_life_of_expressions, f"{EXPRESSIONS:,} expressions over {MATCHED:,} topics"),
+        (_life_of_a_transaction, f"{IN_TRANSACTION * EACH:,} offsets"),
     ):
         for (what, once_ms), (_, again_ms) in zip(life(), life(), strict=True):
             yield f"{what}, {of}", min(once_ms, again_ms)
@@ -193,6 +198,24 @@ def _life_of_expressions() -> Iterator[tuple[str, float]]:
     yield "offsets are deleted", driver.take_longest_ms()
     driver.wait(driver.settings.offsets_retention_check_interval_ms)
     yield "offsets are looked at, and all members are lost", driver.take_longest_ms()
+
+
+def _life_of_a_transaction() -> Iterator[tuple[str, float]]:
+    names = [f"topic {number}" for number in range(IN_TRANSACTION)]
+    driver = TimedDriver(topics=Topics(**dict.fromkeys(names, EACH)))
+    for committed in (True, False):
+        for name in names:
+            offsets = tuple(
+                OffsetToCommit(name, driver.topics.id_of(name), partition, 7, 0, "") for partition in range(EACH)
+            )
+            driver.ask(CommitTransactionalOffsets("g", NO_MEMBER, None, -1, offsets, 1, 0))
+        yield "committed in a transaction", driver.take_longest_ms()
+        driver.wait(driver.settings.offsets_retention_check_interval_ms)
+        yield "looked at", driver.take_longest_ms()
+        began_s = time.thread_time()
+        driver.end_transaction(1, committed=committed)
+        yield f"the transaction has {'committed' if committed else 'aborted'}", (time.thread_time() - began_s) * 1000
+    assert len(driver.machine.committed("g")) == IN_TRANSACTION and not driver.machine.pending("g")
 
 
 def _longest_replay_ms(driver: TimedDriver) -> float:

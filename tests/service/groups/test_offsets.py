@@ -1,5 +1,10 @@
 """Committing, fetching, deleting and expiring offsets; who may, and what waits for a transaction."""
 
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
 import pytest
 
 import service.groups.classic_group
@@ -15,6 +20,7 @@ from service.groups.commands import (
     OffsetToCommit,
     PartitionsAsked,
 )
+from service.groups.offsets import CommittedOffset, Offsets
 from service.groups.settings import GroupSettings
 from service.groups.verdicts import Fault
 from tests.service.groups.driver import Driver, Topics
@@ -677,3 +683,52 @@ def test_many_offsets_expire_over_several_batches() -> None:
     driver.wait(600_000)
     assert driver.listed() == {}
     assert [len(entry.records) for entry in driver.log[written:]] == [500] * 5 + [1]
+
+
+# Transactions with very many offsets
+
+
+def lines_run(work: Callable[[], object]) -> int:
+    """How many lines of Python `work` runs: what it costs, whatever else the machine does."""
+    count, before = 0, sys.gettrace()
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def pending_offsets(topics: int, partitions: int) -> Offsets:
+    """Of one group, and of two transactions: each has so many partitions of so many topics."""
+    offsets = Offsets()
+    for producer_id in (1, 2):
+        for topic in range(topics):
+            own = range(producer_id * partitions, (producer_id + 1) * partitions)
+            some = {partition: CommittedOffset(producer_id, -1, "", 0, None, bytes(16)) for partition in own}
+            offsets.put_pending("g", {f"topic {topic}": some}, producer_id=producer_id)
+    return offsets
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_the_offsets_of_a_topic_are_taken_up_as_a_whole_when_their_transaction_ends(committed: bool) -> None:
+    """There may be a hundred thousand, and a marker is taken up in one turn of the loop."""
+    offsets = pending_offsets(1, 1_000)
+    offsets.end_transaction(1, committed=committed)  # leaves those of the other one
+    assert lines_run(lambda: offsets.end_transaction(2, committed=committed)) < 100
+    assert len(offsets.of_group("g").get("topic 0", ())) == 2_000 * committed
+    assert not offsets.has_pending("g")
+
+
+def test_the_partitions_of_a_topic_are_found_without_a_look_at_those_of_others_that_wait() -> None:
+    offsets = pending_offsets(100, 10)
+    offsets.put("g", {"topic 3": {10: CommittedOffset(0, -1, "", 0, None, bytes(16))}})
+    assert lines_run(lambda: offsets.partitions("g", "topic 3")) < 100
+    assert sorted(offsets.partitions("g", "topic 3")) == list(range(10, 30))
+    assert lines_run(lambda: offsets.with_topic("a topic that nobody has", ["g"])) < 100
