@@ -208,7 +208,7 @@ class LedgerStoreSession:
             await session._reap()
         except (LedgerAway, SessionExpired) as error:
             await session.close()
-            raise StoreError(f"the metadata store can't be read: {error!r}") from None
+            raise StoreError(f"the metadata store was lost while it was read: {error!r}") from None
         env.tasks.spawn(f"metadata session {ledger.id}", session._follow())
         return session
 

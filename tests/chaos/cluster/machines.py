@@ -33,7 +33,7 @@ SESSION_S = 3.0
 DISK = "1g"
 """Half an hour of faults writes 220 MB. One that is full stops the copies at the end, when nobody makes room."""
 FILLER = ".filler"
-NO_KEEPER = ("no ZooKeeper answered", "The metadata store does not answer")
+NO_KEEPER = ("no ZooKeeper answered", "the metadata store was lost", "The metadata store does not answer")
 """How a broker ends that can't begin because it finds no ZooKeeper, or loses it on the way."""
 FAILED = "is out of service: [Errno 5]"
 RETURNS_WITHIN_S = 60.0

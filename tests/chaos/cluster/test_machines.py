@@ -22,6 +22,7 @@ class Ended(OnItsDisk):
     ("said", "is_wrong"),
     [
         ("oncelog: no ZooKeeper answered at 10.0.0.11:2181", False),
+        ("oncelog: the metadata store was lost while it was read: LedgerAway('ConnectionLoss()')", False),
         ("oncelog: the cluster refused this broker: The metadata store does not answer.", False),
         ("oncelog: a bug", True),
     ],
