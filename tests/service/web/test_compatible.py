@@ -226,7 +226,7 @@ def test_lists_in_a_value_are_not_made_for_nothing(records: int) -> None:
         for text in found:
             each = await done_in_turns(_decoded_briefly(text))
             assert _bytes_of("json", each["key"]) == b'{"a":1}'
-            assert json.loads(_bytes_of("json", each["value"]) or b"") == json.loads(value)
+            assert _bytes_of("json", each["value"]) == value
             await asyncio.sleep(0)
 
     assert longest_turn_s(work()) < TURN_S
