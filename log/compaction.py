@@ -30,7 +30,7 @@ from log.disk import Disk, DiskFault
 from log.ids import NO_OFFSET
 from log.partition_log import PartitionLog
 from log.segment import SUFFIXES, Segment, segment_name
-from log.swap import CLEANED, PLAN, SwapPlan, forget_plan, remove_old, take_names
+from log.swap import CLEANED, PLAN, SwapPlan, forget_plan, remove_old, take_name
 from log.unbroken import unbroken
 
 MEMORY_BYTES: Final = 128 << 20
@@ -38,7 +38,9 @@ MEMORY_BYTES: Final = 128 << 20
 FACTS_A_TURN: Final = 1_000
 """How many aborted transactions or producers are noted in one turn of the loop: half a millisecond."""
 REMOVED_A_TURN: Final = 16
-"""How many old segments are removed in one turn of the loop, which takes a few milliseconds."""
+"""How many old segments are removed, or new ones get their names, in one turn of the loop: a few milliseconds."""
+CLOSED_WORTH: Final = 50
+"""To close so many old segments takes about as long as to name a new one."""
 
 CLEAN: Final = "log.cleaning:clean"
 """The function that does the work, by name: only the process that runs it imports it, and numpy with it."""
@@ -212,7 +214,7 @@ class _Cleaning:
         self.report = CompactionReport(work.first_dirty_offset, work.end_offset)
         self.old = [segment.facts() for segment in work.segments]
         self.cuts = log.durability.cuts
-        self.dropped_abort_markers = NumberArray()
+        self.dropped_abort_markers: Sequence[int] = ()
         self.forgotten_below = 0
         self.new: list[Segment] = []
 
@@ -282,7 +284,10 @@ class _Cleaning:
     # -- the swap
 
     async def swap(self, breathe: Callable[[], Awaitable[None]]) -> None:
-        """Replace the old segments by the new ones, all at once and durably."""
+        """Replace the old segments by the new ones durably, one after the other, the oldest first. In between the log
+        is whole: what leaves with a segment is superseded by what stands there still, or nothing is left that it would
+        delete.
+        """
         if not self._still_there():
             return
         try:
@@ -316,13 +321,7 @@ class _Cleaning:
                 return
             await self.disk.write_atomic(f"{self.log.folder}/{PLAN}", plan.encode())
             if self._still_there():
-                self.report.swapped = True
-                for segment in self.work.segments:
-                    segment.close_file()  # the room of a removed file is given back only after it is closed
-                take_names(self.disk, self.folder, plan)
-                for segment in self.new:
-                    segment.take_its_name()
-                self._replace_segments(plan)
+                await self._replace_segments(plan, breathe)
                 for count, _ in enumerate(remove_old(self.disk, self.folder, plan), 1):
                     if count % REMOVED_A_TURN == 0:
                         await breathe()
@@ -331,20 +330,41 @@ class _Cleaning:
         if self.report.swapped:
             await self.log.flush()
 
-    def _replace_segments(self, plan: SwapPlan) -> None:
-        """Use the new segments, which already have their final names. The next flush makes this durable and removes the
+    async def _replace_segments(self, plan: SwapPlan, breathe: Callable[[], Awaitable[None]]) -> None:
+        """Give the new segments their final names, and use them. The next flush makes this durable and removes the
         plan. If that flush finds no room or no descriptor, a later one does it.
         """
-        assert self.log.durability.plan_left is None, "the names of one pass are durable before the next begins"
-        self.log.segments.replace(self.work.segments, self.new)
-        assert self.log.segments[-1].end_offset <= self.log.end_offset, "the log ends where it did"
-        self.log.times_compacted += 1
-        self.log.times_forgotten += bool(self.forgotten_below)
-        for segment in self.work.segments:
-            segment.gone = True
-            segment.close()
-        self.log.durability.plan_left = plan
-        self.log.durability.names_changed = True
+        log = self.log
+        assert log.durability.plan_left is None, "the names of one pass are durable before the next begins"
+        self.report.swapped = True
+        log.durability.plan_left = plan
+        log.times_forgotten += bool(self.forgotten_below)
+        done = replaced = 0
+        for new, next_base in zip(self.new, (*plan.add[1:], self.work.end_offset), strict=True):
+            old = self._old_below(next_base, replaced)
+            replaced += len(old)
+            for segment in old:
+                segment.gone = True
+                segment.close()  # the room of a removed file is given back only after it is closed
+            take_name(self.disk, self.folder, new.base_offset)
+            new.take_its_name()
+            log.segments.replace(old, new)
+            log.times_compacted += 1
+            log.durability.names_changed = True
+            done += 1 + len(old) // CLOSED_WORTH
+            if done >= REMOVED_A_TURN:
+                done = 0
+                await breathe()
+        assert replaced == len(self.work.segments), "nothing of the old is left"
+        assert log.segments[-1].end_offset <= log.end_offset, "the log ends where it did"
+
+    def _old_below(self, offset: int, first: int) -> list[Segment]:
+        """The old segments from the place `first` on that begin below `offset`."""
+        segments = self.work.segments
+        last = first
+        while last < len(segments) and segments[last].base_offset < offset:
+            last += 1
+        return list(segments[first:last])
 
     def _plan(self) -> SwapPlan:
         add, remove = ([segment.base_offset for segment in segments] for segments in (self.new, self.old))
@@ -400,7 +420,7 @@ async def renew_snapshots(
             log.take_snapshot()
             renewed = log.end_offset
             await log.durability.settle(renewed)
-        log.snapshots.forget_below(renewed)
+        await log.snapshots.forget_below(renewed)
         left = (*log.snapshots.stored, *log.snapshots.pending)
         assert all(offset >= renewed for offset in left), "no snapshot brings back what was forgotten"
         await log.disk.sync_dir(log.folder)

@@ -1,15 +1,20 @@
 """Takes back the end of a log, or all of it: what a leader's log, or a recovery, does not have.
 
-What always holds: the newest segments are removed first, so that a crash leaves no hole. Afterwards the views know
-exactly the batches that are left: what they know then is made before anything is taken back (`views_below`). The caller
-keeps other operations away by `PartitionLog.alone`, and has told all checkpoints of what was durable before
-(`distrust`).
+A cut is one step, however long the log is. What was cut off is no part of the log then; its files leave afterwards,
+step by step (`LogDurability.clearing`), and nothing is appended before they are gone.
+
+What always holds: a crash before they are gone leaves the beginning of what the log was, because the newest segments
+are removed first, and because nothing behind a cut counts as durable. Afterwards the views know exactly the batches
+that are left: what they know then is made before anything is taken back (`views_below`). The caller keeps other
+operations away by `PartitionLog.alone`, until the files are gone, and has told all checkpoints of what was durable
+before (`distrust`).
 
 A cut may leave the log with a gap at its end: compaction has removed what stood there. The log goes on behind the gap,
 so that no offset is given twice. It does so in a new segment, whose name tells a recovery how far the log had come.
 """
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -68,6 +73,7 @@ async def distrust(log: PartitionLog, durable: int, offset: int) -> None:
     (`removal.keep_start`). The caller holds `alone`.
     """
     assert 0 <= durable <= offset, "what stays durable lies below the cut"
+    await log.durability.clear()  # a cut before may have been given up
     if log.durability.plan_left is not None:  # the next flush would raise the cleaned offset again
         await log.durability.settle(0)
     for checkpoint in (CLEANED_OFFSET, GAPS_OFFSET):
@@ -104,9 +110,10 @@ def views_below(log: PartitionLog, offset: int) -> Generator[None, None, list[Vi
 
 
 def truncate_to(log: PartitionLog, offset: int, views: list[View]) -> list[View]:
-    """Take back everything from `offset` on, or from the start of the batch that holds it. `views` are those that
-    `views_below` has made, since when nothing has changed the log below `offset`. Returns views that know what the
-    log's own knew before: to free that takes long, too, so the caller may do it step by step.
+    """Take back everything from `offset` on, or from the start of the batch that holds it; the caller has the files
+    removed (`LogDurability.clearing`), also if this raises `DiskFault`. `views` are those that `views_below` has made,
+    since when nothing has changed the log below `offset`. Returns views that know what the log's own knew before: to
+    free that takes long, too, so the caller may do it step by step.
     """
     if offset >= log.end_offset:
         return views
@@ -116,31 +123,42 @@ def truncate_to(log: PartitionLog, offset: int, views: list[View]) -> list[View]
     last, position, kept_end, end_offset = _cut_at(log, offset)
     if kept_end <= log.start_offset:  # the log starts inside the batch that is cut, or in the gap: nothing is left
         return restart_at(log, max(end_offset, log.start_offset))
+    assert not log.durability.leaving, "what was cut off before is gone"
     log.durability.note_cut()
-    while log.segments[-1] is not last:
-        _remove(log, log.segments[-1])
+    kept = log.segments.slot_from(last.base_offset) + 1
+    leaving = log.segments[kept:]
     last.cut(position, kept_end, log.config.index_interval_bytes)
     assert log.start_offset < kept_end == last.end_offset, "a part of the log is left"
-    log.segments.active = last
-    _end_at(log, end_offset)
+    log.segments.put(log.segments[:kept])
+    _take_out(log, leaving)
+    snapshots = _end_at(log, end_offset)
     _swap(log.views, views)
     log.tell_start()
-    if kept_end < end_offset:
-        try:
-            log.start_segment(last.appended_ms)
-        except DiskFault:  # perhaps there is no room. The log then ends before the gap, as after a crash here
-            _end_at(log, kept_end)
-            raise
-        log.durability.note_end(kept_end)  # the name of the new segment is not durable yet
-        log.durability.gaps_left = end_offset
-        assert log.segments[-1].base_offset == end_offset, "the name of the last segment tells where the log goes on"
+    try:
+        if kept_end < end_offset:
+            _go_on_behind_gap(log, kept_end, end_offset, leaving)
+    except DiskFault:  # perhaps there is no room. The log then ends before the gap, as after a crash here
+        snapshots += _end_at(log, kept_end)
+        raise
+    finally:
+        log.durability.leave(_removals(log, leaving, snapshots))
     return views
 
 
+def _go_on_behind_gap(log: PartitionLog, kept_end: int, end_offset: int, leaving: list[Segment]) -> None:
+    if leaving and leaving[0].base_offset == end_offset:  # its name is that of the new segment
+        leaving.pop(0).remove()
+    log.start_segment(log.segments[-1].appended_ms)
+    log.durability.note_end(kept_end)  # the name of the new segment is not durable yet
+    log.durability.gaps_left = end_offset
+    assert log.segments[-1].base_offset == end_offset, "the name of the last segment tells where the log goes on"
+
+
 def restart_at(log: PartitionLog, offset: int) -> list[View]:
-    """Forget everything; the log is empty and starts at `offset`. Nothing counts as flushed before the next flush.
-    Returns views that know what the log's own knew before.
+    """Forget everything; the log is empty and starts at `offset`. Nothing counts as flushed before the next flush. The
+    caller has the files removed (`LogDurability.clearing`). Returns views that know what the log's own knew before.
     """
+    assert not log.durability.leaving, "what was cut off before is gone"
     log.durability.note_cut()
     log.make_folder()
     kept = log.segments.at_base(offset)
@@ -148,16 +166,17 @@ def restart_at(log: PartitionLog, offset: int) -> list[View]:
         # The empty segment is made before anything is removed. Its name says where the log goes on, whenever a crash
         # comes.
         kept = Segment.create(log.disk, log.folder, offset, 0)
-    for segment in [segment for segment in reversed(log.segments) if segment is not kept]:
-        _remove(log, segment)
     kept.cut(0, offset, log.config.index_interval_bytes)
+    leaving = [segment for segment in log.segments if segment is not kept]
     log.segments.put([kept])
+    _take_out(log, leaving)
     log.times_compacted += 1  # a copy of what was there is no part of this log any more
     log.epochs.clear()
-    _end_at(log, offset)
-    log.snapshots.forget_above(-1)
-    for checkpoint in (START_OFFSET, CLEANED_OFFSET, GAPS_OFFSET):
-        log.disk.unlink(f"{log.folder}/{checkpoint}")
+    snapshots = [*_end_at(log, offset), *log.snapshots.forget_above(-1)]
+    # The checkpoints leave last: without them a crash could bring back what was deleted before.
+    checkpoints = [f"{log.folder}/{name}" for name in (GAPS_OFFSET, CLEANED_OFFSET, START_OFFSET)]
+    unlinks = [partial(log.disk.unlink, path) for path in checkpoints]
+    log.durability.leave([*unlinks, *_removals(log, leaving, snapshots)])
     log.start_offset = offset
     log.durability.kept_start = 0
     log.durability.note_restart()
@@ -165,7 +184,7 @@ def restart_at(log: PartitionLog, offset: int) -> list[View]:
     _swap(log.views, views)
     log.tell_start()
     assert log.start_offset == log.end_offset == offset, "the log is empty"
-    assert log.segments.active is kept and not kept.size_bytes, "the next batch enters an empty segment"
+    assert log.segments[-1] is kept and not kept.size_bytes, "the next batch enters an empty segment"
     assert not log.flushed_offset, "until the next flush a power cut may bring back any part of the log"
     return views
 
@@ -175,18 +194,27 @@ def _swap(of_log: Iterable[View], others: list[View]) -> None:
         view.swap(other)
 
 
-def _remove(log: PartitionLog, segment: Segment) -> None:
-    log.segments.drop(segment)
-    if segment in log.durability.unsynced:
-        log.durability.unsynced.remove(segment)
-    segment.remove()
+def _take_out(log: PartitionLog, leaving: list[Segment]) -> None:
+    for segment in leaving:
+        segment.gone = True
+    log.durability.unsynced = [segment for segment in log.durability.unsynced if not segment.gone]
 
 
-def _end_at(log: PartitionLog, end_offset: int) -> None:
+def _removals(log: PartitionLog, leaving: list[Segment], snapshots: list[int]) -> Sequence[Callable[[], None]]:
+    """What is to be done to these files, the last first."""
+    return [
+        *[partial(log.snapshots.remove, offset) for offset in snapshots],
+        *[segment.remove for segment in leaving],
+    ]
+
+
+def _end_at(log: PartitionLog, end_offset: int) -> list[int]:
+    """Returns the offsets of the snapshots whose files are to be removed."""
     log.end_offset = end_offset
     log.forgotten_below = min(log.forgotten_below, end_offset)
     log.durability.note_end(end_offset)
     log.epochs.truncate_from_end(end_offset)
-    log.snapshots.forget_above(end_offset)
+    snapshots = log.snapshots.forget_above(end_offset)
     assert log.flushed_offset <= end_offset, "offsets that are given again are not durable yet"
     assert log.epochs.epoch_at(end_offset) == log.epochs.latest, "no epoch is left that began above the end"
+    return snapshots

@@ -7,9 +7,12 @@ change files and wait for the disk exclude each other (`alone`).
 """
 
 import asyncio
-from typing import TYPE_CHECKING
+import errno
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Final
 
 from log.checkpoints import CLEANED_OFFSET, GAPS_OFFSET, write_offset
+from log.disk import DiskFault
 from log.epochs import CHECKPOINT
 from log.identity import sync_topic_id
 from log.segment import SUFFIXES, Segment
@@ -17,6 +20,22 @@ from log.swap import SwapPlan, forget_plan
 
 if TYPE_CHECKING:
     from log.partition_log import PartitionLog
+
+REMOVED_A_STEP: Final = 16
+"""How many segments of a log that was cut are removed in one turn of the loop, which takes a few milliseconds."""
+
+
+class CutUnfinished(DiskFault):
+    """Files of what was cut off are still in the folder, so nothing can be appended. Nothing was changed, and the same
+    succeeds when they are gone.
+    """
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(errno.EAGAIN, "what was cut off must be removed first", folder)
+
+    @property
+    def passing(self) -> bool:
+        return True
 
 
 class LogDurability:
@@ -30,6 +49,7 @@ class LogDurability:
         "folder_is_new",
         "gaps_left",
         "kept_start",
+        "leaving",
         "names_changed",
         "plan_left",
         "truncated",
@@ -49,6 +69,10 @@ class LogDurability:
         self.names_changed = False
         self.truncated = False
         self.plan_left: SwapPlan | None = None
+        self.leaving: list[Callable[[], None]] = []
+        """What is still to be done to the files of a log that was cut, the last first. While there is some, nothing is
+        appended: a crash brings back what is left of these files, and new batches could seem to go on in them.
+        """
         self.gaps_left = 0
         """The end of the latest gap between offsets that is not in the gaps checkpoint yet; 0: there is none."""
         self.kept_start = 0
@@ -68,6 +92,31 @@ class LogDurability:
         """
         self.cuts += 1
         self.names_changed = self.truncated = True
+
+    def leave(self, work: Sequence[Callable[[], None]]) -> None:
+        """This is to be done to the files of what was cut off, the last first (`clearing`)."""
+        self.leaving += work
+        if self.leaving:
+            self._log.segments.active = None
+
+    def clearing(self) -> Generator[None, None, None]:
+        """Do, step by step, what is still to be done after a cut. The caller holds `alone`. If it gives up, the next
+        flush goes on.
+        """
+        if not self.leaving:
+            return
+        while self.leaving:
+            for remove in reversed(self.leaving[-REMOVED_A_STEP:]):
+                remove()
+                self.leaving.pop()
+            if self.leaving:
+                yield
+        self.names_changed = True
+        self._log.segments.go_on()
+
+    async def clear(self) -> None:
+        for _ in self.clearing():
+            await asyncio.sleep(0)
 
     def note_end(self, end_offset: int) -> None:
         """After a cut the log ends at `end_offset`."""
@@ -113,20 +162,20 @@ class LogDurability:
         for name in ("unsynced", "folder_is_new", "names_changed", "truncated", "gaps_left"):
             setattr(self, name, getattr(copy, name))
         self.kept_start = copy.kept_start
-        self.plan_left = None
+        self.plan_left, self.leaving = None, []
 
     def note_discarded(self) -> None:
         """Nothing of the log is left that could be made durable."""
-        self.unsynced, self.plan_left, self.gaps_left = [], None, 0
+        self.unsynced, self.leaving, self.plan_left, self.gaps_left = [], [], None, 0
         self.names_changed = self.truncated = False
         self.flushed_offset = self._log.end_offset
 
     @property
     def flush_due(self) -> bool:
-        """There is a sealed segment that is not durable yet, or the plan of a swap. A flush should come soon, whatever
-        the broker's durability setting is.
+        """There is a sealed segment that is not durable yet, or the plan of a swap, or a file that was cut off. A flush
+        should come soon, whatever the broker's durability setting is.
         """
-        return bool(self.unsynced or self.plan_left)
+        return bool(self.unsynced or self.plan_left or self.leaving)
 
     @property
     def is_unsettled(self) -> bool:
@@ -138,6 +187,7 @@ class LogDurability:
             or self._log.snapshots.pending
             or self.plan_left
             or self.gaps_left
+            or self.leaving
         )
 
     @property
@@ -157,6 +207,7 @@ class LogDurability:
     async def settle(self, wanted: int) -> None:
         """Make durable everything below `wanted`, and whatever else is unsettled. The caller must hold `alone`."""
         while self.flushed_offset < min(wanted, self._log.end_offset) or self.is_unsettled:
+            await self.clear()
             await self._flush_once()
         assert self.flushed_offset <= self._log.end_offset, "only bytes that are there are durable"
 

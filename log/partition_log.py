@@ -31,7 +31,7 @@ from log.batch import HEADER_BYTES, BatchHeader, Buffer, crc32c, read_header
 from log.checkpoints import DAMAGED_OFFSET, FORGOTTEN_OFFSET, read_offset, write_offset
 from log.config import LogConfig
 from log.disk import Disk, DiskFault, FileSlice
-from log.durability import LogDurability
+from log.durability import CutUnfinished, LogDurability
 from log.epochs import LeaderEpochs
 from log.identity import sync_topic_id, write_topic_id
 from log.ids import TopicId
@@ -320,6 +320,8 @@ class PartitionLog:
 
     def start_segment(self, now_ms: int) -> Segment:
         """Seal the active segment and start the next one, whose name the next flush makes durable."""
+        if self.durability.leaving:
+            raise CutUnfinished(self.folder)
         last = self.segments[-1] if self.segments else None
         if last is None:
             self.make_folder()

@@ -33,6 +33,7 @@ from log.laying import LaidBatch, is_large
 from log.partition_log import PartitionLog
 from log.removal import raise_start_offset
 from log.snapshots import Snapshot
+from log.steps import done_at_once
 from log.unbroken import unbroken
 
 FUTURE: Final = ".future"
@@ -194,6 +195,7 @@ class Relocation:
         if first is not None:
             base_offset = read_header(first.file.pread(HEADER_BYTES, first.position)).base_offset
         restart_at(self.copy, min(base_offset, log.start_offset))
+        done_at_once(self.copy.durability.clearing())  # it had one segment at most
 
     def _has_parted(self) -> bool:
         """Whether the copy has to begin anew. Two logs with the same epoch at an offset are the same below it, so the

@@ -47,6 +47,7 @@ async def keep_start(log: PartitionLog) -> None:
     """Make the start offset durable. The caller holds `alone`."""
     if not log.gone:
         log.make_folder()
+        await log.durability.clear()  # what restarts a log removes this checkpoint
         while log.durability.kept_start != log.start_offset:  # the log may be restarted meanwhile
             written = log.start_offset
             await write_offset(log.disk, log.folder, START_OFFSET, written)

@@ -47,7 +47,7 @@ class Segments(Sequence[Segment]):
         self._all = segments
         self._bases = [segment.base_offset for segment in segments]
         assert all(map(lt, self._bases, self._bases[1:])), "base offsets ascend"
-        self.active = segments[-1] if segments and not segments[-1].sealed else None
+        self.go_on()
 
     def add(self, segment: Segment) -> None:
         """Add the newest segment, which becomes the active one."""
@@ -56,18 +56,17 @@ class Segments(Sequence[Segment]):
         self._bases.append(segment.base_offset)
         self.active = segment
 
-    def drop(self, segment: Segment) -> None:
-        """Take a segment out. No segment is active then."""
-        slot = self._all.index(segment)
-        del self._all[slot], self._bases[slot]
-        self.active = None
+    def go_on(self) -> None:
+        """The last segment is written to from now on, unless it is sealed."""
+        self.active = self._all[-1] if self._all and not self._all[-1].sealed else None
 
-    def replace(self, old: Sequence[Segment], new: Sequence[Segment]) -> None:
-        first = self._all.index(old[0])
-        assert self._all[first : first + len(old)] == list(old), "only neighbours are replaced"
-        bases = {segment.base_offset for segment in old}
-        assert all(segment.base_offset in bases for segment in new), "the new segments have names of old ones"
-        self.put([*self._all[:first], *new, *self._all[first + len(old) :]])
+    def replace(self, old: Sequence[Segment], new: Segment) -> None:
+        """Put a sealed segment in the place of these, which are sealed neighbours."""
+        first = self.slot_from(old[0].base_offset)
+        place = slice(first, first + len(old))
+        assert self._all[place] == list(old), "only neighbours are replaced"
+        assert new.base_offset in self._bases[place], "the new segment has the name of an old one"
+        self._all[place], self._bases[place] = [new], [new.base_offset]
 
     def slot_from(self, offset: int) -> int:
         """The slot of the first segment that may hold `offset` or something above it."""

@@ -30,6 +30,7 @@ NEWEST_KEPT: Final = 2
 WORTH_A_STEP: Final = 1_000
 """After so many parts, or KB, other work may be done."""
 READ_AT_ONCE: Final = 1 << 20
+REMOVED_A_TURN: Final = 50
 _HEADER: Final = struct.Struct(">4sHHIqi")
 _CHECKED_FROM: Final = 12
 
@@ -250,15 +251,23 @@ class Snapshots:
         self.stored = sorted({*self.stored, *self.pending})
         self.pending = {}
 
-    def forget_above(self, offset: int) -> None:
+    def forget_above(self, offset: int) -> list[int]:
+        """Forget what is above. Returns the offsets of those whose files are still to be removed."""
         for each in [each for each in self.pending if each > offset]:
             del self.pending[each]
-        for each in [each for each in self.stored if each > offset]:
-            self._unlink(each)
+        leaving = [each for each in self.stored if each > offset]
+        self.stored = [each for each in self.stored if each <= offset]
+        return leaving
 
-    def forget_below(self, offset: int) -> None:
-        for each in [each for each in self.stored if each < offset]:
+    def remove(self, offset: int) -> None:
+        """Remove the file of one that is forgotten."""
+        self._disk.unlink(self._path(offset))
+
+    async def forget_below(self, offset: int) -> None:
+        for count, each in enumerate([each for each in self.stored if each < offset], 1):
             self._unlink(each)
+            if count % REMOVED_A_TURN == 0:
+                await asyncio.sleep(0)
 
     def forget_superfluous(self, first_segment_offset: int) -> None:
         for each in superfluous(self.stored, first_segment_offset):

@@ -1,9 +1,9 @@
 """Replace sealed segments by their compacted successors; a crash at any point leaves the old ones or the new ones.
 
 The steps: the new segments are written and made durable beside the old ones, under names that end in `.cleaned`. One
-atomic write of the plan is the decision. Then the names are changed, and then the plan is removed. A restart without a
-plan removes the `.cleaned` files. A restart with a plan changes the names again; that does no harm where they are
-changed already.
+atomic write of the plan is the decision. Then the names are changed, one segment after the other, and then the plan is
+removed. A restart without a plan removes the `.cleaned` files. A restart with a plan changes the names again; that does
+no harm where they are changed already.
 
 What always holds: while there is a plan, or a power cut could bring one back, every `.cleaned` file belongs to that
 plan. So the removal of a plan is made durable before a cleaner makes the next `.cleaned` file.
@@ -47,14 +47,13 @@ class SwapPlan(NamedTuple):
             raise BadPlan(f"{PLAN} can't be read") from error
 
 
-def take_names(disk: Disk, folder: str, plan: SwapPlan) -> None:
-    """Give the new segments their names. It may be done twice: the plan has all the names."""
-    for base_offset in plan.add:
-        for suffix in (OFFSET_SUFFIX, TIME_SUFFIX, LOG_SUFFIX):
-            path = f"{folder}/{segment_name(base_offset, suffix)}"
-            if disk.exists(path + CLEANED):
-                disk.discard(path)  # renaming over a large file would remove it at once, which takes long
-                disk.rename(path + CLEANED, path)
+def take_name(disk: Disk, folder: str, base_offset: int) -> None:
+    """Give a new segment its name. It may be done twice, also after a crash in between."""
+    for suffix in (OFFSET_SUFFIX, TIME_SUFFIX, LOG_SUFFIX):
+        path = f"{folder}/{segment_name(base_offset, suffix)}"
+        if disk.exists(path + CLEANED):
+            disk.discard(path)  # renaming over a large file would remove it at once, which takes long
+            disk.rename(path + CLEANED, path)
 
 
 def remove_old(disk: Disk, folder: str, plan: SwapPlan) -> Iterator[None]:
@@ -80,7 +79,8 @@ def finish_swap(disk: Disk, folder: str) -> SwapPlan | None:
     plan = None
     if disk.exists(f"{folder}/{PLAN}"):
         plan = SwapPlan.decode(disk.read(f"{folder}/{PLAN}"))
-        take_names(disk, folder, plan)
+        for base_offset in plan.add:
+            take_name(disk, folder, base_offset)
         for _ in remove_old(disk, folder, plan):
             pass
     for name in sorted(disk.listdir(folder)):

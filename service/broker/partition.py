@@ -518,7 +518,8 @@ class Partition:
     def cut(self, end_offset: int) -> Steps[bool]:
         """Remove from `end_offset` on what the leader does not have. Committed data can be among it only after an
         unclean election, or if compaction has removed it from the leader's log. The log is cut in one step, after those
-        that make what the views will know. It is not cut, and False is returned, once the role is another one.
+        that make what the views will know; the files leave in the steps afterwards. It is not cut, and False is
+        returned, once the role is another one. Who leads while files leave has nothing appended before they are gone.
         """
         role = self.role
         assert isinstance(role, Following), "only a follower cuts"
@@ -542,7 +543,8 @@ class Partition:
             known = truncate_to(self.log, end_offset, views)
         finally:  # a cut into a gap that finds no room there has still been made
             self._known_high_watermark = min(self._known_high_watermark, self.log.end_offset)
-        assert self.log.end_offset <= end_offset, "nothing is left of what the leader does not have"
+            assert self.log.end_offset <= end_offset, "nothing is left of what the leader does not have"
+            yield from self.log.durability.clearing()
         yield from restoring(known, {})
         return True
 
@@ -552,6 +554,7 @@ class Partition:
         self.committed_taken_back += 1
         known = restart_at(self.log, offset)
         self._known_high_watermark = offset
+        yield from self.log.durability.clearing()
         yield from restoring(known, {})
 
     # -- writing

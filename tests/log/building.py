@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 
 from log.batch import BatchHeader, Buffer, build_batch, read_header, restamp
 from log.config import LogConfig
-from log.cutting import truncate_to, views_below
+from log.cutting import restart_at, truncate_to, views_below
 from log.disk import Disk, FileSlice
 from log.ids import TopicId
 from log.partition_log import CleanState, PartitionLog
@@ -69,7 +69,16 @@ def append(log: PartitionLog, batch: bytes | bytearray, now_ms: int = 0) -> None
 
 def cut_log(log: PartitionLog, offset: int) -> None:
     """Take back everything from `offset` on, in one go."""
-    truncate_to(log, offset, done_at_once(views_below(log, offset)))
+    try:
+        truncate_to(log, offset, done_at_once(views_below(log, offset)))
+    finally:
+        done_at_once(log.durability.clearing())
+
+
+def restart_log(log: PartitionLog, offset: int) -> None:
+    """Forget everything, in one go."""
+    restart_at(log, offset)
+    done_at_once(log.durability.clearing())
 
 
 def fill(log: PartitionLog, count: int, *, size: int = 100, leader_epoch: int = 0, records: int = 1) -> None:

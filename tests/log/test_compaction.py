@@ -17,15 +17,15 @@ from log.clock import CLOCK_SET_MS
 from log.compaction import REMOVED_A_TURN, Work, find_work
 from log.config import LogConfig
 from log.control import ControlType
-from log.cutting import distrust, durable_after_cut, restart_at
+from log.cutting import distrust, durable_after_cut
 from log.disk import Disk, DiskFault
 from log.identity import read_topic_id, was_never_flushed
 from log.ids import TopicId
 from log.partition_log import PartitionLog
 from log.removal import expired_segments, remove_oldest
-from log.swap import CLEANED, PLAN, SwapPlan, remove_old, take_names
+from log.swap import CLEANED, PLAN, SwapPlan, remove_old, take_name
 from log.time_search import max_timestamp
-from tests.log.building import append, cut_log, open_batch, stamped
+from tests.log.building import append, cut_log, open_batch, restart_log, stamped
 from tests.log.compacting import NOW_MS, RETENTION_MS, Bench, Facts, committed_records, table
 from tests.log.memory_disk import MemoryDisk
 from tests.log.plain_cleaning import PlainCleaner, once, twice, twice_alike
@@ -477,7 +477,7 @@ def test_a_log_that_changes_under_the_cleaner_stays_as_it_is(what: str, late: bo
             elif what == "truncate":
                 cut_log(bench.log, 500)
             else:
-                restart_at(bench.log, 2000)
+                restart_log(bench.log, 2000)
             return cleaned or await once(function, disk, job)
 
         report = await bench.compact(work, apart=overtaken)
@@ -504,7 +504,7 @@ def test_a_log_that_is_filled_anew_under_the_cleaner_keeps_what_is_new(what: str
             if what == "truncate":
                 cut_log(bench.log, 1)
             else:
-                restart_at(bench.log, 0)
+                restart_log(bench.log, 0)
             while bench.log.end_offset < 1100:
                 bench.put((b"%d" % (bench.log.end_offset % 5), b"new"))
             bench.log.roll(NOW_MS)
@@ -580,7 +580,7 @@ def test_an_aborted_transaction_that_was_copied_anew_is_not_forgotten() -> None:
         async def starts_over() -> None:
             async with log.alone():
                 await asyncio.sleep(0.01)
-                restart_at(log, 0)
+                restart_log(log, 0)
                 for header, batch in of_leader:
                     log.append_after_gap(batch, header, now_ms=LATER)
 
@@ -754,7 +754,7 @@ def test_a_decided_swap_is_gone_through_with_and_an_undecided_one_forgotten() ->
         assert SwapPlan.decode(plan.encode()) == SwapPlan((0,), (0, 10), 20)
         if decided:
             for _ in range(2):
-                take_names(disk, "t-0", plan)
+                take_name(disk, "t-0", 0)
                 list(remove_old(disk, "t-0", plan))
             assert sorted(disk.listdir("t-0")) == [f"{0:020}.log", f"{20:020}.log"]
             assert disk.read(f"t-0/{0:020}.log") == b"new"
@@ -777,6 +777,31 @@ def test_however_many_segments_are_joined_only_some_are_removed_in_one_turn() ->
     asyncio.run(main())
     assert left[-1] < REMOVED_A_TURN
     assert max(before - after for before, after in pairwise(left)) <= REMOVED_A_TURN
+
+
+def test_however_many_segments_are_new_only_some_get_their_names_in_one_turn() -> None:
+    """In between the log is whole: what a reader knows in the end is the same, and only offsets that leave are gone."""
+    bench = Bench(MemoryDisk())
+    for number in range(3 * REMOVED_A_TURN):
+        bench.put((b"%d" % number, bytes(300)), (b"same", b"%d" % number))
+        bench.log.roll(NOW_MS)
+    bench.put((b"same", b"last"))
+    known = table(records(bench))
+    named: list[int] = []
+
+    async def main() -> None:
+        await bench.log.flush()
+        cleaning = asyncio.ensure_future(bench.clean(apart=once))
+        while not cleaning.done():
+            await asyncio.sleep(0)
+            assert isinstance(bench.disk, MemoryDisk)
+            named.append(sum(op.startswith("rename") and f".log{CLEANED}" in op for op in bench.disk.ops))
+            assert table(records(bench)) == known
+            assert offsets(bench) == sorted(set(offsets(bench)))
+
+    asyncio.run(main())
+    assert named[-1] > 2 * REMOVED_A_TURN
+    assert max(after - before for before, after in pairwise(named)) <= REMOVED_A_TURN
 
 
 def test_a_failing_disk_ends_the_pass_and_the_log_reads_on() -> None:

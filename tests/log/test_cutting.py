@@ -1,9 +1,12 @@
 """Taking back the end of a log."""
 
 import asyncio
+import contextlib
 import copy
 import random
 from dataclasses import replace
+from itertools import count
+from typing import Any
 
 import pytest
 
@@ -11,11 +14,14 @@ from log.batch import CorruptBatch, read_header, split
 from log.checkpoints import START_OFFSET
 from log.compaction import find_work
 from log.config import LogConfig
-from log.cutting import _cut_at, distrust, durable_after_cut, restart_at
+from log.cutting import _cut_at, distrust, durable_after_cut, truncate_to, views_below
+from log.disk import DiskFault
+from log.durability import CutUnfinished
 from log.partition_log import PartitionLog
 from log.removal import keep_start, raise_start_offset
+from log.steps import done_at_once
 from log.time_search import max_timestamp
-from tests.log.building import base_offsets, contents, cut_log, fill, open_batch, open_log, stamped
+from tests.log.building import base_offsets, contents, cut_log, fill, open_batch, open_log, restart_log, stamped
 from tests.log.compacting import NOW_MS, Bench
 from tests.log.memory_disk import MemoryDisk
 from tests.log.plain_cleaning import once
@@ -74,7 +80,7 @@ def test_a_restarted_log_goes_on_elsewhere() -> None:
     disk = MemoryDisk()
     log, view = open_log(disk, config=SMALL)
     fill(log, 10)
-    restart_at(log, 500)
+    restart_log(log, 500)
     assert (log.start_offset, log.end_offset, view.seen, log.size_bytes) == (500, 500, [], 0)
     fill(log, 2, leader_epoch=3)
     asyncio.run(log.flush())
@@ -90,7 +96,7 @@ def test_nothing_of_a_restarted_log_counts_as_durable_before_a_flush(seed: int) 
     log, _ = open_log(disk, config=SMALL)
     fill(log, 10)
     asyncio.run(log.flush())
-    restart_at(log, 500)
+    restart_log(log, 500)
     point, unflushed = log.flushed_offset, copy.deepcopy(disk)
     unflushed.cut_power(random.Random(seed))
     assert not open_log(unflushed, config=SMALL, recovery_point=point)[0].damage
@@ -113,6 +119,83 @@ def test_what_a_cut_leaves_durable_is_no_damage_after_a_power_cut(offset: int, s
     cut_log(log, offset)
     disk.cut_power(random.Random(seed))
     assert not open_log(disk, config=SMALL, recovery_point=point)[0].damage
+
+
+@pytest.mark.parametrize("offset", [3, 10])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_power_may_go_at_each_step_of_a_cut(offset: int, restarts: bool) -> None:
+    """What is left is the beginning of what was there. No batch that was cut off stands behind one that came after."""
+    epochs, epoch = [1] * 8 + [3] * 8, 2 if offset < 8 else 4
+    for change in count(1):
+        disk = MemoryDisk()
+
+        async def life(disk: MemoryDisk = disk, change: int = change) -> None:
+            log, _ = open_log(disk, config=SMALL)
+            for each in epochs:
+                fill(log, 1, leader_epoch=each)
+            await log.flush()
+            async with log.alone():
+                await distrust(log, 0 if restarts else durable_after_cut(log, offset), offset)
+                disk.fail_at = disk.changes + change
+                if restarts:
+                    restart_log(log, offset)
+                else:
+                    cut_log(log, offset)
+            fill(log, 9, leader_epoch=epoch)
+            await log.flush()
+
+        with contextlib.suppress(DiskFault):
+            asyncio.run(life())
+        is_over, before = disk.fault is None, len(disk.pending_names)
+        for left in {0, before // 2, before}:
+            after = copy.deepcopy(disk)
+            after.fault = after.fail_at = None
+            del after.pending_names[left:]
+            after.cut_power(AllOf())
+            again, _ = open_log(after, config=SMALL, recovery_point=0 if restarts else offset)
+            assert not again.damage
+            found = [header.leader_epoch for header, _ in again.scan(again.start_offset)]
+            new = found.count(epoch)
+            kept = len(found) - new
+            assert found == epochs[:kept] + [epoch] * new
+            assert not new or kept == offset or (restarts and not kept)
+        if is_over:
+            break
+    assert change > 20
+
+
+class AllOf(random.Random):
+    """All of what was changed survives."""
+
+    def randrange(self, start: int, stop: int | None = None, step: int = 1) -> int:
+        return start - 1
+
+    def random(self) -> float:
+        return 0.0
+
+    def choice(self, seq: Any) -> Any:
+        return seq[-1]
+
+
+def test_nothing_is_appended_while_files_of_what_was_cut_off_are_there() -> None:
+    """A crash would bring back the rest of them behind it."""
+    disk = MemoryDisk()
+    log, view = open_log(disk, config=SMALL)
+    fill(log, 20)
+    asyncio.run(log.flush())
+    truncate_to(log, 5, done_at_once(views_below(log, 5)))
+    assert (log.end_offset, base_offsets(log), view.seen) == (5, list(range(5)), contents(log))
+    before = disk.changes
+    with pytest.raises(CutUnfinished) as refused:
+        fill(log, 1)
+    assert refused.value.passing
+    assert disk.changes == before
+    asyncio.run(log.flush())  # who was to remove them has given up
+    fill(log, 2, leader_epoch=1)
+    asyncio.run(log.flush())
+    again, _ = open_log(disk, config=SMALL)
+    assert contents(again) == contents(log)
+    assert base_offsets(log) == list(range(7))
 
 
 def test_reads_after_a_cut_see_what_was_written_since() -> None:
@@ -181,7 +264,7 @@ async def restarted_below_its_start(disk: MemoryDisk) -> None:
     await raise_start_offset(log, 10)
     await log.flush()
     await distrust(log, 0, 4)
-    restart_at(log, 4)
+    restart_log(log, 4)
 
 
 class Killed(Exception):
@@ -259,7 +342,7 @@ def test_a_cut_before_the_plan_of_a_swap_is_gone_is_not_taken_for_damage(
         async with bench.log.alone():
             await distrust(bench.log, durable_after_cut(bench.log, 22), 22)
             if starts_over:
-                restart_at(bench.log, 22)
+                restart_log(bench.log, 22)
             else:
                 cut_log(bench.log, 22)
         for number in range(5):

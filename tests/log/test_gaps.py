@@ -14,12 +14,12 @@ import pytest
 from log import durability, recovery
 from log.batch import build_batch, read_header, restamp
 from log.config import LogConfig
-from log.cutting import distrust, durable_after_cut, restart_at
+from log.cutting import distrust, durable_after_cut
 from log.disk import DiskFault
 from log.epochs import CHECKPOINT
 from log.partition_log import PartitionLog
 from log.segment import Segment
-from tests.log.building import cut_log
+from tests.log.building import cut_log, restart_log
 from tests.log.memory_disk import MemoryDisk
 
 
@@ -166,7 +166,7 @@ def test_an_epoch_whose_first_batch_stands_behind_a_gap_counts_as_begun_before_i
 
     async def scene() -> PartitionLog:
         log = opened(disk)
-        restart_at(log, starts_at)
+        restart_log(log, starts_at)
         put(log, 4, epoch=1)
         for offset, epoch in ((7, 3), (8, 4), (20, 4), (30, 6)):
             if rolls:
@@ -192,7 +192,7 @@ def test_a_recovery_does_not_take_the_end_of_a_gap_for_the_beginning_of_an_epoch
 
     async def scene() -> None:
         log = opened(disk)
-        restart_at(log, 2)
+        restart_log(log, 2)
         put(log, 4, epoch=1)
         for offset, epoch in ((7, 3), (8, 4), (20, 4), (30, 6)):
             if rolls:
@@ -249,7 +249,7 @@ def test_a_gap_that_is_too_wide_for_a_segment_is_none_where_the_segment_is_empty
 
     async def scene() -> None:
         if kind == "started over":
-            restart_at(log, 0)
+            restart_log(log, 0)
         else:
             put(log, 0, 1, 2, *((20,) if kind == "cut" else ()))
             await log.flush()

@@ -17,12 +17,11 @@ import pytest
 
 from log.batch import CorruptBatch, read_extent, read_header
 from log.config import LogConfig
-from log.cutting import restart_at
 from log.disk import DiskFault
 from log.partition_log import CleanState, PartitionLog
 from log.segment import LOG_SUFFIX, OFFSET_SUFFIX, REBUILT_BATCHES, TIME_SUFFIX, WALKED_BATCHES, IndexesLost, Segment
 from log.steps import done_at_once
-from tests.log.building import append, base_offsets, cut_log, fill, open_log, stamped
+from tests.log.building import append, base_offsets, cut_log, fill, open_log, restart_log, stamped
 from tests.log.memory_disk import MemoryDisk
 
 BATCHES = 12_000
@@ -365,7 +364,7 @@ def test_a_cut_waits_for_the_indexes(segment: int) -> None:
 def test_a_log_may_be_restarted_meanwhile() -> None:
     opened = harmed(missing)
     steps = half_way(opened.segments[0])
-    restart_at(opened, 0)
+    restart_log(opened, 0)
     fill(opened, 10)
     assert list(steps) == []
     assert base_offsets(opened) == list(range(10))

@@ -10,12 +10,22 @@ import pytest
 from log.batch import read_header, split
 from log.compaction import renew_snapshots
 from log.config import LogConfig
-from log.cutting import restart_at
 from log.disk import DiskFault, RealDisk
 from log.partition_log import OffsetOutOfRange, PartitionLog
 from log.removal import raise_start_offset, remove_oldest
 from log.time_search import max_timestamp
-from tests.log.building import FOLDER, append, base_offsets, contents, cut_log, fill, open_batch, open_log, stamped
+from tests.log.building import (
+    FOLDER,
+    append,
+    base_offsets,
+    contents,
+    cut_log,
+    fill,
+    open_batch,
+    open_log,
+    restart_log,
+    stamped,
+)
 from tests.log.memory_disk import MemoryDisk
 
 SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=200)
@@ -75,7 +85,7 @@ def test_a_full_index_and_a_far_offset_roll_too() -> None:
     log, _ = open_log(MemoryDisk(), config=LogConfig(index_interval_bytes=0, segment_index_bytes=32))
     fill(log, 10)
     assert len(log.segments) > 1
-    restart_at(log, 5)
+    restart_log(log, 5)
     append(log, stamped([b"x"], base_offset=5))
     wide = stamped([b"x"], base_offset=6)
     wide[23:27] = (2**31 - 1).to_bytes(4, "big")

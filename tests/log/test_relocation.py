@@ -11,14 +11,13 @@ from log.batch import Buffer, CorruptBatch
 from log.compaction import find_work
 from log.config import LogConfig
 from log.control import ControlType
-from log.cutting import restart_at
 from log.disk import DiskFault
 from log.ids import TopicId
 from log.partition_log import PartitionLog
 from log.relocation import FORMER, SEGMENTS_BEGUN_AT_ONCE, Relocation, of_stem, stem_of
 from log.removal import raise_start_offset, remove_oldest
 from log.snapshots import snapshot_name
-from tests.log.building import contents, cut_log, fill, open_log
+from tests.log.building import contents, cut_log, fill, open_log, restart_log
 from tests.log.compacting import NOW_MS, RETENTION_MS, Bench, breathe, committed_records, table
 from tests.log.memory_disk import MemoryDisk, MemoryFile
 from tests.log.plain_cleaning import once
@@ -335,7 +334,7 @@ def test_what_was_copied_before_the_log_started_over_is_not_kept() -> None:
         bench.put((b"a", b"deleted while this follower was away"))
         await bench.log.flush()
         relocation = await bench.begin()
-        restart_at(bench.log, 0)
+        restart_log(bench.log, 0)
         bench.put((b"b", b"1"))
         bench.put((b"c", b"1"))
         await bench.log.flush()

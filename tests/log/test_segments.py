@@ -28,7 +28,7 @@ def test_only_the_newest_segment_is_written_to() -> None:
     log = several()
     assert [segment.sealed for segment in log.segments] == [True] * (len(log.segments) - 1) + [False]
     assert log.segments.active is log.segments[-1]
-    log.segments.drop(log.segments[-1])
+    log.segments.put(log.segments[:-1])
     assert log.segments.active is None
 
 
@@ -163,9 +163,9 @@ def test_only_neighbours_are_replaced_and_by_segments_with_their_names() -> None
     disk, third = MemoryDisk(), log.segments[2]
     disk.mkdir("new")
     with pytest.raises(AssertionError, match="neighbours"):
-        log.segments.replace([log.segments[0], third], [log.segments[0]])
-    with pytest.raises(AssertionError, match="names"):
-        log.segments.replace(log.segments[:2], [Segment.create(disk, "new", log.segments[1].base_offset + 1, 0)])
+        log.segments.replace([log.segments[0], third], log.segments[0])
+    with pytest.raises(AssertionError, match="the name"):
+        log.segments.replace(log.segments[:2], Segment.create(disk, "new", log.segments[1].base_offset + 1, 0))
     merged = Segment.create(disk, "new", 0, 0)
-    log.segments.replace(log.segments[:2], [merged])
+    log.segments.replace(log.segments[:2], merged)
     assert log.segments[:2] == [merged, third]

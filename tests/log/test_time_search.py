@@ -9,11 +9,10 @@ import pytest
 from log import time_search
 from log.batch import build_batch, set_max_timestamp
 from log.config import LogConfig
-from log.cutting import restart_at
 from log.partition_log import PartitionLog
 from log.removal import raise_start_offset, remove_oldest
 from log.time_search import HEADERS_AT_ONCE, RECORDS_AT_ONCE, TimestampOffset, max_timestamp, offset_for_timestamp
-from tests.log.building import append, cut_log, open_batch, open_log, stamped
+from tests.log.building import append, cut_log, open_batch, open_log, restart_log, stamped
 from tests.log.memory_disk import MemoryDisk, MemoryFile
 from tests.turns import with_turns
 
@@ -126,7 +125,7 @@ def cut_and_written_anew(log: PartitionLog) -> None:
 
 
 def restarted(log: PartitionLog) -> None:
-    restart_at(log, 17)
+    restart_log(log, 17)
     append(log, stamped([b"x"], base_offset=17, timestamp=1500))
 
 

@@ -11,14 +11,13 @@ import pytest
 from log.batch import Record, build_batch, read_header
 from log.checkpoints import CLEANED_OFFSET, DAMAGED_OFFSET, GAPS_OFFSET, START_OFFSET, write_offset
 from log.config import LogConfig
-from log.cutting import restart_at
 from log.disk import DiskFault
 from log.partition_log import PartitionLog
 from log.removal import raise_start_offset
 from log.swap import PLAN
 from log.twins import Twin, fullest
 from log.twins import is_part as is_part_if
-from tests.log.building import FOLDER, append, cut_log, fill, open_log, stamped
+from tests.log.building import FOLDER, append, cut_log, fill, open_log, restart_log, stamped
 from tests.log.memory_disk import MemoryDisk
 
 SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=200)
@@ -65,7 +64,7 @@ def written_anew_in_the_same_epoch(log: PartitionLog) -> None:
 
 def begun_anew_and_alike_at_its_end(log: PartitionLog) -> None:
     """No epoch tells it: the last batch stands in both."""
-    restart_at(log, 0)
+    restart_log(log, 0)
     append(log, stamped([b"something else"], base_offset=0))
     fill(log, 4)
 
@@ -81,8 +80,8 @@ def begun_anew_and_alike_at_its_end(log: PartitionLog) -> None:
         (written_anew_in_the_same_epoch, False),
         (begun_anew_and_alike_at_its_end, False),
         (lambda log: fill(log, 1), False),
-        (lambda log: restart_at(log, BATCHES), True),
-        (lambda log: restart_at(log, BATCHES + 1), False),
+        (lambda log: restart_log(log, BATCHES), True),
+        (lambda log: restart_log(log, BATCHES + 1), False),
     ],
     ids=[
         *("the same", "shorter", "one batch", "no batch", "another leader", "the same epoch", "only the end", "longer"),
@@ -164,7 +163,7 @@ def test_what_was_deleted_in_a_log_without_a_batch_need_not_be_what_the_other_on
     """It would be deleted there, too."""
     disk, _ = written()
     empty, log = written()
-    restart_at(log, BATCHES)
+    restart_log(log, BATCHES)
     assert is_part(twin(empty), twin(disk))
     asyncio.run(write_offset(empty, FOLDER, START_OFFSET, BATCHES))
     assert not is_part(twin(empty), twin(disk))

@@ -15,12 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from log.batch import checksum_ok, read_header, split
 from log.config import LogConfig
-from log.cutting import durable_after_cut, restart_at
+from log.cutting import durable_after_cut
 from log.manifest import read_manifest, remove_manifest, write_manifest
 from log.partition_log import PartitionLog
 from log.removal import raise_start_offset, remove_oldest
 from log.time_search import max_timestamp, offset_for_timestamp
-from tests.log.building import FOLDER, SeenBatches, append, cut_log, open_batch, open_log, stamped
+from tests.log.building import FOLDER, SeenBatches, append, cut_log, open_batch, open_log, restart_log, stamped
 from tests.log.memory_disk import MemoryDisk
 
 T = TypeVar("T")
@@ -122,7 +122,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(ahead=st.integers(0, 50))
     def restart(self, ahead: int) -> None:
-        restart_at(self.log, self.end + ahead)
+        restart_log(self.log, self.end + ahead)
         self.restarted(self.end + ahead)
         self.epoch += 1
         self.checkpoint = 0

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,17 @@ import log.cutting
 import service.broker.node
 from log.batch import build_batch, read_header, restamp
 from log.checkpoints import START_OFFSET, read_offset
-from log.cutting import distrust, restart_at
-from log.disk import PARTITION_METADATA, DiskFault
+from log.cutting import distrust
+from log.disk import PARTITION_METADATA, DiskFault, RealDisk
+from log.durability import REMOVED_A_STEP
 from log.ids import TopicPartition
 from log.partition_log import PartitionLog
 from log.removal import raise_start_offset
-from log.segment import Segment, segment_name
+from log.segment import LOG_SUFFIX, Segment, segment_name
+from log.snapshots import SUFFIX as SNAPSHOT_SUFFIX
 from log.views import whole
 from service.broker import fetch_sessions, replication
+from service.broker.acceptance import RefusedBatch
 from service.broker.closing import close_logs
 from service.broker.partition import Appended, Partition, PartitionLost
 from service.broker.reading import Reading
@@ -27,7 +31,7 @@ from service.broker.replication import BATCHES_A_TURN, SEGMENT_WORTH, Fetcher, F
 from service.client.cluster import Cluster
 from service.client.connection import Client
 from service.client.pool import Address
-from service.turns import Steps
+from service.turns import Steps, done_in_turns
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     AlterPartitionReassignmentsRequest,
@@ -48,6 +52,7 @@ from service.wire.messages import (
     ReassignableTopic,
 )
 from tests import batches
+from tests.log.building import restart_log
 from tests.service.broker.cluster_stage import ALL, BROKERS, TOPIC, ClusterStage, on_cluster_stage, stored, until
 from tests.service.broker.test_deletions import compacted, put
 from tests.turns import with_turns
@@ -317,6 +322,79 @@ def test_others_have_turns_while_a_follower_of_very_many_producers_takes_back(tm
     on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
 
 
+@pytest.mark.parametrize("how", ["cut", "start over"])
+def test_others_have_turns_while_a_follower_takes_back_very_many_segments(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = 70
+    removed: list[int] = [0]
+
+    def counting(change: Callable[[RealDisk, str], None]) -> Callable[[RealDisk, str], None]:
+        def counted(disk: RealDisk, path: str) -> None:
+            removed[-1] += path.endswith((LOG_SUFFIX, SNAPSHOT_SUFFIX))
+            change(disk, path)
+
+        return counted
+
+    async def turns() -> None:
+        while True:
+            removed.append(0)
+            await asyncio.sleep(0)
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, segment_index_bytes="4")
+        for number in range(many):
+            await stage.write(f"{number}")
+        await stage.alike(1, 2)
+        follower = stage.partition(2)
+        await follower.log.flush()
+        assert len(follower.log.segments) == many
+        stage.broker(2).replication.stop(follower)
+        for change in ("discard", "unlink"):
+            monkeypatch.setattr(RealDisk, change, counting(getattr(RealDisk, change)))
+        other = asyncio.ensure_future(turns())
+        async with follower.log.alone():
+            await done_in_turns(follower.cut(1) if how == "cut" else follower.start_over(0))
+        other.cancel()
+        left = 1 if how == "cut" else 0
+        assert follower.log.end_offset == left
+        assert sum(removed) > 2 * (many - 2)
+        assert max(removed) <= REMOVED_A_STEP
+        assert sorted(stored_bases(follower.log)) == [0]
+
+    on_cluster_stage(tmp_path, scene, 3, 1, 2, given=OS)
+
+
+def stored_bases(log: PartitionLog) -> list[int]:
+    names = log.disk.listdir(log.folder)
+    return [int(name.removesuffix(LOG_SUFFIX)) for name in names if name.endswith(LOG_SUFFIX)]
+
+
+def test_who_leads_while_a_cut_is_carried_out_appends_when_it_is(tmp_path: Path) -> None:
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, segment_index_bytes="4", min_insync_replicas="1")
+        for number in range(40):
+            await stage.write(f"{number}")
+        await stage.alike(1, 2)
+        follower = stage.partition(2)
+        async with follower.log.alone():
+            steps = follower.cut(3)
+            while follower.log.end_offset > 3:
+                next(steps)
+            await stage.kill(1)
+            await until(lambda: stage.leader() is follower)
+            early = memoryview(bytearray(build_batch([(b"k", b"too early", (), 1)])))
+            refused = follower.append_from_client(early, acks=1, now_ms=1, needs_guard=False)
+            assert isinstance(refused, RefusedBatch)
+            assert refused.error is ErrorCode.NOT_ENOUGH_REPLICAS
+            for _ in steps:
+                pass
+        assert (await stage.write("behind", acks=1)).base_offset == 3
+        assert [offset for offset, _, _ in stored(follower)] == [0, 1, 2, 3]
+
+    on_cluster_stage(tmp_path, scene, 3, 1, 2, given=OS)
+
+
 def test_a_cut_under_which_this_broker_begins_to_lead_is_not_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -442,7 +520,7 @@ def test_a_follower_that_holds_nothing_above_its_leaders_end_begins_where_that_b
         stage.broker(2).replication.stop(follower)
         await stage.write("for 1 alone")
         await stage.in_sync(1)
-        restart_at(follower.log, 100)  # all of it had expired, and then a leader was elected that lacks what was there
+        restart_log(follower.log, 100)  # all of it had expired, and then a leader was elected that lacks what was there
         stage.broker(2).replication.follow(follower, stage.state(), fsync=False)
         await stage.in_sync(1, 2)
         await stage.alike(1, 2)
