@@ -1,28 +1,34 @@
 """The job and the result of a compaction, as plain values that travel between two processes.
 
-Where there may be a million numbers they are in arrays, which are sent as they are, and are unpacked quickly enough not
-to hold up the event loop.
+Where there may be a million numbers they are in arrays, which are sent as they are, piece by piece. Nothing is done to
+all of them at once where they arrive.
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pickle import PickleBuffer
 from typing import Self
 
-from log.batch import BatchHeader
+from log.batch import BatchHeader, Buffer
 from log.config import UNLIMITED
 from log.segment import SEGMENT_BYTES_MAX, SegmentFacts
 
 
 class NumberArray(array):  # type: ignore[type-arg]  # at run time it takes none
-    """Whole numbers of eight bytes. Where a pickle may have buffers beside it, they are one."""
+    """Whole numbers of eight bytes. Where a pickle may have buffers beside it, they are one. They arrive as a view of
+    that buffer: to copy a million of them takes the event loop long.
+    """
 
-    def __new__(cls, data: bytes = b"") -> Self:
-        return super().__new__(cls, "q", data)  # type: ignore[return-value]
+    def __new__(cls) -> Self:
+        return super().__new__(cls, "q")  # type: ignore[return-value]
 
-    def __reduce_ex__(self, protocol: object) -> tuple[type[Self], tuple[PickleBuffer]]:
-        return type(self), (PickleBuffer(self),)
+    def __reduce_ex__(self, protocol: object) -> tuple[Callable[[Buffer], Sequence[int]], tuple[PickleBuffer]]:
+        return _numbers_in, (PickleBuffer(self),)
+
+
+def _numbers_in(data: Buffer) -> Sequence[int]:
+    return memoryview(data).cast("q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +39,11 @@ class CleaningJob:
     delete_retention_ms: int
     segment_bytes: int
     index_interval_bytes: int
-    aborted: NumberArray
+    aborted: Sequence[int]
     """Three numbers for each aborted transaction: its producer, its first offset, the offset of its marker."""
-    last_batches: NumberArray
+    last_batches: Sequence[int]
     """Two numbers for each producer: its id, and the last offset of the batch that it is known by."""
-    last_markers: NumberArray
+    last_markers: Sequence[int]
     """Three numbers for each producer that is known by a marker: its id, the marker's epoch, the marker's time."""
     memory_bytes: int
     scratch_folder: str | None

@@ -76,8 +76,7 @@ class Helper:
         assert process.stdout is not None
         try:
             await _send(process.stdin, function, arguments)
-            (size,) = SIZE.unpack(await process.stdout.readexactly(SIZE.size))
-            result, error, told = pickle.loads(await process.stdout.readexactly(size))
+            result, error, told = await _receive(process.stdout)
         except (asyncio.IncompleteReadError, ConnectionError):
             # It dies by itself. Killed meanwhile, it would be waited for in two places, and what it died of be lost.
             with suppress(TimeoutError):
@@ -104,17 +103,35 @@ class Helper:
         await unbroken(process.communicate())
 
 
-async def _send(pipe: asyncio.StreamWriter, function: str, arguments: tuple[Any, ...]) -> None:
-    """Long arrays are buffers beside the pickle, and nothing of them is copied but the piece that is written."""
+def _parts_of(message: Any) -> list[memoryview]:
+    """The pickle, and the buffers beside it: long arrays are such."""
     beside: list[pickle.PickleBuffer] = []
-    asked = pickle.dumps((function, arguments), protocol=5, buffer_callback=beside.append)
-    parts = [memoryview(asked), *(each.raw() for each in beside)]
+    pickled = pickle.dumps(message, protocol=5, buffer_callback=beside.append)
+    return [memoryview(pickled), *(each.raw() for each in beside)]
+
+
+async def _send(pipe: asyncio.StreamWriter, function: str, arguments: tuple[Any, ...]) -> None:
+    """Nothing of long arrays is copied but the piece that is written."""
+    parts = _parts_of((function, arguments))
     pipe.write(SIZE.pack(len(parts)))
     for part in parts:
         pipe.write(SIZE.pack(len(part)))
         for at in range(0, len(part), SENT_AT_ONCE):
             pipe.write(part[at : at + SENT_AT_ONCE])
             await pipe.drain()
+
+
+async def _receive(pipe: asyncio.StreamReader) -> Any:
+    """The inverse of what `main` writes: long arrays arrive piece by piece."""
+    parts: list[bytearray] = []
+    for _ in range(*SIZE.unpack(await pipe.readexactly(SIZE.size))):
+        (size,) = SIZE.unpack(await pipe.readexactly(SIZE.size))
+        parts.append(part := bytearray())
+        while left := size - len(part):
+            part += await pipe.readexactly(min(left, SENT_AT_ONCE))
+            await asyncio.sleep(0)
+    pickled, *beside = parts
+    return pickle.loads(pickled, buffers=beside)
 
 
 def main() -> None:
@@ -131,8 +148,11 @@ def main() -> None:
         while True:
             pickled, *beside = asked.get()
             function, arguments = pickle.loads(pickled, buffers=beside)
-            answer = pickle.dumps(_do(function, arguments), protocol=5)
-            answers.write(SIZE.pack(len(answer)) + answer)
+            parts = _parts_of(_do(function, arguments))
+            answers.write(SIZE.pack(len(parts)))
+            for part in parts:
+                answers.write(SIZE.pack(len(part)))
+                answers.write(part)
             answers.flush()
 
 
