@@ -193,6 +193,8 @@ class Writing:
             return True
         if len(writes) * WITH_FILES <= WRITES_AT_ONCE:
             return False
+        if len({id(write.partition) for write in writes}) < len(writes):
+            return True  # whether a batch begins a segment is only known when those before it are in the log
         now_ms = self._parts.env.clock.wall_ms()
         return sum([_work(write, now_ms) for write in writes]) > WRITES_AT_ONCE
 
@@ -335,15 +337,29 @@ class Writing:
             some = _for_one_turn(reversed(left), self._parts.env.clock.wall_ms())
             await self._open(some)  # unless that was done, and no topic's settings changed meanwhile
             some = _for_one_turn(some, self._parts.env.clock.wall_ms())  # they may have become longer
-            del left[-len(some) :]
             if _is_large(some[0]):
+                left.pop()
                 await self._append_large(some[0])
             else:
-                now_ms = self._parts.env.clock.wall_ms()
-                for write in some:
-                    write.outcome = self._append(write, now_ms)
+                del left[-self._append_some(some) :]
             if left:
                 await asyncio.sleep(0)
+
+    def _append_some(self, writes: Sequence[Write]) -> int:
+        """Append these, or the first of them: if they begin more segments than was to be seen, the rest waits for the
+        next turn. Returns how many.
+        """
+        now_ms = self._parts.env.clock.wall_ms()
+        left = WRITES_AT_ONCE
+        for count, write in enumerate(writes, start=1):
+            partition = write.partition
+            segments = 0 if partition is None else len(partition.log.segments)
+            write.outcome = self._append(write, now_ms)
+            if partition is not None and len(partition.log.segments) > segments:
+                left -= WITH_FILES
+                if left <= 0:
+                    return count
+        return len(writes)
 
     async def _append_large(self, write: Write) -> None:
         """Append a batch that is laid beside the log first. The log is used meanwhile, so all is judged afterwards."""

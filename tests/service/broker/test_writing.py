@@ -288,6 +288,45 @@ def test_batches_that_all_begin_segments_leave_others_their_turns(
     on_stage(tmp_path, scene, OS)
 
 
+@pytest.mark.parametrize("index_bytes", ["8", "16"])
+def test_batches_of_one_partition_that_begin_segments_leave_others_their_turns(
+    tmp_path: Path, index_bytes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first of them is in the log, it does not show which of the others begin segments."""
+    many = WRITES_AT_ONCE
+    begun: list[int] = [0]
+    start = PartitionLog.start_segment
+
+    def counted(log: PartitionLog, now_ms: int) -> Segment:
+        begun[-1] += 1
+        return start(log, now_ms)
+
+    async def turns() -> None:
+        while True:
+            begun.append(0)
+            await asyncio.sleep(0)
+
+    async def scene(stage: Stage) -> None:
+        small = {"segment_index_bytes": index_bytes, "index_interval_bytes": "0", "segment_bytes": "1048576"}
+        await stage.create("orders", partitions=1, **small)
+        partition = await stage.served("orders", 0)
+        partition.append_from_client(batch(), acks=1, now_ms=1)
+        writes = [Write({0: partition}, 0, batch()) for _ in range(many)]
+        monkeypatch.setattr(PartitionLog, "start_segment", counted)
+        writing = Writing(stage.broker.writing, terms(acks=1), writes)
+        other = asyncio.ensure_future(turns())
+        if writing.begin() and not writing.takes_turns:
+            writing.append()
+        else:
+            await writing.append_when_ready(is_ready=True)
+        other.cancel()
+        assert list(map(told_of, writes)) == list(range(1, many + 1)), "in their order"
+        assert sum(begun) > many / 4
+        assert max(begun) <= WRITES_AT_ONCE / WITH_FILES + 1
+
+    on_stage(tmp_path, scene, OS)
+
+
 def test_of_very_many_expected_offsets_far_back_none_keeps_others_waiting(tmp_path: Path) -> None:
     """One look at the log takes less than a turn may, and ten thousand of them took half a second."""
     many = 2_000
