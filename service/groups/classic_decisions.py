@@ -22,7 +22,12 @@ from service.groups.commands import (
     SyncReply,
 )
 from service.groups.deadlines import DeadlineName, Deadlines
-from service.groups.records import classic_group_record, fits_one_record, instance_renamed_record, note_member
+from service.groups.records import (
+    classic_group_record,
+    classic_group_record_that_fits,
+    instance_renamed_record,
+    note_member,
+)
 from service.groups.resuming import Resuming
 from service.groups.settings import GroupSettings
 from service.groups.states import ClassicState
@@ -329,13 +334,14 @@ class ClassicDecisions:
         member.awaiting_sync = token
         if member.member_id == group.leader:
             assignments = dict(ask.assignments)
-            if not fits_one_record(group, assignments):
+            record = classic_group_record_that_fits(group, assignments)
+            if record is None:
                 member.awaiting_sync = None
                 draft.answer(token, SyncReply(Fault.UNKNOWN_SERVER_ERROR))
                 self.prepare_rebalance(group, draft)
                 return
             group.assign(assignments)
-            draft.records.append(classic_group_record(group, assignments))
+            draft.records.append(record)
             group.move_to(STABLE, draft.wall_ms)
             self._answer_all(group, draft)
 

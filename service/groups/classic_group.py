@@ -23,7 +23,15 @@ from service.groups.commands import (
     JoinGroup,
     ListedGroupFacts,
 )
-from service.groups.consumer_protocol import PROTOCOL_TYPE, read_assignment, read_subscription, subscribed_topics
+from service.groups.consumer_protocol import (
+    PROTOCOL_TYPE,
+    VERSION_BYTES,
+    read_assignment,
+    read_subscription,
+    read_version,
+    subscribed_topics,
+    written_topics,
+)
 from service.groups.kinds import OffsetCheck, any_offset
 from service.groups.offsets import CommittedOffset
 from service.groups.states import CLASSIC_MOVES, ClassicState
@@ -73,6 +81,8 @@ NAMES_READ_MAX: Final = 100_000
 """The most names of topics that are read in different subscriptions of one group. That takes 30 ms, in one turn. What
 more is subscribed to counts as not known.
 """
+KNOWN_AT_MOST: Final = 10
+"""With the topics of so many others those of a member are compared before they are read."""
 
 
 @dataclass(slots=True)
@@ -269,8 +279,13 @@ class ClassicGroup:
             return None
         topics: set[str] = set()
         read = 0
-        # Most members have the same metadata. Equal ones are read only once, because reading costs more than comparing.
-        for metadata in {member.metadata(self.protocol_name): None for member in self.members.values()}:
+        # Most members subscribe to the same topics, and what each owns stands behind them. Topics are read only once,
+        # because reading costs more than comparing.
+        known: tuple[bytes, ...] = ()
+        for member in self.members.values():
+            metadata = member.metadata(self.protocol_name)
+            if metadata.startswith(known, VERSION_BYTES) and read_version(metadata) is not None:
+                continue
             names = subscribed_topics(metadata)
             if names is None:
                 return None
@@ -278,6 +293,7 @@ class ClassicGroup:
             if read > NAMES_READ_MAX:
                 return None
             topics.update(names)
+            known = (written_topics(names), *known[: KNOWN_AT_MOST - 1])
         return frozenset(topics)
 
     def _all_list(self, protocol_name: str) -> bool:

@@ -16,6 +16,7 @@ Read = TypeVar("Read", ConsumerProtocolAssignment, ConsumerProtocolSubscription)
 
 PROTOCOL_TYPE = "consumer"
 NEWEST_VERSION = 3
+VERSION_BYTES = 2
 NO_USER_DATA = b"\xff\xff\xff\xff"
 
 
@@ -28,15 +29,15 @@ class Subscription:
 
 
 def read_version(data: bytes) -> int | None:
-    if len(data) < 2:
+    if len(data) < VERSION_BYTES:
         return None
-    version = int.from_bytes(data[:2], "big", signed=True)
+    version = int.from_bytes(data[:VERSION_BYTES], "big", signed=True)
     return None if version < 0 else version
 
 
 def _read(cls: type[Read], version: int, data: bytes) -> Read:
     """What stands behind the version. A member may name as much as any request: its bytes are read in one turn."""
-    return decode_data(cls, version, memoryview(data)[2:], MAX_REQUEST_ELEMENTS)
+    return decode_data(cls, version, memoryview(data)[VERSION_BYTES:], MAX_REQUEST_ELEMENTS)
 
 
 def read_subscription(data: bytes) -> Subscription | None:
@@ -60,6 +61,15 @@ def subscribed_topics(data: bytes) -> tuple[str, ...] | None:
         return tuple(_read(ConsumerProtocolSubscription, 0, data).topics)
     except MalformedRequest:
         return None
+
+
+def written_topics(topics: tuple[str, ...]) -> bytes:
+    """What a subscription to these topics has behind its version. It says itself where it ends."""
+    parts = [struct.pack(">i", len(topics))]
+    for topic in topics:
+        name = topic.encode()
+        parts += (struct.pack(">h", len(name)), name)
+    return b"".join(parts)
 
 
 @dataclass(frozen=True, slots=True)

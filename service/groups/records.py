@@ -106,8 +106,8 @@ CONSUMER_VERSION = 0
 # How many bytes a name may have. The id of a member is made of a client id or instance id and up to 64 bytes more.
 NAME_BYTES_MAX = (1 << 15) - 1 - 64
 
-# How many bytes members and assignments of a classic group may have in its record: as many as with Kafka, where the
-# record has to fit into a batch of the default size. To write a megabyte takes most of a turn of the loop.
+# How many bytes the record of a classic group may have: as many as with Kafka, where it has to fit into a batch of the
+# default size. To write a megabyte takes most of a turn of the loop.
 GROUP_BYTES_MAX = 1_000_000
 
 # How many different things that members say are kept at hand, and how many bytes or topics each of them may have.
@@ -315,6 +315,18 @@ def _behind_metadata(data: bytes) -> tuple[int, tuple[int, ...], bytes]:
 
 def classic_group_record(group: ClassicGroup, assignments: Mapping[str, bytes]) -> RecordPair:
     """The group's record: the group as it is now, with these assignments."""
+    return _key(GroupMetadataKey(group.group_id)), b"".join(_parts_of_record(group, assignments))
+
+
+def classic_group_record_that_fits(group: ClassicGroup, assignments: Mapping[str, bytes]) -> RecordPair | None:
+    """The same, or None if it is too large."""
+    parts = _parts_of_record(group, assignments)
+    if sum(map(len, parts)) > GROUP_BYTES_MAX:
+        return None
+    return _key(GroupMetadataKey(group.group_id)), b"".join(parts)
+
+
+def _parts_of_record(group: ClassicGroup, assignments: Mapping[str, bytes]) -> list[bytes]:
     name = group.protocol_name
     value = GroupMetadataValue(
         group.protocol_type or "", group.generation, name, group.leader, group.state_timestamp_ms, []
@@ -322,15 +334,14 @@ def classic_group_record(group: ClassicGroup, assignments: Mapping[str, bytes]) 
     parts = [VERSIONS[GROUP_METADATA_VERSION], encode_data(value, GROUP_METADATA_VERSION)[:-4]]
     parts.append(len(group.members).to_bytes(4, "big"))
     for member in group.members.values():
+        noted = member.noted
         assignment = assignments.get(member.member_id, b"")
-        parts += (note_member(member, name), len(assignment).to_bytes(4, "big"), assignment)
-    return _key(GroupMetadataKey(group.group_id)), b"".join(parts)
-
-
-def fits_one_record(group: ClassicGroup, assignments: Mapping[str, bytes]) -> bool:
-    """Whether the group's record with these assignments is not too large."""
-    noted = sum(len(note_member(member, group.protocol_name)) for member in group.members.values())
-    return noted + sum(map(len, assignments.values())) <= GROUP_BYTES_MAX
+        parts += (
+            noted[1] if noted is not None and noted[0] == name else note_member(member, name),
+            len(assignment).to_bytes(4, "big"),
+            assignment,
+        )
+    return parts
 
 
 def note_member(member: ClassicMember, protocol_name: str | None) -> bytes:

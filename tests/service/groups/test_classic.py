@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import service.groups.classic_group
 from service.groups.classic_decisions import ANSWERED_AT_ONCE
 from service.groups.classic_group import ClassicGroup, ClassicMember
 from service.groups.commands import JoinReply, LeavingMember
+from service.groups.consumer_protocol import subscribed_topics
 from service.groups.records import GROUP_BYTES_MAX
 from service.groups.settings import GroupSettings
 from service.groups.states import ClassicState
@@ -678,3 +680,33 @@ def test_a_rebalance_timeout_that_is_not_said_is_the_same_before_and_after_a_res
     driver.sync(joined, assignments={joined.member_id: b"all"})
     driver.restart()
     assert driver.heartbeat(joined) is None
+
+
+def test_topics_that_all_subscribe_to_are_read_once_whatever_each_of_them_owns(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of five thousand members that took 30 ms of the turn in which a generation begins."""
+    subscriptions = [
+        subscription(("orders", "events"), (("orders", [0]),)),
+        subscription(("orders", "events"), (("orders", [1]), ("events", [0]))),
+        subscription(("orders",), (("orders", [2]),)),
+        subscription(("orders", "other"), ()),
+    ]
+    read: list[bytes] = []
+
+    def reading(data: bytes) -> tuple[str, ...] | None:
+        read.append(data)
+        return subscribed_topics(data)
+
+    monkeypatch.setattr(service.groups.classic_group, "subscribed_topics", reading)
+    members = [driver.member_id() for _ in subscriptions]
+    tokens = [
+        driver.start_join(member=member, protocols=(("range", said),))
+        for member, said in zip(members, subscriptions, strict=True)
+    ]
+    driver.wait(6_000)
+    assert {driver.answers[token].generation for token in tokens} == {1}
+    assert read == [subscriptions[0], *subscriptions[2:]]
+    group = driver.machine.group("g")
+    assert isinstance(group, ClassicGroup)
+    assert group.subscribed_topics == frozenset({"orders", "events", "other"})

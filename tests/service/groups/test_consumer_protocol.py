@@ -8,6 +8,7 @@ from service.groups.consumer_protocol import (
     read_subscription,
     subscribed_topics,
     write_assignment,
+    written_topics,
 )
 from service.wire.codec import MAX_REQUEST_ELEMENTS, encode_data
 from service.wire.messages import (
@@ -36,3 +37,10 @@ def test_a_subscription_names_no_more_topics_than_a_request_may() -> None:
         said = b"\0\0" + encode_data(ConsumerProtocolSubscription(["t"] * count), 0)
         assert (subscribed_topics(said) is not None) is is_read
         assert (read_subscription(said) is not None) is is_read
+
+
+@pytest.mark.parametrize("topics", [(), ("orders",), ("orders", "été")])
+def test_every_subscription_to_the_same_topics_begins_alike(topics: tuple[str, ...]) -> None:
+    for version in range(NEWEST_VERSION + 1):
+        said = ConsumerProtocolSubscription(list(topics), b"its own")
+        assert encode_data(said, version).startswith(written_topics(topics))
