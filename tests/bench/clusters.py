@@ -27,9 +27,9 @@ PATIENCE_S = 240.0
 
 
 @contextlib.contextmanager
-def running(contender: Contender) -> Iterator[BrokerCluster]:
+def running(contender: Contender, *, timed: bool = False) -> Iterator[BrokerCluster]:
     """Three brokers of this contender; their data is gone afterwards."""
-    cluster = contender.cluster()
+    cluster = contender.cluster(timed=timed)
     try:
         cluster.start()
         yield cluster
@@ -77,11 +77,11 @@ def takeovers(cluster: BrokerCluster, kills: int) -> list[float]:
             killed_s = time.monotonic()
             cluster.brokers[victim - 1].kill()
             time.sleep(0.1)
-            _until(partial(_written_since, writer, killed_s + 0.05), "written again")
+            until(partial(_written_since, writer, killed_s + 0.05), "written again")
             took.append(_longest(writer, killed_s, since_s=killed_s))
             load.result()
             cluster.brokers[victim - 1].start(patience_seconds=PATIENCE_S)
-            _until(partial(is_whole, cluster), "whole again")
+            until(partial(is_whole, cluster), "whole again")
     return took
 
 
@@ -98,7 +98,7 @@ def restarts(cluster: BrokerCluster, history_s: float) -> tuple[float, float]:
             for broker in cluster.brokers:
                 broker.stop(patience_seconds=PATIENCE_S)
                 broker.start(patience_seconds=PATIENCE_S)
-                _until(partial(is_whole, cluster), "whole again")
+                until(partial(is_whole, cluster), "whole again")
             time.sleep(1.0)
         finally:
             over.set()
@@ -128,11 +128,11 @@ def many_led_again(cluster: BrokerCluster, partitions: int) -> float:
     for name in names:
         topic = NewTopic(name, PARTITIONS_A_TOPIC, replica_assignment=[[1, 2, 3]] * PARTITIONS_A_TOPIC)
         administrator.create_topics([topic], request_timeout=PATIENCE_S)[name].result(PATIENCE_S)
-    _until(lambda: is_whole(cluster) and _led_by(cluster, names) == {1}, "led by the first broker")
+    until(lambda: is_whole(cluster) and _led_by(cluster, names) == {1}, "led by the first broker")
     time.sleep(2.0)
     killed_s = time.monotonic()
     cluster.brokers[0].kill()
-    _until(lambda: _led_by(cluster, names) <= {2, 3}, "led again")
+    until(lambda: _led_by(cluster, names) <= {2, 3}, "led again")
     return time.monotonic() - killed_s
 
 
@@ -167,7 +167,7 @@ def catching_up(cluster: BrokerCluster, count: int) -> tuple[float, float]:
 
 
 def _whole_at(cluster: BrokerCluster) -> float:
-    _until(partial(is_whole, cluster), "whole again")
+    until(partial(is_whole, cluster), "whole again")
     return time.monotonic()
 
 
@@ -196,7 +196,7 @@ def _longest(writer: SteadyWriter, after_s: float, *, since_s: float = 0.0) -> f
 def new_topic(cluster: BrokerCluster, name: str, partitions: int = PARTITIONS) -> str:
     administrator = admin(cluster)
     administrator.create_topics([NewTopic(name, partitions, 3)])[name].result(60)
-    _until(partial(is_whole, cluster), "there")
+    until(partial(is_whole, cluster), "there")
     time.sleep(0.3)
     return name
 
@@ -218,7 +218,7 @@ def is_whole(cluster: BrokerCluster) -> bool:
     return all(state.leader > 0 and len(state.isrs) == len(state.replicas) for state in states)
 
 
-def _until(holds: Callable[[], bool], what: str) -> None:
+def until(holds: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not holds():
         if time.monotonic() > deadline:

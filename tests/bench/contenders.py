@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.peers.kafka import ApacheKafka
 from tests.peers.ours import Oncelog
-from tests.peers.process import CACHE, ROOT, BrokerProcess
+from tests.peers.process import CACHE, ROOT, BrokerFailed, BrokerProcess
 from tests.peers.zookeeper import ZooKeeperServer
 
 COMMON = {
@@ -33,6 +36,7 @@ REPLICATED = {
     "group.initial.rebalance.delay.ms": "0",
 }
 BROKERS = 3
+TELLS_WITHIN_S = 30.0
 
 
 class BrokerCluster:
@@ -62,6 +66,31 @@ class BrokerCluster:
             self._keeper.stop()
 
 
+class TimedOncelog(Oncelog):
+    """`oncelog serve` on a loop that measures its turns."""
+
+    def command(self) -> list[str]:
+        command = super().command()
+        at = command.index("service.cli")
+        return [*command[:at], "tests.bench.timed", str(self._told), *command[at + 1 :]]
+
+    def longest_turn_ms(self) -> float:
+        """The longest turn since the last one was told."""
+        self._told.unlink(missing_ok=True)
+        os.kill(self.pid, signal.SIGUSR1)
+        deadline_s = time.monotonic() + TELLS_WITHIN_S
+        while not self._told.exists():
+            if time.monotonic() > deadline_s:
+                raise BrokerFailed(f"{self.name} does not tell of its turns")
+            time.sleep(0.01)
+        longest_ms, _ = self._told.read_text().split()
+        return float(longest_ms)
+
+    @property
+    def _told(self) -> Path:
+        return self.folder / "turns"
+
+
 class Contender:
     """One of the brokers to compare. It makes processes, each with a data folder of its own."""
 
@@ -74,8 +103,10 @@ class Contender:
         """A broker that has not been started. `fsync`: nothing is acknowledged to acks=all before it is on the disk."""
         raise NotImplementedError
 
-    def cluster(self) -> BrokerCluster:
-        """Three brokers that have not been started, with three copies of everything."""
+    def cluster(self, *, timed: bool = False) -> BrokerCluster:
+        """Three brokers that have not been started, with three copies of everything. `timed`: ours measure the turns
+        of their loops.
+        """
         raise NotImplementedError
 
     def _folder(self) -> Path:
@@ -101,14 +132,14 @@ class Ours(Contender):
         chosen = {**COMMON, "log.durability": "fsync" if fsync else "os", **(settings or {})}
         return Oncelog(self._folder(), settings=chosen, tree=self._tree)
 
-    def cluster(self) -> BrokerCluster:
-        folder = self._folder()
+    def cluster(self, *, timed: bool = False) -> BrokerCluster:
+        folder, kind = self._folder(), TimedOncelog if timed else Oncelog
         keeper = ZooKeeperServer(folder / "keeper")
         settings = {**REPLICATED, "zookeeper.connect": keeper.address, "http.listeners": ""}
         return BrokerCluster(
             folder,
             [
-                Oncelog(folder / str(number), settings={**settings, "node.id": str(number)}, tree=self._tree)
+                kind(folder / str(number), settings={**settings, "node.id": str(number)}, tree=self._tree)
                 for number in range(1, BROKERS + 1)
             ],
             keeper,
@@ -120,7 +151,7 @@ class Kafka(Contender):
         chosen = {**COMMON, **({"log.flush.interval.messages": "1"} if fsync else {}), **(settings or {})}
         return ApacheKafka(self._folder(), settings=chosen, heap="1g", quick_start=False)
 
-    def cluster(self) -> BrokerCluster:
+    def cluster(self, *, timed: bool = False) -> BrokerCluster:
         folder = self._folder()
         brokers = [
             ApacheKafka(folder / str(number), settings=REPLICATED, heap="1g", quick_start=False)

@@ -30,6 +30,7 @@ from service.wire.codec import encode_request, write_request_header
 from service.wire.messages import ApiVersionsRequest, PartitionProduceData, ProduceRequest, TopicProduceData
 from service.wire.messages.versions import ApiKey
 from tests.bench import clusters, groups, many_small, native, prepared, watching, web
+from tests.bench import many_copies as copies
 from tests.bench.contenders import Contender
 from tests.peers.process import BrokerProcess, free_port
 
@@ -37,6 +38,7 @@ PARTITIONS = 4
 SMALL_BATCHES = (200, 1_000)
 MORE_IS_BETTER = ("msg/s", "MB/s", "txn/s", "requests/s")
 MANY_PARTITIONS = 15_398
+MANY_COPIES = 15_400
 PARTITIONS_A_TOPIC = 10
 IDLE_CONNECTIONS = 5_000
 PATIENCE_SECONDS = 300.0
@@ -642,6 +644,12 @@ def losses(contender: Contender, effort: Effort) -> Rows:
     }
 
 
+def many_copies(contender: Contender, effort: Effort) -> Rows:
+    """Very many partitions on three brokers: changes, the death of the controller, brokers that return."""
+    with clusters.running(contender, timed=True) as cluster:
+        return copies.run(cluster, max(int(MANY_COPIES * effort.scale), 1_500))
+
+
 FIGURES: Mapping[str, Figure] = {
     "throughput": throughput,
     "cost": broker_cost,
@@ -666,6 +674,7 @@ FIGURES: Mapping[str, Figure] = {
     "replicated": replicated,
     "takeover": takeover,
     "losses": losses,
+    "many-copies": many_copies,
     "soak": soak,
 }
 

@@ -19,20 +19,17 @@ import argparse
 import asyncio
 import contextlib
 import gc
-import selectors
 import socket
 import struct
 import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
 from log.batch import build_batch, set_max_timestamp
@@ -56,6 +53,7 @@ from service.wire.messages.schemas import MESSAGES
 from service.wire.messages.versions import ApiKey
 from tests.bench import http_turns
 from tests.bench.group_turns import longest_turns
+from tests.bench.timed import TimedSelector, Turns
 from tests.service.wire.making import known_layout
 
 TOPICS: Final = 1_000
@@ -86,74 +84,7 @@ SETTINGS: Final = {
 }
 
 
-# ---------------------------------------------------------------- the loop
-
-
-@dataclass(slots=True)
-class Turns:
-    """The longest turn since it was last asked, and the longest pass of the collector within any."""
-
-    thread: int = 0
-    began_s: float = 0.0
-    longest_s: float = 0.0
-    pass_began_s: float = 0.0
-    longest_pass_s: float = 0.0
-    where: Counter[str] = field(default_factory=Counter)
-    over_s: float = float("inf")
-    _seen: list[str] = field(default_factory=list)
-
-    def began(self) -> None:
-        self._seen.clear()
-        self.began_s = time.thread_time()
-
-    def ended(self) -> None:
-        took_s = time.thread_time() - self.began_s
-        self.longest_s = max(self.longest_s, took_s)
-        if took_s > self.over_s:
-            self.where.update(self._seen)
-
-    def collected(self, phase: str, info: dict[str, int]) -> None:
-        if threading.get_ident() != self.thread:
-            return
-        now_s = time.thread_time()
-        if phase == "start":
-            self.pass_began_s = now_s
-        else:
-            self.longest_pass_s = max(self.longest_pass_s, now_s - self.pass_began_s)
-
-    def take(self) -> tuple[float, float]:
-        taken = self.longest_s * 1000, self.longest_pass_s * 1000
-        self.longest_s = self.longest_pass_s = 0.0
-        return taken
-
-    def sample(self, over: threading.Event) -> None:
-        """Note again and again where the loop's thread is."""
-        while not over.wait(0.001):
-            self._seen.append(_place(sys._current_frames().get(self.thread)))
-
-
-def _place(frame: FrameType | None) -> str:
-    """The innermost functions, the innermost one last."""
-    names: list[str] = []
-    while frame is not None and len(names) < 4:
-        code = frame.f_code
-        names.append(f"{Path(code.co_filename).name}:{frame.f_lineno} {code.co_name}")
-        frame = frame.f_back
-    return " < ".join(names)
-
-
-class TimedSelector(selectors.DefaultSelector):
-    """Tells when a turn begins and ends."""
-
-    def __init__(self, turns: Turns) -> None:
-        super().__init__()
-        self._turns = turns
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        self._turns.ended()
-        found = super().select(timeout)
-        self._turns.began()
-        return list(found)
+# ---------------------------------------------------------------- the broker
 
 
 class LiveBroker:
