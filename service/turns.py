@@ -3,14 +3,18 @@ them.
 
 A coroutine waits between two turns. What can't wait, such as a decision of a machine, is a generator of steps: it
 yields when its turn is over, and the functions below let others have a turn then.
+
+What always holds: of all the long works of a loop that wait here, one goes on in each turn. If all did, a turn would
+take as long as a slice of each: while partitions move there are a dozen of them.
 """
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
 from itertools import islice
 from sys import getrefcount
 from typing import Any, Final, Generic, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
 
 Thing = TypeVar("Thing")
 Found = TypeVar("Found")
@@ -40,16 +44,51 @@ class Turn:
         return True
 
 
+class _Line:
+    """The long works of one loop that wait for their turn."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._is_next_taken = False
+
+    async def wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._is_next_taken:
+            waiter: asyncio.Future[None] = loop.create_future()
+            self._waiting.append(waiter)
+            await waiter
+        else:
+            self._is_next_taken = True
+            loop.call_soon(self._pass_on)
+            await asyncio.sleep(0)
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():  # otherwise it was cancelled
+                waiter.set_result(None)
+                asyncio.get_running_loop().call_soon(self._pass_on)
+                return
+        self._is_next_taken = False
+
+
+_lines: WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = WeakKeyDictionary()
+
+
 async def breathe() -> None:
-    """Let other tasks have a turn."""
-    await asyncio.sleep(0)
+    """Let other tasks have a turn: to be awaited between two slices of long work."""
+    loop = asyncio.get_running_loop()
+    line = _lines.get(loop)
+    if line is None:
+        line = _lines[loop] = _Line()
+    await line.wait()
 
 
 async def in_turns(things: Iterable[Thing], at_once: int) -> AsyncIterator[Thing]:
     """`things`, one after the other. After each `at_once` of them other tasks get a turn."""
     for count, thing in enumerate(things):
         if count and count % at_once == 0:
-            await asyncio.sleep(0)
+            await breathe()
         yield thing
 
 
@@ -58,7 +97,7 @@ async def slices_in_turns(things: Iterable[Thing], at_once: int) -> AsyncIterato
     ahead = iter(things)
     yield (some := list(islice(ahead, at_once)))
     while len(some) == at_once and (some := list(islice(ahead, at_once))):
-        await asyncio.sleep(0)
+        await breathe()
         yield some
 
 
@@ -87,7 +126,7 @@ async def done_in_turns(steps: Steps[Thing]) -> Thing:
     while True:
         if (made := _step(steps)) is not None:
             return made[0]
-        await asyncio.sleep(0)
+        await breathe()
 
 
 def now_or_in_turns(steps: Steps[Thing]) -> Thing | Awaitable[Thing]:
@@ -97,7 +136,7 @@ def now_or_in_turns(steps: Steps[Thing]) -> Thing | Awaitable[Thing]:
 
 
 async def _after_a_turn(steps: Steps[Thing]) -> Thing:
-    await asyncio.sleep(0)
+    await breathe()
     return await done_in_turns(steps)
 
 

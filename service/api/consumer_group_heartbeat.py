@@ -13,7 +13,7 @@ from service.api.group_answers import Groups, answer_with, ask, error_code, fres
 from service.broker.session import Session
 from service.groups.commands import ConsumerHeartbeat, ConsumerHeartbeatReply, PartitionsByTopic
 from service.ports import Env
-from service.turns import NAMED_A_TURN, Steps, Turn, in_turns, now_or_in_turns
+from service.turns import NAMED_A_TURN, Steps, Turn, breathe, in_turns, now_or_in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -65,7 +65,7 @@ async def _beat_in_turns(
         partitions = {topic.topic_id: topic.partitions async for topic in in_turns(owned, NAMED_A_TURN)}
     if names is not None:
         names = sorted(set(names))
-    await asyncio.sleep(0)
+    await breathe()
     answer = _beat(groups, env, session, header, request, names, partitions)
     return await answer if isinstance(answer, Awaitable) else answer
 

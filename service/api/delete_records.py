@@ -15,7 +15,7 @@ from service.broker.internal_topics import INTERNAL_TOPICS
 from service.broker.partition import Partition, PartitionLost
 from service.broker.partition_table import PartitionTable
 from service.broker.session import Session
-from service.turns import NAMED_A_TURN, Steps, Turn, done_in_turns
+from service.turns import NAMED_A_TURN, Steps, Turn, breathe, done_in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -55,11 +55,11 @@ async def handle(
     try:
         for one in deletions:
             if turn.is_over():
-                await asyncio.sleep(0)
+                await breathe()
             await _raise_start(partitions, one)
         for one in deletions:
             if turn.is_over():
-                await asyncio.sleep(0)
+                await breathe()
             await _end(one, deadline)
     finally:  # also if the client is gone
         _forget(deletions)

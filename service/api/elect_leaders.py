@@ -1,6 +1,5 @@
 """ElectLeaders, versions 0 to 2 (1: unclean elections). Every broker accepts it."""
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
 from log.ids import TopicPartition
@@ -12,7 +11,7 @@ from service.cluster.election import candidates
 from service.cluster.image import Image
 from service.cluster.metadata import ClusterMetadata
 from service.cluster.reassign_commands import PREFERRED, UNCLEAN, ElectLeaders, all_partitions
-from service.turns import NAMED_A_TURN, Turn, in_turns
+from service.turns import NAMED_A_TURN, Turn, breathe, in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -38,10 +37,10 @@ async def handle(
         turn = Turn(NAMED_A_TURN)
         for each in request.topic_partitions:
             if turn.is_over():
-                await asyncio.sleep(0)
+                await breathe()
             for index in each.partitions:
                 if turn.is_over():
-                    await asyncio.sleep(0)
+                    await breathe()
                 named[TopicPartition(each.topic, index)] = None
         only = tuple(named)
     unclean = {}
@@ -71,10 +70,10 @@ async def _unknown_type(request: ElectLeadersRequest) -> ElectLeadersResponse:
         refused = []
         for index in topic.partitions:
             if turn.is_over():
-                await asyncio.sleep(0)
+                await breathe()
             refused.append(PartitionResult(index, error, message))
         if turn.is_over():
-            await asyncio.sleep(0)
+            await breathe()
         results.append(ReplicaElectionResult(topic.topic, refused))
     return ElectLeadersResponse(error_code=error, replica_election_results=results)
 

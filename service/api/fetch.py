@@ -12,7 +12,6 @@ If `replica.selector.class` says so, a consumer is sent to a follower in its rac
 Gap: a diverging epoch (version 12) is told to every reader that sends its last fetched epoch.
 """
 
-import asyncio
 from collections.abc import Awaitable, Container, Iterable
 from dataclasses import dataclass
 
@@ -33,7 +32,7 @@ from service.broker.session import Session
 from service.cluster.metadata import ClusterMetadata
 from service.ports import Env
 from service.settings.broker import BrokerConfig
-from service.turns import Steps, Turn, done_in_turns, freed, slices_in_turns
+from service.turns import Steps, Turn, breathe, done_in_turns, freed, slices_in_turns
 from service.wire.codec import MAX_REQUEST_ELEMENTS, RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -93,11 +92,11 @@ async def _named_in_turns(
     turn = Turn(READ_AT_ONCE)
     for topic in request.topics:
         if turn.is_over():
-            await asyncio.sleep(0)
+            await breathe()
         name = topic.topic_id if by_id else topic.topic
         for partition in topic.partitions:
             if turn.is_over():
-                await asyncio.sleep(0)
+                await breathe()
             wanted[name, partition.partition] = _wanted(partition)
     answer = _answer(parts, session, header, request, wanted, by_id)
     made = await answer if isinstance(answer, Awaitable) else answer
@@ -222,7 +221,7 @@ class FetchAnswer:
         return await self._long() if self.reading.takes_turns else self.now()
 
     async def in_turns(self, steps: Steps[None]) -> FetchResponse:
-        await asyncio.sleep(0)
+        await breathe()
         await done_in_turns(steps)
         if not self.reading.is_enough and self.reading.terms.max_wait_ms > 0:
             await self.reading.wait()

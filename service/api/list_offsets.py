@@ -27,7 +27,7 @@ from service.broker.partition_table import PartitionTable
 from service.broker.reading import leader_epoch_error
 from service.broker.session import Session
 from service.ports import Env
-from service.turns import COUNTED_A_TURN, counted, done_in_turns
+from service.turns import COUNTED_A_TURN, breathe, counted, done_in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -73,14 +73,14 @@ async def handle(
     for topic in request.topics:
         looked_up += 1
         if looked_up % LOOKED_UP_A_TURN == 0:
-            await asyncio.sleep(0)
+            await breathe()
         twice = await _named_twice(topic)
         partitions = parts.partitions.topic(topic.name)
         answers = []
         for wanted in topic.partitions:
             looked_up += 1
             if looked_up % LOOKED_UP_A_TURN == 0:
-                await asyncio.sleep(0)
+                await breathe()
             partition = None if partitions is None else partitions.get(wanted.partition_index)
             if wanted.partition_index in twice:
                 continue
@@ -170,7 +170,7 @@ async def _answer(
     ):  # Wait for its turn: thousands of lookups of a client that is gone must not come before another client's.
         await parts.time_lookups.acquire()
     try:
-        await asyncio.sleep(0)
+        await breathe()
         if error := leader_epoch_error(partition, wanted.current_leader_epoch):  # another broker may lead by now
             return _error(wanted, error)
         limit, leader_epoch = _limit(partition, request), partition.leader_epoch

@@ -3,14 +3,12 @@ this broker coordinates. If it can't name all of them now, it names none and say
 has open counts as one that hangs.
 """
 
-import asyncio
-
 from service.api.wire_codes import Transactions
 from service.broker.session import Session
 from service.cluster.metadata import ClusterMetadata
 from service.groups.regex import MATCHED_AT_ONCE, BoundedRegex, InvalidRegex
 from service.ports import Env
-from service.turns import NAMED_A_TURN, Turn, in_turns
+from service.turns import NAMED_A_TURN, Turn, breathe, in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -66,7 +64,7 @@ async def handle(
     for shard in shards:
         for txn in list(shard.machine.all()):
             if turn.is_over(STEPS_OF_A_LOOK if pattern is None else pattern.steps(txn.transactional_id)):
-                await asyncio.sleep(0)
+                await breathe()
             if is_wanted(txn, env.clock.wall_ms()):
                 state = ListTransactionsResponseTransactionState(txn.transactional_id, txn.producer_id, txn.state.label)
                 found.append(state)

@@ -17,7 +17,7 @@ from service.broker.partition import Appended, Partition
 from service.broker.partition_table import PartitionTable
 from service.broker.session import Session
 from service.broker.writing import committed_or_error
-from service.turns import NAMED_A_TURN, Steps, Turn, done_in_turns
+from service.turns import NAMED_A_TURN, Steps, Turn, breathe, done_in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -60,7 +60,7 @@ async def handle(
     turn = Turn(NAMED_A_TURN)
     while written:  # and each is freed at its turn
         if turn.is_over():
-            await asyncio.sleep(0)
+            await breathe()
         marker, result, one = written.pop()
         result.error_code = await _outcome(marker, one, deadline)
     return WriteTxnMarkersResponse(results)

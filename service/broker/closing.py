@@ -4,7 +4,6 @@ start opens the logs by the manifest.
 What always holds: a folder's manifest is written last, and names only logs that were closed without a fault.
 """
 
-import asyncio
 from collections.abc import Sequence
 
 from log.disk import DiskFault
@@ -13,6 +12,7 @@ from log.partition_log import CleanState
 from service.broker.housekeeper import Housekeeper
 from service.broker.log_folder import LogFolder
 from service.broker.partition_table import PartitionTable
+from service.turns import breathe
 
 CLOSED_AT_ONCE = 256
 """How many logs are closed before other tasks run."""
@@ -36,7 +36,7 @@ async def close_logs(
             if state is not None:
                 states[partition.folder].append(state)
         if count % CLOSED_AT_ONCE == 0:
-            await asyncio.sleep(0)
+            await breathe()
     for folder, closed in states.items():
         await housekeeper.write_high_watermarks(folder)
         if folder.failed is None:

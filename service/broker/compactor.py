@@ -101,7 +101,7 @@ class Compactor:
                 if self.may_compact(partition) and not await self._try(partition, apart):
                     return  # nor can another one be compacted now: the next round comes soon
                 if count % PARTITIONS_A_TURN == 0:
-                    await asyncio.sleep(0)
+                    await breathe()
         self._resting = {partition: rest for partition, rest in self._resting.items() if partition in seen}
 
     def may_compact(self, partition: Partition) -> bool:

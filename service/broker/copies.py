@@ -11,7 +11,7 @@ from log.ids import TopicPartition
 from service.broker.peers import PeerAway, Peers
 from service.cluster.election import best_first
 from service.ports import Tasks
-from service.turns import Turn
+from service.turns import Turn, breathe
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 
@@ -55,7 +55,7 @@ class Copies:
         asked: dict[int, dict[str, list[int]]] = {}
         for (topic, index), replicas in candidates.items():
             if turn.is_over():
-                await asyncio.sleep(0)
+                await breathe()
             for broker in replicas:
                 asked.setdefault(broker, {}).setdefault(topic, []).append(index)
         told: dict[TopicPartition, Told] = {}

@@ -226,7 +226,7 @@ class FolderMoves:
 
     async def _pace(self, move: FolderMove, copied_bytes: float) -> None:
         """Let other tasks run. If a rate is configured, pause until the bytes that were copied fit that rate."""
-        await asyncio.sleep(0)
+        await breathe()
         while copied_bytes >= 1 and (rate := self._rate()) is not None and self._may_go_on(move):
             pause_s = min(copied_bytes / rate, REST_S)
             await asyncio.sleep(pause_s)

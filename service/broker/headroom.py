@@ -20,6 +20,7 @@ import sys
 from typing import Final
 
 from log.disk import Disk, DiskFault
+from service.turns import breathe
 
 logger = logging.getLogger("oncelog.disk")
 
@@ -162,7 +163,7 @@ class Headroom:
             try:
                 while file.size < size_bytes and self._is_kept:
                     file.append((bytes(min(CHUNK_BYTES, size_bytes - file.size)),))
-                    await asyncio.sleep(0)
+                    await breathe()
             finally:
                 file.close()
         except DiskFault:

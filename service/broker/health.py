@@ -25,6 +25,7 @@ from service.cluster.image import RegisteredBroker
 from service.cluster.metadata import ClusterMetadata
 from service.ports import Env
 from service.settings.broker import WEB, BrokerConfig
+from service.turns import breathe
 from service.wire.messages import DescribeHealthRequest
 
 logger = logging.getLogger("oncelog.health")
@@ -183,7 +184,7 @@ class Health:
         missing: dict[tuple[str, str], list[TopicPartition]] = {}
         for count, partition in enumerate(self._partitions):
             if count % PARTITIONS_A_TURN == PARTITIONS_A_TURN - 1:
-                await asyncio.sleep(0)
+                await breathe()
             role = partition.role
             if not isinstance(role, Leading) or len(role.replicas.isr) == len(role.replicas.replicas):
                 continue

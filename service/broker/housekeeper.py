@@ -25,7 +25,7 @@ from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
 from service.ports import Env
 from service.settings.broker import BrokerConfig
-from service.turns import in_turns
+from service.turns import breathe, in_turns
 
 logger = logging.getLogger("oncelog.housekeeping")
 
@@ -120,7 +120,7 @@ class Housekeeper:
                     else:
                         logger.exception("%s: %s failed; it is tried again later", partition.topic_partition, what)
             if count % PARTITIONS_A_TURN == 0:
-                await asyncio.sleep(0)
+                await breathe()
 
     async def _flush_rolled(self, partition: Partition) -> None:
         log = partition.log
@@ -160,7 +160,7 @@ class Housekeeper:
             self._config.producer_id_expiration_ms,
             clock_set_ms=self._clock_watch.set_ms,
         ):
-            await asyncio.sleep(0)
+            await breathe()
 
     async def forget_points(self, topic_partition: TopicPartition) -> bool:
         """Remove the recovery points of a partition that is gone; a folder that it moved out of may still have one.

@@ -30,6 +30,7 @@ from service.broker.acceptance import (
     must_inspect,
 )
 from service.ports import Env
+from service.turns import breathe
 
 LITTLE_BYTES: Final = 2 << 20
 """What unpacks to more than this waits apart. A full batch of 1 MB, as clients send it, does so only if it is packed
@@ -105,7 +106,7 @@ class Inspector:
         for _ in range(0, inspection.header.record_count, STEP):
             if inspection.judge(STEP):
                 break
-            await asyncio.sleep(0)
+            await breathe()
         if inspection.is_to_be_packed:
             await self._env.blocking(inspection.pack)
         return True

@@ -7,7 +7,6 @@ What always holds: a partition's folder belongs to the topic with its id, whatev
 is opened and reported, but not served.
 """
 
-import asyncio
 import logging
 from collections.abc import Container, Mapping, Sequence
 from functools import partial
@@ -48,7 +47,7 @@ from service.broker.unremoved import Unremoved
 from service.cluster.image import NO_DIRECTORIES, Image, Topic
 from service.ports import Env
 from service.settings.broker import BrokerConfig
-from service.turns import Turn, in_turns
+from service.turns import Turn, breathe, in_turns
 
 logger = logging.getLogger("oncelog.broker")
 
@@ -145,7 +144,7 @@ class PartitionMaker:
                     anew.append((topic, index, config))
                 progress.opened += 1
                 if progress.opened % OPENED_AT_ONCE == 0:
-                    await asyncio.sleep(0)
+                    await breathe()
         await self._begin_anew(anew)
         await self._sort_out(image, present)
         for folder in self._folders:
@@ -532,7 +531,7 @@ class PartitionMaker:
         for topic in list(image.topics.values()):
             for index, state in topic.partitions.items():
                 if turn.is_over():
-                    await asyncio.sleep(0)
+                    await breathe()
                 is_here = folder_of(TopicPartition(topic.name, index)) in here
                 if node_id in state.replicas and not is_here and self._listed_end(topic, index, manifests)[1]:
                     gone.append((topic.id, index))
@@ -587,7 +586,7 @@ class PartitionMaker:
         for count, (topic, index, config) in enumerate(anew, start=1):
             self.add(topic, index, self.emptiest_folder(), config, None, 0)
             if count % OPENED_AT_ONCE == 0:
-                await asyncio.sleep(0)
+                await breathe()
 
     async def _is_of(self, topic: Topic, index: int, folder: LogFolder, known: CleanState | None) -> bool:
         """Whether the folder of the partition's name is used for it. If not, that name is free then."""

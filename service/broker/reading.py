@@ -30,7 +30,7 @@ from service.broker.partition import NOBODY, Following, Partition
 from service.broker.partition_table import PartitionTable
 from service.broker.session import Session
 from service.broker.throttling import Throttle
-from service.turns import Steps
+from service.turns import Steps, breathe
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import AbortedTransaction
 
@@ -167,7 +167,7 @@ class Reading:
     async def read(self) -> bool:
         """Read every wanted partition. Returns whether the answer need not wait."""
         for _ in self.steps():
-            await asyncio.sleep(0)
+            await breathe()
         return self.is_enough
 
     def steps(self) -> Steps[None]:
@@ -442,7 +442,7 @@ class Reading:
             else:
                 for count, (key, data) in enumerate(self.found.items(), 1):
                     if count % READ_AT_ONCE == 0:
-                        await asyncio.sleep(0)
+                        await breathe()
                     partition = self._partition(key)
                     if not isinstance(partition, ErrorCode):
                         watched.append(partition)

@@ -32,6 +32,7 @@ from service.broker.machine import Decision, MachineT, Mishaps
 from service.broker.partition import Appended, PartitionLost
 from service.broker.replay import LeaveToOthers, Replay
 from service.ports import Env
+from service.turns import breathe
 from service.wire.error_codes import ErrorCode
 
 logger = logging.getLogger("oncelog.coordinator")
@@ -215,7 +216,7 @@ class Shard(Generic[MachineT]):
                 return
             while replay.at_offset < log.end_offset:  # a marker may come while we replay
                 for _ in replay.up_to(log.end_offset):
-                    await asyncio.sleep(0)
+                    await breathe()
                     if self.dropped:
                         return
         replay.tell_passed_over()

@@ -17,6 +17,7 @@ from service.broker.machine import MachineT
 from service.broker.partition import Partition
 from service.broker.replay import LeaveToOthers, Replay
 from service.ports import Env
+from service.turns import breathe
 
 logger = logging.getLogger("oncelog.coordinator")
 
@@ -91,7 +92,7 @@ class Standby(Generic[MachineT]):
                 committed = min(partition.high_watermark, partition.log.end_offset)
                 if replay.at_offset < committed and replay.holds and self._replays.get(index) is replay:
                     for _ in replay.up_to(committed, AT_ONCE_BYTES):
-                        await asyncio.sleep(0)
+                        await breathe()
         except (DiskFault, CorruptBatch) as error:
             partition.folder.blame(error, partition.topic_partition)
             if self._replays.get(index) is replay:

@@ -37,7 +37,7 @@ from service.broker.session import Session
 from service.broker.transaction_gate import TransactionalWriter, TransactionGate
 from service.ports import Env
 from service.settings.broker import BrokerConfig
-from service.turns import in_turns
+from service.turns import breathe, in_turns
 from service.wire.error_codes import ErrorCode
 
 ATTRIBUTES_AT: Final = 22
@@ -343,7 +343,7 @@ class Writing:
             else:
                 del left[-self._append_some(some) :]
             if left:
-                await asyncio.sleep(0)
+                await breathe()
 
     def _append_some(self, writes: Sequence[Write]) -> int:
         """Append these, or the first of them: if they begin more segments than was to be seen, the rest waits for the
@@ -475,7 +475,7 @@ class Writing:
         deadline = asyncio.get_running_loop().time() + self._terms.timeout_ms / 1000
         for count, (partition, leader_epoch, write, appended) in enumerate(self._uncommitted, start=1):
             if count % SETTLED_AT_ONCE == 0:  # nothing is waited for at those that are committed meanwhile
-                await asyncio.sleep(0)
+                await breathe()
             with session.waits():
                 error = await committed_or_error(partition, leader_epoch, appended.end_offset, deadline)
             if error:
@@ -566,7 +566,7 @@ async def _look_far(write: Write) -> None:
         for _ in range(LOOKS_MAX):
             if not _has_far_to_look(write) or not _goes_on(write):
                 return
-            await asyncio.sleep(0)
+            await breathe()
 
 
 def _goes_on(write: Write) -> bool:

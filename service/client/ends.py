@@ -19,7 +19,7 @@ from service.client.cluster import (
     by_topic,
 )
 from service.client.failures import refused
-from service.turns import NAMED_A_TURN, Turn
+from service.turns import NAMED_A_TURN, Turn, breathe
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import DescribedEnds, DescribeEndsRequest, EndsPartition, EndsTopic
 
@@ -85,7 +85,7 @@ async def ends_at(
     for topic in (await cluster.ask(DescribeEndsRequest(topics), node=node)).topics:
         for told in topic.partitions:
             if turn.is_over():
-                await asyncio.sleep(0)
+                await breathe()
             partition = TopicPartition(topic.name, told.partition_index)
             if not told.error_code:
                 found[partition] = _ends(told)

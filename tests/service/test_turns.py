@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from log.steps import done_at_once
-from service.turns import COUNTED_A_TURN, FREED_A_TURN, MadeLater, Steps, Thing, counted, freed
+from service.turns import COUNTED_A_TURN, FREED_A_TURN, MadeLater, Steps, Thing, counted, done_in_turns, freed
 from service.wire.messages import (
     CreatableTopicConfigs,
     CreatableTopicResult,
@@ -120,3 +120,54 @@ def test_what_is_made_of_a_future_can_be_awaited() -> None:
         assert not found[4].done()  # who has given up takes nothing from others
 
     asyncio.run(main(), debug=True)
+
+
+async def sliced(name: str, slices: int, seen: list[str]) -> None:
+    def steps() -> Steps[None]:
+        for _ in range(slices):
+            seen.append(name)
+            yield
+
+    await done_in_turns(steps())
+
+
+async def with_ends_of_turns(works: list[asyncio.Task[None]], seen: list[str]) -> None:
+    """Notes in `seen` where a turn of the loop ends, until all these works are done."""
+    while not all(work.done() for work in works):
+        seen.append("|")
+        await asyncio.sleep(0)
+
+
+def test_of_several_long_works_one_goes_on_in_each_turn() -> None:
+    async def scene() -> list[str]:
+        seen: list[str] = []
+        works = [asyncio.ensure_future(sliced(name, 5, seen)) for name in "abc"]
+        await with_ends_of_turns(works, seen)
+        return seen
+
+    turns = "".join(asyncio.run(scene())).split("|")
+    first, *later = [turn for turn in turns if turn]
+    assert first == "abc", "a work begins at once"
+    assert later == list("abcabcabcabc"), "then they take turns"
+
+
+def test_a_long_work_alone_goes_on_in_every_turn() -> None:
+    async def scene() -> list[str]:
+        seen: list[str] = []
+        await with_ends_of_turns([asyncio.ensure_future(sliced("a", 5, seen))], seen)
+        return seen
+
+    assert "".join(asyncio.run(scene())).strip("|") == "a|a|a|a|a"
+
+
+def test_a_long_work_that_is_cancelled_as_it_waits_holds_up_no_other() -> None:
+    async def scene() -> list[str]:
+        seen: list[str] = []
+        works = [asyncio.ensure_future(sliced(name, 5, seen)) for name in "abc"]
+        await asyncio.sleep(0)
+        works[1].cancel()
+        await with_ends_of_turns(works, seen)
+        return seen
+
+    seen = asyncio.run(scene())
+    assert [seen.count(name) for name in "abc"] == [5, 1, 5]
