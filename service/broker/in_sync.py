@@ -10,24 +10,37 @@ the image shows what holds.
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from log.replica import Proposal
 from service.broker.partition import Leading, Partition
 from service.broker.partition_table import PartitionTable
-from service.cluster.controller import AlterPartition, GiveUpReplica, Refusal
+from service.cluster.controller import AlterPartition, GiveUpReplica, Refusal, Together
+from service.cluster.image import PartitionState
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.ports import Env
 from service.settings.broker import BrokerConfig
-from service.turns import slices_in_turns
+from service.turns import breathe, slices_in_turns
 from service.wire.error_codes import ErrorCode
 
 logger = logging.getLogger("oncelog.replication")
 
 PARTITIONS_A_TURN = 256
+PROPOSED_TOGETHER = 500
+"""The most in-sync sets that are proposed in one commit. When a broker comes back there is one for each partition."""
+ANSWERED_A_TURN = 100
 TOLD_BY_NAME = 20
 """The most partitions that the log names one by one. When a broker of thousands comes back, the lines would hold the
 loop for as long as all else.
 """
+
+
+class Proposed(NamedTuple):
+    """A proposal, and the role in which it was made."""
+
+    partition: Partition
+    role: Leading
+    command: AlterPartition
 
 
 class InSyncSets:
@@ -38,6 +51,9 @@ class InSyncSets:
         self._partitions = partitions
         self._confirmation: asyncio.Future[bool] | None = None
         self._confirming = asyncio.Lock()
+        self._gathered: list[Proposed] = []
+        """Proposals that wait while others are under way."""
+        self._is_proposing = False
         self._decided: list[tuple[Partition, tuple[int, ...]]] = []
         """The in-sync sets that were decided in this turn of the loop."""
 
@@ -60,7 +76,7 @@ class InSyncSets:
                         "%s: the check of the in-sync set failed; it is tried again", partition.topic_partition
                     )
                 if count % PARTITIONS_A_TURN == 0:
-                    await asyncio.sleep(0)
+                    await breathe()
 
     def fetched(self, partition: Partition, member: int, offset: int, *, start_offset: int, broker_epoch: int) -> None:
         """A follower has shown that it holds everything from `start_offset` up to `offset` (exclusive)."""
@@ -95,10 +111,12 @@ class InSyncSets:
         )
         if proposal is not None:
             role.replicas.proposed(proposal)
-            name = f"in-sync set of {partition.topic_partition}"
-            self._env.tasks.spawn(name, self._propose(partition, role, proposal))
+            self._gathered.append(self._proposed(partition, role, proposal))
+            if not self._is_proposing:
+                self._is_proposing = True
+                self._env.tasks.spawn("propose in-sync sets", self._propose_gathered())
 
-    async def _propose(self, partition: Partition, role: Leading, proposal: Proposal) -> None:
+    def _proposed(self, partition: Partition, role: Leading, proposal: Proposal) -> Proposed:
         replicas = role.replicas
         command = AlterPartition(
             partition.topic_id,
@@ -110,14 +128,37 @@ class InSyncSets:
             proposal,
             self._metadata.min_in_sync(),
         )
+        return Proposed(partition, role, command)
+
+    async def _propose_gathered(self) -> None:
+        try:
+            while some := self._gathered[:PROPOSED_TOGETHER]:
+                del self._gathered[: len(some)]
+                await self._propose(some)
+        finally:
+            self._is_proposing = False
+
+    async def _propose(self, proposals: Sequence[Proposed]) -> None:
+        replies: Sequence[PartitionState | Refusal]
         doubtful = False
         try:
-            reply = await self._metadata.execute(command)
+            replies = await self._metadata.execute(Together(tuple(each.command for each in proposals)))
         except MetadataLost as lost:
-            reply, doubtful = Refusal(lost.error, str(lost)), True
+            replies, doubtful = [Refusal(lost.error, str(lost))] * len(proposals), True
         except Exception as error:
-            logger.exception("%s: the in-sync set could not be proposed", partition.topic_partition)
-            reply, doubtful = Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, repr(error)), True
+            logger.exception("in-sync sets could not be proposed")
+            replies, doubtful = [Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, repr(error))] * len(proposals), True
+        async for some in slices_in_turns(zip(proposals, replies, strict=True), ANSWERED_A_TURN):
+            for proposed, reply in some:
+                try:
+                    self._answered(proposed, reply, doubtful=doubtful)
+                except Exception:  # an error in one partition
+                    logger.exception("%s: its in-sync set can't be changed", proposed.partition.topic_partition)
+
+    def _answered(self, proposed: Proposed, reply: PartitionState | Refusal, *, doubtful: bool) -> None:
+        """Other tasks have had their turns since the proposal, and since its answer."""
+        partition, role, command = proposed
+        replicas = role.replicas
         if partition.role is not role:
             return
         if isinstance(reply, Refusal) and replicas.partition_epoch != command.partition_epoch:
@@ -127,7 +168,7 @@ class InSyncSets:
         if isinstance(reply, Refusal):
             logger.info(
                 "%s: the in-sync set %s was not accepted: %s",
-                *(partition.topic_partition, [member for member, _ in proposal], reply.message or reply.error.name),
+                *(partition.topic_partition, [member for member, _ in command.isr], reply.message or reply.error.name),
             )
             # The image may be ahead of this leadership, which follows it at its turn. Then the set may have been
             # accepted, its answer lost, and another set or leader decided since.

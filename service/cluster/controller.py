@@ -10,7 +10,6 @@ about configuration in `config_commands`.
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from types import MappingProxyType
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -62,6 +61,8 @@ LAST_EPOCH_TO_JUMP_TO = 2**31 - 1 - 2**20
 """Leader epochs end at 2^31 - 1. No jump goes beyond this, so that epochs are left for elections."""
 DECIDED_A_TURN = 250
 """How many things of a request are decided about in one turn of the loop. Each takes five to twenty microseconds."""
+LOOKS_IN_A_DECISION = 10
+"""To look at a partition that stays as it is takes about a tenth of a decision."""
 MOST_AT_ONCE = 1000
 """The most partitions that one commit changes."""
 FINALIZED_FEATURES = {"group.version": 1, "transaction.version": 2}
@@ -234,8 +235,8 @@ class RegisterBroker:
     def _last(self, image: Image) -> StoredLife:
         return image.lives.get(self.broker_id, NO_LIFE)
 
-    def _returned(self, image: Image) -> Iterator[Op]:
-        """The changes to partitions of a broker that has come back."""
+    def _returned(self, image: Image) -> Iterator[Op | None]:
+        """The changes to partitions of a broker that has come back, for `_decided`."""
         alive = (*image.brokers, self.broker_id)
         known = image.directories.get(self.broker_id, NO_DIRECTORIES).ids
         has_lost_some = bool(self.directories) and not set(known) <= set(self.directories)
@@ -246,21 +247,26 @@ class RegisterBroker:
             least = least_in_sync(topic, self.min_in_sync)
             for index, state in topic.partitions.items():
                 if self.broker_id not in (*state.isr, *state.eligible, *state.last_known):
+                    yield None
                     continue
                 if has_lost_all or (topic.id, index) in self.lost:
                     new = _after_loss(state, self.broker_id, alive, least)
                 else:
                     new = _after_return(state, self.broker_id, alive, least, clean=clean)
-                if new != state:
-                    yield changed(topic.id, index, state, new)
+                yield changed(topic.id, index, state, new) if new != state else None
 
 
-def _decided(ops: Iterator[Op]) -> Steps[list[Op]]:
-    """All these ops. Each is decided on when it is asked for."""
-    turn, decided = Turn(DECIDED_A_TURN), []
+def _decided(ops: Iterator[Op | None], most: int | None = None) -> Steps[list[Op]]:
+    """All these ops, or the first `most`. Each is decided on when it is asked for. None stands for a partition that
+    stays as it is.
+    """
+    turn, decided = Turn(DECIDED_A_TURN * LOOKS_IN_A_DECISION), []
     for op in ops:
-        decided.append(op)
-        if turn.is_over():
+        if op is not None:
+            decided.append(op)
+            if len(decided) == most:
+                break
+        if turn.is_over(1 if op is None else LOOKS_IN_A_DECISION):
             yield
     return decided
 
@@ -363,7 +369,7 @@ class RemoveDead:
     min_in_sync: int = 1
     may_lose: Callable[[Topic], bool] = lambda topic: True
 
-    def decide(self, image: Image, *, retried: bool) -> MetadataDecision[int]:
+    def decide(self, image: Image, *, retried: bool) -> Steps[MetadataDecision[int]]:
         alive = image.brokers
         touched: dict[tuple[int, ...], bool] = {}  # many partitions have the same members
 
@@ -373,7 +379,7 @@ class RemoveDead:
             return known or state.leader not in alive
 
         unclean = {each: found for each, found in self.unclean.items() if self._may_lose(image.topics.get(each.topic))}
-        ops = tuple(islice(_without(image, alive, concerned, self.min_in_sync, unclean), MOST_AT_ONCE))
+        ops = yield from _decided(_without(image, alive, concerned, self.min_in_sync, unclean), MOST_AT_ONCE)
         return MetadataDecision(len(ops), (*ops, *_with_settings_as_now(image, unclean)) if ops else ())
 
     def _may_lose(self, topic: Topic | None) -> bool:
@@ -399,17 +405,17 @@ class PreferLeaders:
 
     only: frozenset[TopicPartition] | None = None
 
-    def decide(self, image: Image, *, retried: bool) -> MetadataDecision[int]:
-        ops = tuple(islice(self._moves(image), MOST_AT_ONCE))
-        return MetadataDecision(len(ops), ops)
+    def decide(self, image: Image, *, retried: bool) -> Steps[MetadataDecision[int]]:
+        ops = yield from _decided(self._moves(image), MOST_AT_ONCE)
+        return MetadataDecision(len(ops), tuple(ops))
 
-    def _moves(self, image: Image) -> Iterator[Op]:
+    def _moves(self, image: Image) -> Iterator[Op | None]:
         for topic in image.topics.values():
             for index, state in topic.partitions.items():
                 first = state.replicas[0]
                 if state.leader in (first, NO_LEADER) or first not in state.isr or first not in image.brokers:
-                    continue
-                if self.only is None or TopicPartition(topic.name, index) in self.only:
+                    yield None
+                elif self.only is None or TopicPartition(topic.name, index) in self.only:
                     new = state._replace(leader=first, leader_epoch=state.leader_epoch + 1)
                     yield changed(topic.id, index, state, new)
 
@@ -439,19 +445,21 @@ def _without(
     concerned: Callable[[PartitionState], bool],
     min_in_sync: int,
     unclean: Mapping[TopicPartition, Successors] = NOBODY,
-) -> Iterator[Op]:
-    """The changes that take brokers that are not `alive` out of the partitions for which `concerned` is true."""
+) -> Iterator[Op | None]:
+    """The changes that take brokers that are not `alive` out of the partitions for which `concerned` is true, for
+    `_decided`.
+    """
     for topic in image.topics.values():
         least = least_in_sync(topic, min_in_sync)
         for index, state in topic.partitions.items():
             if not concerned(state):
+                yield None
                 continue
             if state.leader in alive:
                 new = with_isr(state, tuple(member for member in state.isr if member in alive), least)
             else:
                 new = elect(state, alive, least, unclean=successors(unclean, topic, index, image.brokers))
-            if new != state and new.leader != NO_LEADER:
-                yield changed(topic.id, index, state, new)
+            yield changed(topic.id, index, state, new) if new != state and new.leader != NO_LEADER else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,11 +468,14 @@ class Together:
 
     proposals: "tuple[AlterPartition, ...]"
 
-    def decide(self, image: Image, *, retried: bool) -> "MetadataDecision[list[PartitionState | Refusal]]":
+    def decide(self, image: Image, *, retried: bool) -> "Steps[MetadataDecision[list[PartitionState | Refusal]]]":
         replies: list[PartitionState | Refusal] = []
         ops: dict[Op, None] = {}
         touched: dict[str, None] = {}
+        turn = Turn(DECIDED_A_TURN)
         for proposal in self.proposals:
+            if turn.is_over():
+                yield
             key = partition_key(proposal.topic_id, proposal.index)
             decision = proposal.decide(image, retried=retried)
             if decision.ops and key in touched:

@@ -22,14 +22,12 @@ from typing import Any, NamedTuple, TypeVar
 from log.ids import TopicId
 from log.tally import Histogram
 from service.cluster.controller import (
-    AlterPartition,
     Command,
     FenceBroker,
     FoundCluster,
     Refusal,
     RegisterBroker,
     TakeBrokerId,
-    Together,
     id_is_taken,
 )
 from service.cluster.election import claim
@@ -80,8 +78,6 @@ RETRY_DELAY_S = 0.05
 """The pause before a store that did not answer is asked again. It doubles each time, up to a second."""
 PATIENCE_S = 30.0
 """The longest time spent on learning the outcome of a command. After that the answer is that it is unknown."""
-DECIDED_TOGETHER = 500
-"""The most proposals of in-sync sets that go into one commit."""
 REJOIN_S_MIN, REJOIN_S_MAX = 0.1, 5.0
 """The shortest and the longest pause before a new session is requested. It doubles each time."""
 LOOKS_PER_LEASE = 20
@@ -469,39 +465,18 @@ class ClusterMetadata:
     async def _serve(self) -> None:
         while True:
             command, as_controller, answer = await self._commands.get()
-            answers = [answer]
-            if isinstance(command, AlterPartition):
-                command, answers = self._with_others(command, answer)
             try:
                 reply = await self._carry_out(command, as_controller=as_controller)
             except Exception as error:  # noqa: BLE001 - the caller is told; the next command is another's
-                for each in answers:
-                    if not each.done():
-                        each.set_exception(error)
-                        each.exception()  # the caller may be gone
+                if not answer.done():
+                    answer.set_exception(error)
+                    answer.exception()  # the caller may be gone
             else:
-                for each, its_reply in zip(answers, reply if isinstance(command, Together) else [reply], strict=True):
-                    if not each.done():
-                        each.set_result(its_reply)
+                if not answer.done():
+                    answer.set_result(reply)
             finally:
-                for each in answers:
-                    if not each.done():  # cancelled: the broker is stopping; the outcome is unknown
-                        each.cancel()
-
-    def _with_others(
-        self, command: AlterPartition, answer: asyncio.Future[Any]
-    ) -> tuple[Together, list[asyncio.Future[Any]]]:
-        """Join the proposals that wait behind this one in one commit. When a broker has come back there is one for each
-        partition.
-        """
-        commands, answers = [command], [answer]
-        while len(commands) < DECIDED_TOGETHER and not self._commands.empty():
-            following = self._commands._queue[0][0]  # type: ignore[attr-defined]
-            if not isinstance(following, AlterPartition):
-                break
-            commands.append(following)
-            answers.append(self._commands.get_nowait()[2])
-        return Together(tuple(commands)), answers
+                if not answer.done():  # cancelled: the broker is stopping; the outcome is unknown
+                    answer.cancel()
 
     async def _carry_out(self, command: Command[Reply], *, as_controller: bool = False) -> Reply:
         retried = False

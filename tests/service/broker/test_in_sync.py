@@ -3,20 +3,22 @@
 import asyncio
 import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from log.batch import build_batch
 from log.disk import DiskFault
-from service.broker.in_sync import InSyncSets
+from service.broker.in_sync import ANSWERED_A_TURN, InSyncSets
 from service.broker.partition import Appended, Leading, Partition
-from service.cluster.controller import RaiseLeaderEpoch, Refusal
+from service.cluster.controller import Command, RaiseLeaderEpoch, Refusal, Together
 from service.cluster.image import PartitionState
 from service.stores.memory import Faults, MemorySession
 from service.wire.error_codes import ErrorCode
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.broker.cluster_stage import ClusterStage, on_cluster_stage, until
 from tests.service.broker.topic_stage import LIFE, OS, led
+from tests.turns import with_turns
 
 
 def test_one_partition_that_can_not_be_looked_at_keeps_no_other_from_it(
@@ -48,13 +50,13 @@ def test_a_proposal_that_ends_a_reassignment_away_from_here_changes_nothing_befo
         partition = await led(stage)
         state = PartitionState((2, 3), (2, 3), 2, partition.leader_epoch + 1, partition_epoch=5)
 
-        async def execute(*_: object) -> PartitionState:
-            return state
+        async def execute(*_: object) -> list[PartitionState]:
+            return [state]
 
         in_sync = stage.broker.replication.in_sync
         monkeypatch.setattr(stage.broker.metadata, "execute", execute)
         assert isinstance(partition.role, Leading)
-        await in_sync._propose(partition, partition.role, ((1, 0), (2, LIFE)))
+        await in_sync._propose([in_sync._proposed(partition, partition.role, ((1, 0), (2, LIFE)))])
         assert partition.is_leading
         assert partition.replicas.isr == (1, 2)
 
@@ -74,15 +76,16 @@ def test_a_refusal_by_a_later_image_does_not_say_that_the_set_was_never_accepted
         metadata.unsubscribe(stage.broker.holdings.follow)
         execute = metadata.execute
 
-        async def overtaken(*_: object) -> Refusal:
+        async def overtaken(*_: object) -> list[Refusal]:
             await execute(RaiseLeaderEpoch(partition.topic_partition, 1, 9))
-            return Refusal(ErrorCode.FENCED_LEADER_EPOCH)
+            return [Refusal(ErrorCode.FENCED_LEADER_EPOCH)]
 
         monkeypatch.setattr(metadata, "execute", overtaken)
         assert isinstance(partition.role, Leading)
         proposal = (1, 0), (2, LIFE)
         partition.replicas.proposed(proposal)
-        await stage.broker.replication.in_sync._propose(partition, partition.role, proposal)
+        in_sync = stage.broker.replication.in_sync
+        await in_sync._propose([in_sync._proposed(partition, partition.role, proposal)])
         appended = partition.append_from_client(
             memoryview(bytearray(build_batch([(b"k", b"v", (), 1)]))), acks=-1, now_ms=1
         )
@@ -109,15 +112,16 @@ def test_the_refusal_of_an_earlier_proposal_leaves_the_next_one_counted(
         metadata.unsubscribe(stage.broker.holdings.follow)
         refused: asyncio.Future[Refusal] = asyncio.get_running_loop().create_future()
 
-        async def slow(*_: object) -> Refusal:
-            return await refused
+        async def slow(*_: object) -> list[Refusal]:
+            return [await refused]
 
         execute = metadata.execute
         monkeypatch.setattr(metadata, "execute", slow)
         assert isinstance(partition.role, Leading)
         first, second = ((1, 0),), ((1, 0), (3, LIFE))
         partition.replicas.proposed(first)
-        proposing = asyncio.ensure_future(stage.broker.replication.in_sync._propose(partition, partition.role, first))
+        in_sync = stage.broker.replication.in_sync
+        proposing = asyncio.ensure_future(in_sync._propose([in_sync._proposed(partition, partition.role, first)]))
         await asyncio.sleep(0)
         await execute(RaiseLeaderEpoch(partition.topic_partition, 1, 9))
         state = metadata.image.partition(partition.topic_partition)
@@ -148,7 +152,49 @@ def test_a_proposal_that_fails_is_not_the_last_one(tmp_path: Path, monkeypatch: 
         assert isinstance(partition.role, Leading)
         for _ in range(2):
             partition.replicas.proposed(((1, 0),))
-            await stage.broker.replication.in_sync._propose(partition, partition.role, ((1, 0),))
+            in_sync = stage.broker.replication.in_sync
+            await in_sync._propose([in_sync._proposed(partition, partition.role, ((1, 0),))])
+
+    on_stage(tmp_path, scene, OS)
+
+
+def test_in_sync_sets_that_change_at_once_are_proposed_together_and_changed_in_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker of very many partitions dies or comes back, and in one turn hundreds of them find that."""
+    many = 3 * ANSWERED_A_TURN
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders", many)
+        await stage.broker.holdings.even()
+        partitions = list((stage.broker.partitions.topic("orders") or {}).values())
+        in_sync, metadata = stage.broker.replication.in_sync, stage.broker.metadata
+        commands: list[Command[Any]] = []
+        answered: asyncio.Future[list[Refusal]] = asyncio.get_running_loop().create_future()
+
+        async def execute(command: Command[Any]) -> list[Refusal]:
+            commands.append(command)
+            return await answered
+
+        monkeypatch.setattr(metadata, "execute", execute)
+        for partition in partitions:
+            partition.lead(partition.leader_epoch + 1, 1, (1, 2), (1, 2), fsync=False)
+        before = len(asyncio.all_tasks())
+        for partition in partitions:
+            in_sync.consider(partition)
+        assert len(asyncio.all_tasks()) == before + 1
+        await asyncio.sleep(0)
+        (command,) = commands
+        assert isinstance(command, Together)
+        assert len(command.proposals) == many
+        answered.set_result([Refusal(ErrorCode.INVALID_UPDATE_VERSION)] * many)
+
+        async def all_answered() -> None:
+            for _ in iter(lambda: in_sync._is_proposing, False):
+                await asyncio.sleep(0)
+
+        _, turns = await with_turns(all_answered())
+        assert turns >= many // ANSWERED_A_TURN
 
     on_stage(tmp_path, scene, OS)
 

@@ -11,11 +11,14 @@ from service.cluster.controller import (
     DECIDED_A_TURN,
     FINALIZED_FEATURES,
     LAST_EPOCH_TO_JUMP_TO,
+    LOOKS_IN_A_DECISION,
+    MOST_AT_ONCE,
     AllocateProducerIds,
     AlterPartition,
     FenceBroker,
     FoundCluster,
     GiveUpReplica,
+    PreferLeaders,
     RaiseLeaderEpoch,
     Refusal,
     RegisterBroker,
@@ -23,6 +26,7 @@ from service.cluster.controller import (
     RemoveFromLeadership,
     Successors,
     TakeBrokerId,
+    Together,
 )
 from service.cluster.election import best_first, candidates, claim, elect
 from service.cluster.image import (
@@ -180,8 +184,8 @@ def test_without_anybody_in_sync_nobody_leads_unless_the_topic_allows_it() -> No
         asked._replace(topic_id=TopicId(bytes(16))),
         asked._replace(replicas=((3, world.image.brokers[3].epoch - 1),)),  # its disk may have been another
     ):
-        assert not RemoveDead({ORDERS: other}).decide(world.image, retried=False).ops
-    allowed = RemoveDead({ORDERS: asked}).decide(world.image, retried=False)
+        assert not decided(RemoveDead({ORDERS: other}), world.image).ops
+    allowed = decided(RemoveDead({ORDERS: asked}), world.image)
     assert allowed.reply == 1
     world.add_broker(1, clean=True)
     assert state_of(world) == PartitionState((1, 2, 3), (1,), 1, 0, 1)
@@ -211,6 +215,37 @@ def test_a_broker_with_very_many_partitions_comes_and_goes_in_turns() -> None:
     assert sum(1 for _ in coming) == 5
     world.add_broker(1)
     assert world.run(RemoveFromLeadership(1)) == 5 * DECIDED_A_TURN
+
+
+def test_the_partitions_of_a_dead_broker_are_given_away_in_turns() -> None:
+    world = World()
+    for broker in (1, 2):
+        world.add_broker(broker)
+    world.add_topic("orders", 1, partitions=MOST_AT_ONCE, replicas=2)
+    world.add_topic("more", 2, partitions=2 * LOOKS_IN_A_DECISION * DECIDED_A_TURN)
+    world.lose_broker(1)
+    dying = RemoveDead().decide(world.image, retried=False)
+    assert sum(1 for _ in dying) >= MOST_AT_ONCE // DECIDED_A_TURN - 1
+    assert world.run(RemoveDead()) == MOST_AT_ONCE
+    looking = RemoveDead().decide(world.image, retried=False)
+    assert sum(1 for _ in looking) >= 2, "also where nothing is to be changed"
+    world.add_broker(1)
+    preferring = PreferLeaders().decide(world.image, retried=False)
+    assert sum(1 for _ in preferring) >= 2
+
+
+def test_very_many_in_sync_sets_are_decided_on_in_turns() -> None:
+    world = World()
+    world.add_broker(1)
+    epoch = world.image.brokers[1].epoch
+    world.add_topic("orders", 1, partitions=3 * DECIDED_A_TURN)
+    proposals = tuple(
+        AlterPartition(topic_id(1), index, 1, epoch, 0, 0, ((1, epoch),)) for index in range(3 * DECIDED_A_TURN)
+    )
+    together = Together(proposals)
+    assert sum(1 for _ in together.decide(world.image, retried=False)) == 3
+    replies = world.run(together)
+    assert not any(isinstance(reply, Refusal) for reply in replies)
 
 
 def test_who_is_about_to_stop_gives_away_what_others_can_lead() -> None:
