@@ -37,6 +37,7 @@ from service.stores.port import (
 )
 from service.stores.seen_through import seen_through
 from service.stores.watching import ChangeWatcher
+from service.turns import Turn, breathe
 
 logger = logging.getLogger("oncelog.store")
 
@@ -50,6 +51,9 @@ KEYS_A_TURN: Final = 1_000
 """How many keys are worked on before other tasks run. That takes 2 ms."""
 REREAD_S: Final = 5.0
 """After this time the ledger is read without a hint, because a hint can be lost."""
+
+
+_DECODER: Final = json.JSONDecoder()
 
 
 class AppendOutcome(Enum):
@@ -131,7 +135,7 @@ async def slices(many: Sequence[T]) -> AsyncIterator[Sequence[T]]:
     """All items, in slices. Other tasks run between two slices."""
     for start in range(0, len(many), KEYS_A_TURN):
         if start:
-            await asyncio.sleep(0)
+            await breathe()
         yield many[start : start + KEYS_A_TURN]
 
 
@@ -179,10 +183,15 @@ async def encoded(changed: Mapping[str, StoredValue | None]) -> bytes:
 
 
 async def decoded(record: bytes) -> Changed:
+    """What `encoded` has made these bytes of. One row is read after the other, because a base has very many."""
     changed: Changed = {}
-    async for some in slices(json.loads(zlib.decompress(record)) if record else []):
-        for key, value, *rest in some:
-            changed[key] = None if value is None else StoredValue(value.encode("latin-1"), *rest)
+    text, at, turn = zlib.decompress(record).decode("ascii") if record else "[]", 1, Turn(KEYS_A_TURN)
+    while at < len(text) - 1:
+        (key, value, *rest), end = _DECODER.raw_decode(text, at)
+        changed[key] = None if value is None else StoredValue(value.encode("latin-1"), *rest)
+        at = end + 1  # behind the comma
+        if turn.is_over():
+            await breathe()
     return changed
 
 
@@ -194,6 +203,8 @@ class LedgerStoreSession:
         self._ledger = ledger
         self._env = env
         self._entries: dict[str, StoredValue] = {}
+        self._owners: dict[str, int] = {}
+        """The session of each ephemeral key."""
         self._number = 0
         self._watchers: list[ChangeWatcher] = []
         self._turn = asyncio.Lock()  # one task at a time reads, or decides and appends
@@ -280,7 +291,7 @@ class LedgerStoreSession:
         outcome = await self._ledger.append(decided_on + 1, await encoded(changed))
         assert self._number == decided_on, "one task at a time decides, appends and reads"
         if outcome is AppendOutcome.OK:
-            self._apply(changed)
+            await self._apply(changed)
             if self._number % BASE_EVERY == 0:
                 self._env.tasks.spawn("metadata base", self._set_base(self._number, dict(self._entries)))
         return outcome
@@ -322,11 +333,13 @@ class LedgerStoreSession:
             records = await self._ledger.read(self._number)
             if records is not None:
                 for record in records:
-                    self._apply(await decoded(record))
+                    await self._apply(await decoded(record))
                 continue
             number, base = await self._ledger.base()
             if number > self._number:
                 self._entries = {key: held for key, held in (await decoded(base)).items() if held is not None}
+                owners = ((key, held.session) for key, held in self._entries.items())
+                self._owners = {key: owner for key, owner in owners if owner is not None}
                 self._number = number
                 for watcher in self._watchers:
                     watcher.miss()
@@ -342,8 +355,7 @@ class LedgerStoreSession:
             living = await self._ledger.living()
             if self.id not in living:
                 raise SessionExpired
-            owners = ((key, held.session) for key, held in self._entries.items())
-            left: Changed = {key: None for key, owner in owners if owner is not None and owner not in living}
+            left: Changed = {key: None for key, owner in self._owners.items() if owner not in living}
             if not left or await self._append(left) is AppendOutcome.OK:
                 return
             await self._catch_up()
@@ -387,16 +399,25 @@ class LedgerStoreSession:
     def _snapshot(self) -> StoreSnapshot:
         return StoreSnapshot(self._number, {key: Entry(*self._entries[key][:2]) for key in sorted(self._entries)})
 
-    def _apply(self, changed: Changed) -> None:
+    async def _apply(self, changed: Changed) -> None:
+        """What watchers are told is made in turns. Then all changes in one turn: a task that is cancelled before leaves
+        nothing half done.
+        """
+        told: list[tuple[str, Entry | None]] = []
+        async for some in slices(list(changed.items())):
+            told += [(key, None if held is None else Entry(held.value, held.version)) for key, held in some]
         for key, held in changed.items():
             if held is None:
                 self._entries.pop(key, None)
             else:
                 self._entries[key] = held
+            if held is None or held.session is None:
+                self._owners.pop(key, None)
+            else:
+                self._owners[key] = held.session
         self._number += 1
-        told = tuple((key, None if held is None else Entry(held.value, held.version)) for key, held in changed.items())
         for watcher in self._watchers:
-            watcher.publish(Change(self._number, told))
+            watcher.publish(Change(self._number, tuple(told)))
 
     def _end(self) -> None:
         self._ended = True

@@ -59,6 +59,19 @@ def test_others_have_their_turns_while_very_many_keys_are_worked_on() -> None:
     asyncio.run(main())
 
 
+def test_others_have_their_turns_while_a_change_of_very_many_keys_is_told() -> None:
+    async def main() -> None:
+        changed: dict[str, StoredValue | None] = {
+            f"k{number}": StoredValue(b"v", 0, None) for number in range(15 * KEYS_A_TURN)
+        }
+        session = LedgerStoreSession(cast(LedgerSession, Forgetful()), RealEnv(RealDisk(".")))
+        _, turns = await with_turns(session._apply(changed))
+        assert turns >= 14
+        assert session._entries == changed
+
+    asyncio.run(main())
+
+
 class Forgetful:
     """A ledger of a database that may fail over without its newest records."""
 
