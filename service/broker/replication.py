@@ -41,7 +41,7 @@ from service.cluster.image import Delta, PartitionState, RegisteredBroker
 from service.cluster.metadata import ClusterMetadata
 from service.ports import Env
 from service.settings.broker import BrokerConfig
-from service.turns import Turn, done_in_turns
+from service.turns import Turn, breathe, done_in_turns, in_turns
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     ApiVersionsRequest,
@@ -74,6 +74,8 @@ BATCHES_A_TURN = 100
 """The most batches that are appended in one turn of the loop, and the most partitions that have none."""
 BATCH_WORTH_BYTES = 16 << 10
 """So many bytes take about as long to append as a batch."""
+LIVES_A_TURN = 1_000
+"""So many partitions are told in one turn that a follower has begun another life."""
 SEGMENT_WORTH = 16
 """To begin a segment takes about as long as to append so many batches."""
 
@@ -213,9 +215,15 @@ class Replication:
                 continue
             if broker_id in self._fetchers:
                 self._fetchers[broker_id].leader_is_back()
-            for partition in self._partitions:
-                if partition.is_replicated and partition.is_leading:
-                    partition.replicas.began_another_life(broker_id, new.epoch, now_ms=self.in_sync.now_ms())
+            self._parts.env.tasks.spawn(f"another life of broker {broker_id}", self._began(broker_id, new.epoch))
+
+    async def _began(self, broker_id: int, broker_epoch: int) -> None:
+        """A broker has begun another life. Until a partition hears of that, it is as if this broker heard later of the
+        registration.
+        """
+        async for partition in in_turns(self._partitions, LIVES_A_TURN):
+            if partition.is_replicated and partition.is_leading:
+                partition.replicas.began_another_life(broker_id, broker_epoch, now_ms=self.in_sync.now_ms())
 
 
 @dataclass(slots=True)
@@ -379,7 +387,7 @@ class Fetcher:
         turn = Turn(ASKED_A_TURN)
         for key, followed in list(self._stirred.items()):
             if turn.is_over():
-                await asyncio.sleep(0)
+                await breathe()
             # A question is made in the turn that finds it due: meanwhile any partition may get another role and more
             # bytes.
             if self._stirred.get(key) is not followed:
@@ -538,7 +546,7 @@ class Fetcher:
                     continue  # its role has changed since
                 await self._alone(followed, self._take_one(followed, data, turn))
                 if turn.is_over():
-                    await asyncio.sleep(0)
+                    await breathe()
 
     async def _alone(self, followed: FollowedPartition, work: Awaitable[None]) -> None:
         """Do the work. If it fails, the partition pauses, and no other is affected."""
@@ -624,7 +632,7 @@ class Fetcher:
             worth += SEGMENT_WORTH * max(len(partition.log.segments) - segments, 0)
             at, header = end, behind
             if turn.is_over(worth):
-                await asyncio.sleep(0)
+                await breathe()
         return True
 
     async def _take_large(self, followed: FollowedPartition, batch: memoryview, header: BatchHeader) -> bool:
