@@ -24,6 +24,7 @@ EPOCH_MAX = 2**31 - 1
 IDLE_BEFORE_EVICTION_MS = 120_000  # Kafka's bound: a busy session is never thrown out for a new one
 
 LOOK_AROUND_MS = 5_000
+LET_GO_AT_ONCE = 1_000
 HEARD_WITHIN_MS = 500  # Kafka's bound: how long a follower waits for an answer about nothing
 
 SessionKey = tuple[str | bytes, int]  # topic name (before version 13) or topic id, and partition
@@ -196,16 +197,20 @@ class FetchSession:
             if (wanted := self.stirred.get(key)) is not None and not wanted.has_moved:
                 del self.stirred[key]
 
-    def close(self) -> None:
-        """Nobody asks any more."""
-        for wanted in self.wanted.values():
-            wanted.let_go()
+    def let_go(self, most: int) -> int:
+        """Nobody asks any more. Hear nothing of so many partitions, and return of how many."""
+        gone = 0
+        while self.wanted and gone < most:
+            self.wanted.popitem()[1].let_go()
+            gone += 1
+        return gone
 
 
 class FetchSessions:
     def __init__(self, *, slots: int) -> None:
         self._slots = slots
         self._sessions: dict[int, FetchSession] = {}  # oldest use first
+        self._closed: list[FetchSession] = []
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -215,7 +220,16 @@ class FetchSessions:
 
     def close(self, session_id: int) -> None:
         if (session := self._sessions.pop(session_id, None)) is not None:
-            session.close()
+            self._closed.append(session)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """A closed session hears nothing any more. If it has very many partitions, some are left to later requests."""
+        left = LET_GO_AT_ONCE
+        while self._closed and left:
+            left -= self._closed[-1].let_go(left)
+            if not self._closed[-1].wanted:
+                del self._closed[-1]
 
     def open(
         self,
@@ -226,6 +240,7 @@ class FetchSessions:
         now_ms: int,
     ) -> FetchSession | None:
         """A new session; None if there is no room, no partition is wanted, or the id is taken."""
+        self._let_go()
         if not wanted or fresh_id in self._sessions:
             return None
         if len(self._sessions) >= self._slots:
@@ -238,6 +253,7 @@ class FetchSessions:
 
     def use(self, session: FetchSession, *, now_ms: int) -> None:
         """Note that the session was used: it is now the last to be evicted."""
+        self._let_go()
         session.epoch = 1 if session.epoch == EPOCH_MAX else session.epoch + 1
         session.used_ms = now_ms
         self._sessions[session.session_id] = self._sessions.pop(session.session_id)

@@ -7,6 +7,7 @@ from service.broker.fetch_sessions import (
     EPOCH_MAX,
     HEARD_WITHIN_MS,
     IDLE_BEFORE_EVICTION_MS,
+    LET_GO_AT_ONCE,
     LOOK_AROUND_MS,
     FetchSession,
     FetchSessions,
@@ -225,8 +226,27 @@ def test_a_session_that_is_closed_or_drops_a_partition_watches_it_no_more() -> N
     session, partition, _ = looked_at()
     session.update([], [("t", 1)])
     assert list(partition.watchers) == [session.wanted["t", 0]]
-    session.close()
+    sessions = FetchSessions(slots=1)
+    sessions._sessions[session.session_id] = session
+    sessions.close(session.session_id)
     assert not partition.watchers
+
+
+def test_a_closed_session_of_very_many_partitions_lets_go_of_some_at_each_request() -> None:
+    sessions, partition = FetchSessions(slots=2), Partition()
+    wanted = row(*range(3 * LET_GO_AT_ONCE))
+    closed = sessions.open(1, wanted, by_topic_id=False, now_ms=0)
+    used = sessions.open(2, row(0), by_topic_id=False, now_ms=0)
+    assert closed is not None
+    assert used is not None
+    for key, each in wanted.items():
+        each.looked_at(partition, closed, key)
+    left = []
+    sessions.close(1)
+    while partition.watchers:
+        left.append(len(partition.watchers))
+        sessions.use(used, now_ms=0)
+    assert left == [2 * LET_GO_AT_ONCE, LET_GO_AT_ONCE]
 
 
 def test_what_the_session_dropped_while_it_was_looked_at_is_not_watched() -> None:
