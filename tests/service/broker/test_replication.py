@@ -290,6 +290,25 @@ def test_a_cut_that_is_another_one_when_the_log_is_free_is_prepared_for_again(
     assert (prepared[0], cuts) == (4, [0])
 
 
+def test_that_a_follower_has_begun_another_life_is_told_to_its_partitions_in_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replication, "LIVES_A_TURN", 1)
+    many = 8
+
+    async def scene(stage: ClusterStage) -> None:
+        for number in range(many):
+            await stage.create(1, 2, name=f"topic-{number}")
+        leader = stage.broker(1)
+        life = leader.metadata.image.brokers[2].epoch + 1
+        _, turns = await with_turns(leader.replication._began(2, life))
+        assert turns >= many - 1
+        lives = [partition.replicas.followers[2].broker_epoch for partition in leader.partitions]
+        assert lives == [life] * many
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
+
+
 @pytest.mark.parametrize("how", ["cut", "start over"])
 def test_others_have_turns_while_a_follower_of_very_many_producers_takes_back(tmp_path: Path, how: str) -> None:
     """What its views knew is read again, from a snapshot, or is freed."""
