@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from log.disk import Disk
 from log.ids import format_topic_id
+from log.steps import done_at_once
 from service.broker.closing import close_logs
 from service.broker.compactor import Compactor
 from service.broker.coordination import Coordination
@@ -29,14 +30,15 @@ from service.broker.opening import PartitionMaker
 from service.broker.partition_table import PartitionTable
 from service.broker.peers import Peers
 from service.broker.replication import FetchingParts, Replication, address_of
-from service.broker.tally import LeadershipTally, RequestTally
+from service.broker.tally import COUNTED_A_TURN, LeadershipTally, RequestTally
 from service.broker.writing import WritingParts
 from service.cluster.duties import Duties
-from service.cluster.image import Image, difference
+from service.cluster.image import Delta, Image, difference
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.ports import Env
 from service.settings.broker import BrokerConfig, Endpoint
 from service.stores.port import MetadataStore
+from service.turns import done_in_turns
 
 
 class Broker:
@@ -132,7 +134,7 @@ class Broker:
         """
         self.bootstrap = endpoints[0].address
         self.metadata.subscribe(self.holdings.follow)
-        self.metadata.subscribe(self.leaderships.heard)
+        self.metadata.subscribe(self._count_leaderships)
         self.metadata.subscribe(self.duties.heard)
         self.holdings.follow(difference(self._opened, self.metadata.image))  # what changed while the logs were opened
         try:
@@ -161,6 +163,13 @@ class Broker:
         self.env.tasks.spawn("duties in the cluster", self.duties.run())
         self.duties.stir()
         self.ready.set()
+
+    def _count_leaderships(self, delta: Delta) -> None:
+        counting = self.leaderships.heard(delta)
+        if len(delta.partitions) < COUNTED_A_TURN:
+            done_at_once(counting)
+        else:
+            self.env.tasks.spawn("count leaderships", done_in_turns(counting))
 
     def _regained(self) -> None:
         self.holdings.begin()

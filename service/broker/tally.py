@@ -14,6 +14,7 @@ from log.ids import TopicPartition
 from log.tally import Histogram
 from service.cluster.image import Delta
 from service.ports import Clock
+from service.turns import Steps, Turn
 
 logger = logging.getLogger("oncelog.replication")
 
@@ -24,6 +25,8 @@ FLAPS_WITHIN_MS: Final = 600_000
 takes two members of a partition of three out under the same leader.
 """
 FLAPS_FOLLOWED_MAX: Final = 10_000
+COUNTED_A_TURN: Final = 1_000
+"""So many changed partitions are looked at in one turn."""
 
 
 class PartitionTally:
@@ -129,10 +132,12 @@ class LeadershipTally:
         """Leaderships that began while this broker was neither: records that it lacked are lost."""
         self._left: dict[TopicPartition, deque[int]] = {}
 
-    def heard(self, delta: Delta) -> None:
+    def heard(self, delta: Delta) -> Steps[None]:
         """Count what a change of the metadata did."""
-        broker_id, now_ms = self._broker_id(), self._now_ms()
+        broker_id, now_ms, turn = self._broker_id(), self._now_ms(), Turn(COUNTED_A_TURN)
         for partition in delta.partitions:
+            if turn.is_over():
+                yield
             old, new = delta.old.partition(partition), delta.new.partition(partition)
             if old is None or new is None or new.leader != broker_id:
                 continue

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from log.ids import TopicId, TopicPartition
-from service.broker.tally import FLAPS, FLAPS_WITHIN_MS, LeadershipTally
+from log.steps import done_at_once
+from service.broker.tally import COUNTED_A_TURN, FLAPS, FLAPS_WITHIN_MS, LeadershipTally
 from service.cluster.image import Delta, Image, PartitionState, Topic
 from tests.service.broker.cluster_stage import ClusterStage, on_cluster_stage, until
 
@@ -35,7 +36,7 @@ class Clock:
 
 def heard(old: Image, new: Image) -> LeadershipTally:
     tally = LeadershipTally(lambda: 1, Clock())
-    tally.heard(Delta(old, new, partitions=(PLACE,)))
+    done_at_once(tally.heard(Delta(old, new, partitions=(PLACE,))))
     return tally
 
 
@@ -84,10 +85,10 @@ def test_an_in_sync_set_flaps_that_lost_a_member_three_times_lately() -> None:
     tally = LeadershipTally(lambda: 1, clock)
     shrinks = Delta(image(CALM), image(CALM._replace(isr=(1, 2))), partitions=(PLACE,))
     for clock.now_ms in range(FLAPS - 1):
-        tally.heard(shrinks)
+        done_at_once(tally.heard(shrinks))
     clock.now_ms = FLAPS
     assert tally.flapping() == 0
-    tally.heard(shrinks)
+    done_at_once(tally.heard(shrinks))
     assert tally.flapping() == 1
     clock.now_ms = FLAPS_WITHIN_MS
     assert tally.flapping() == 1
@@ -111,3 +112,15 @@ def test_who_leads_without_having_been_in_sync_says_so(tmp_path: Path) -> None:
         assert counts(stage.broker(3).leaderships) == (0, 0, 0, 0)
 
     on_cluster_stage(tmp_path, scene)
+
+
+def test_a_change_of_very_many_partitions_is_counted_in_turns() -> None:
+    many = range(3 * COUNTED_A_TURN)
+    old, new = (
+        Image(topics={"orders": Topic("orders", OLD, 0, {}, dict.fromkeys(many, state))})
+        for state in (CALM, CALM._replace(isr=(1, 2)))
+    )
+    tally = LeadershipTally(lambda: 1, Clock())
+    counting = tally.heard(Delta(old, new, partitions=tuple(TopicPartition("orders", index) for index in many)))
+    assert sum(1 for _ in counting) == 3
+    assert tally.shrunk == len(many)
