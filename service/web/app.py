@@ -299,9 +299,11 @@ class WebServer:
         app._router = Router()
         for route in self.gateway.routes:
             answered = self._bound(route)
-            app.router.add_route(route.method, route.path, answered, expect_handler=_expecting)
-            if route.method == "GET" and route.answers_head:
-                app.router.add_route("HEAD", route.path, answered, expect_handler=_expecting)
+            methods = ("GET", "HEAD") if route.method == "GET" and route.answers_head else (route.method,)
+            # The REST Proxy passes over a slash at the end, and its documentation has one in an example.
+            for path in (route.path,) if route.refuse is None else (route.path, route.path + "/"):
+                for method in methods:
+                    app.router.add_route(method, path, answered, expect_handler=_expecting)
         app.on_response_prepare.append(self._head)
         self._logger = _one_line_each()
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_S, logger=self._logger)
@@ -600,6 +602,7 @@ def _counted(tally: HttpTally) -> Middleware:
             tally.under_way -= 1
             resource = request.match_info.route.resource
             path = "none" if resource is None else resource.canonical
+            path = path.rstrip("/") or path
             tally.answered[path, request.method, status] += 1
             if STREAMING not in request:
                 tally.seconds.setdefault(path, Histogram()).add(loop.time() - began_s)

@@ -365,7 +365,12 @@ def _chosen(request: web.Request) -> set[int] | None:
 
 PAGE_PATH = "/v1/topics/{topic}/partitions/{partition}/records"
 LENS: tuple[Parameter, ...] = (
-    text("isolation", "Undecided records too, or only committed ones.", "read_committed", "read_uncommitted"),
+    text(
+        "isolation",
+        "Only committed records, or all: none of these is said to be aborted.",
+        "read_committed",
+        "read_uncommitted",
+    ),
     text("include", "control (markers), aborted (records), producer (ids and epochs), with commas between."),
     text("values", "JSON where it is JSON, or always text, or always base64.", "auto", "string", "base64"),
     text("key", "Only records with this key."),

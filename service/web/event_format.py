@@ -50,9 +50,10 @@ _INTEGER = re.compile(rb"-?[0-9]{1,10}")
 _NAME = re.compile(r"[a-z0-9]+")
 _SPOKEN = re.compile(r"[\x20-\x7e]+")
 _ESCAPED = re.compile(r"\\(.)")
+# A record's header may be as long as the record: no part of these may match in as many ways as there are characters.
 _JSON_MEDIA = re.compile(r"[^;/]+/([^;/]+\+)?json\s*(;|$)", re.IGNORECASE)
 _TEXT_MEDIA = re.compile(
-    r"(text/[^;]+|application/([^;/]+\+)?xml)\s*(;\s*charset=\"?(utf-?8|us-ascii)\"?)?$", re.IGNORECASE
+    r"(text/[^;\s]+|application/([^;/\s]+\+)?xml)\s*(;\s*charset=\"?(utf-?8|us-ascii)\"?)?$", re.IGNORECASE
 )
 
 

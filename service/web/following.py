@@ -109,6 +109,8 @@ def read_cursor(given: str, topic_id: TopicId) -> dict[int, int]:
         is_number = index.isascii() and offset.isascii() and index.isdigit() and offset.isdigit() and len(part) < 32
         if not (is_number and int(index) < 2**31 and int(offset) < 2**63):
             raise Problem("malformed", f"{given[:60]!r} is no cursor of this stream")
+        if int(index) in found:
+            raise Problem("malformed", f"{given[:60]!r} has partition {int(index)} twice")
         found[int(index)] = int(offset)
     return found
 

@@ -47,7 +47,7 @@ from service.client.transactions import (
 )
 from service.cluster.image import Topic
 from service.turns import NAMED_A_TURN, in_turns
-from service.web.answers import as_json, path_int, query_int, read_json, sha256_of
+from service.web.answers import as_json, path_int, query_choice, query_int, read_json, sha256_of
 from service.web.branches import COMMITTED, LAST_EPOCH, BranchName
 from service.web.forwarding import forward
 from service.web.gateway import Gateway
@@ -92,6 +92,7 @@ THING_BYTES = 250
 """About what is kept of a transaction and a batch, and of a topic, a partition, or a run in doubt."""
 SLACK_S = 5.0
 ABORTED = ("PrepareAbort", "CompleteAbort", "PrepareEpochFence")
+STATES = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort")
 
 
 class Begin(msgspec.Struct, forbid_unknown_fields=True):
@@ -818,7 +819,7 @@ def _complain_of(name: Name, state: TransactionStatus, *, is_fenced: bool) -> No
 
 
 async def list_all(gateway: Gateway, request: web.Request) -> web.Response:
-    states = [request.query["state"]] if "state" in request.query else []
+    states = [query_choice(request, "state", *STATES)] if "state" in request.query else []
     producer_id = query_int(request, "producer_id", -1)
     listed = await list_transactions(
         gateway.cluster,
@@ -894,8 +895,7 @@ ROUTES = (
           body=Begin, answer=Begun, status=201, problems=(400, 403, 409, 422, 429, 503, 504)),
     Route("GET", _ALL, list_all, "Transactional ids and what they do.", "transactions", answer=TransactionList,
           problems=(400, 503), parameters=(
-              text("state", "Those in this state.", "Empty", "Ongoing", "PrepareCommit", "PrepareAbort",
-                   "CompleteCommit", "CompleteAbort"),
+              text("state", "Those in this state.", *STATES),
               integer("min_age_ms", "Only transactions that are open for longer."),
               integer("producer_id", "Those of this producer."))),
     Route("GET", _ONE, describe, "What became of a transaction.", "transactions", answer=TransactionStatus,

@@ -139,6 +139,21 @@ def test_what_is_no_object_ends_a_stream_of_records(text: str) -> None:
         objects.end()
 
 
+def test_a_slash_at_the_end_is_passed_over_as_by_their_proxy(http: Http, topic: str) -> None:
+    """Its documentation has `POST /consumers/testgroup/`."""
+    v2, v3 = {"Content-Type": "application/vnd.kafka.v2+json"}, f"/v3/clusters/{cluster(http)}/topics/{topic}"
+    made = http.post(f"/consumers/{topic}/", json.dumps({"name": "my_consumer", "format": "binary"}), headers=v2)
+    one = f"/consumers/{topic}/instances/my_consumer"
+    assert (made.status, made.json) == (200, {"instance_id": "my_consumer", "base_uri": http.url + one}), made
+    assert http.delete(f"{one}/", headers=v2).status == 204
+    binary = {"Content-Type": "application/vnd.kafka.binary.v2+json"}
+    assert http.post(f"/topics/{topic}/", '{"records":[{"value":"a2Fma2E="}]}', headers=binary).status == 200
+    assert http.post(f"{v3}/records/", {"value": {"type": "JSON", "data": 1}}).json["offset"] == 1
+    assert http.get(f"{v3}/").json["topic_name"] == topic
+    assert '"/topics/{topic}"' in (told := http.get("/metrics").json) and '{topic}/"' not in told
+    assert http.post(f"/v1/topics/{topic}/records/", {"records": [{"value": 1}]}).status == 404
+
+
 def test_another_cluster_is_told_in_their_form(http: Http, topic: str) -> None:
     for path in ("records", "records:batch"):
         answer = http.post(f"/v3/clusters/another/topics/{topic}/{path}", {})

@@ -123,6 +123,16 @@ def test_pages_follow_each_other_and_filters_leave_out(http: Http, topic: str) -
     assert (answer.status, answer.json["earliest"], answer.json["latest"]) == (416, 0, 30)
 
 
+def test_numbers_are_digits_and_a_cursor_has_a_partition_once(http: Http, topic: str) -> None:
+    write(http, topic, 1)
+    path = f"/v1/topics/{topic}"
+    for wrong in ("1_0", "%2B5", "%205", "5%20", "\u0665", "0x5", "5.0", "", "-", "1" * 25):
+        answer = http.get(f"{path}/partitions/0/records?max_records={wrong}")
+        assert (answer.status, answer.json["type"]) == (400, "/problems/malformed"), wrong
+    assert http.get(f"{path}/partitions/0/records?max_records=05").status == 200
+    assert http.get(f"{path}/stream?until=end&cursor=0:1,0:0").json["detail"] == "'0:1,0:0' has partition 0 twice"
+
+
 def test_a_page_waits_for_what_is_not_there_yet(http: Http, served: Served, topic: str) -> None:
     write(http, topic, 0)
     found: list[Any] = []

@@ -373,6 +373,7 @@ def test_an_operator_finds_transactions(http: Http, topic: str) -> None:
     txn = begin(http, topic)
     assert put(http, txn, 0, {"topic": topic, "value": 0}).status == 200
     ongoing = http.get("/v1/transactions?state=Ongoing").json["transactions"]
+    assert http.get("/v1/transactions?state=ongoing").status == 400  # and not that there are none
     assert topic in [each["transactional_id"] for each in ongoing]
     assert http.post("/v1/transactions:find-hanging", {"topics": [topic]}).json == {"hanging": []}
     producers = http.get(f"/v1/topics/{topic}/partitions/0/producers").json["producers"]
