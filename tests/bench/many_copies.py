@@ -47,9 +47,9 @@ def run(cluster: BrokerCluster, partitions: int) -> Rows:
     others = [broker.bootstrap for number, broker in enumerate(cluster.brokers, 1) if number != controller]
     killed_s = time.monotonic()
     cluster.brokers[controller - 1].kill()
-    survivors = AdminClient({"bootstrap.servers": ",".join(others), "log_level": 2})
-    _make_soon(survivors)
+    _make_soon(",".join(others))
     rows["controller killed, until a topic is made, s"] = time.monotonic() - killed_s
+    survivors = AdminClient({"bootstrap.servers": ",".join(others), "log_level": 2})
     until(partial(_led_without, survivors, controller), "led again")
     rows["controller killed, until all are led again, s"] = time.monotonic() - killed_s
     longest.turn("while a dead broker's partitions move")
@@ -107,18 +107,20 @@ def _knows_leader(asked: AdminClient, name: str) -> bool:
     return topic.error is None and [state.leader for state in topic.partitions.values()] > [0]
 
 
-def _make_soon(survivors: AdminClient) -> None:
-    """Make a topic as soon as a controller does."""
+def _make_soon(bootstrap: str) -> None:
+    """Make a topic as soon as a controller does. Each try is a client of its own: one that has heard of the dead
+    controller asks for no other for minutes.
+    """
     deadline_s = time.monotonic() + PATIENCE_S
     for number in count():
+        administrator, name = AdminClient({"bootstrap.servers": bootstrap, "log_level": 2}), f"after-{number}"
         try:
-            name = f"after-{number}"
-            survivors.create_topics([NewTopic(name, 1, 2)], request_timeout=5)[name].result(10)
+            administrator.create_topics([NewTopic(name, 1, 2)], request_timeout=1)[name].result(5)
             return
         except KafkaException:
             if time.monotonic() > deadline_s:
                 raise
-            time.sleep(0.05)
+            time.sleep(A_LOOK_S)
 
 
 def _led_without(survivors: AdminClient, dead: int) -> bool:
