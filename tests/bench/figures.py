@@ -6,12 +6,15 @@ The names of rows carry the unit at their end; `MORE_IS_BETTER` says which units
 from __future__ import annotations
 
 import contextlib
+import re
 import resource
 import socket
 import statistics
 import struct
 import threading
 import time
+import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,12 +29,13 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from log.batch import build_batch, restamp
+from log.swap import PLAN
 from service.wire.codec import encode_request, write_request_header
 from service.wire.messages import ApiVersionsRequest, PartitionProduceData, ProduceRequest, TopicProduceData
 from service.wire.messages.versions import ApiKey
 from tests.bench import clusters, groups, many_small, native, prepared, watching, web
 from tests.bench import many_copies as copies
-from tests.bench.contenders import Contender
+from tests.bench.contenders import Contender, Ours
 from tests.peers.process import BrokerProcess, free_port
 
 PARTITIONS = 4
@@ -439,28 +443,57 @@ def coordinator(contender: Contender, effort: Effort) -> Rows:
 
 
 def compaction(contender: Contender, effort: Effort) -> Rows:
-    """A table of many keys, each written twice: how fast it is compacted, and how long a producer waits meanwhile."""
+    """A table of many keys, each written twice: how fast it is compacted, and how long a producer waits meanwhile. It
+    writes for 20 seconds, again and again, until the swap is over; the worst of these counts.
+    """
     keys = effort.messages(50_000_000)
+    url = f"http://127.0.0.1:{free_port()}"
     settings = {"log.cleaner.backoff.ms": "500"}
+    if isinstance(contender, Ours):
+        settings["http.listeners"] = url
     with running(contender, settings=settings) as broker:
         warm_up(broker)
         paced = new_topic(broker, "beside")
         pace = partial(native.run, "pace", broker.bootstrap, paced, options=["-r", "2000"], settings={"acks": "all"})
         alone = pace(effort.seconds(10), 100)
         before = fill_table(broker, "table", keys)
-        started = time.monotonic()
+        late = loop_lag(url) if isinstance(contender, Ours) else Counter[float]()
+        started, over = time.monotonic(), threading.Event()
         set_topic(broker, "table", {"min.cleanable.dirty.ratio": "0"})
+
+        def paced_until_over() -> list[native.Outcome]:
+            outcomes = []
+            while not over.is_set():
+                outcomes.append(pace(effort.seconds(20), 100))
+            return outcomes
+
         with ThreadPoolExecutor(1) as beside:
-            waited = beside.submit(pace, effort.seconds(20), 100)
-            while size_of(broker, "table-0") >= before:
-                time.sleep(0.05)
+            waited = beside.submit(paced_until_over)
+            try:
+                while size_of(broker, "table-0") >= before or (broker.data / "table-0" / PLAN).exists():
+                    time.sleep(0.05)
+            finally:
+                over.set()
             seconds = time.monotonic() - started
             meanwhile = waited.result()
-    return {
+        if isinstance(contender, Ours):
+            late = loop_lag(url) - late
+    rows = {
         f"compaction of {keys} keys, MB/s": before / seconds / 1e6,
         "producer alone, p99 ms": alone["wait_p99_ms"],
-        "producer beside compaction, p99 ms": meanwhile["wait_p99_ms"],
+        "producer beside compaction, p99 ms": max(each["wait_p99_ms"] for each in meanwhile),
+        "producer beside compaction, longest ms": max(each["wait_max_ms"] for each in meanwhile),
     }
+    return rows | ({"event loop beside compaction, late by at most ms": 1000 * max(late)} if late else {})
+
+
+def loop_lag(url: str) -> Counter[float]:
+    """How often the event loop was late by at most so many seconds, and by more than the next smaller number."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=PATIENCE_SECONDS) as answer:
+        told = re.findall(r'^oncelog_event_loop_lag_seconds_bucket{le="(.+?)"} (\d+)', answer.read().decode(), re.M)
+    up_to = sorted((float(bound), int(times)) for bound, times in told)
+    smaller = [0, *(times for _, times in up_to)]
+    return Counter({bound: times - before for (bound, times), before in zip(up_to, smaller, strict=False)})
 
 
 def fill_table(broker: BrokerProcess, topic: str, keys: int) -> int:
