@@ -1,6 +1,10 @@
 """By which seed each planted bug was caught last. The tests try that one first, so that a part of the bugs is hunted in
-minutes; `make mutants` and its like hunt from the first seed on, and write down what they find. As the product changes,
-so do its runs: a seed that catches no more costs one run.
+minutes; `make mutants` and its like hunt from the first seed on, and write down what they find.
+
+As the product changes, so do its runs, and a seed may catch no more. So of the broker's bugs a few seeds are kept that
+caught each, the newest first, each with the fingerprint of its run without the bug. While that run is the same, the bug
+must be caught by that seed: that it is not says that the simulation has become blind, or the bug harmless. When the run
+has become another one, the seed is tried, and proves nothing.
 """
 
 import itertools
@@ -10,13 +14,26 @@ from pathlib import Path
 
 FAR = 40
 """From about this seed on a hunt takes more than a minute of a processor."""
+KEPT = 3
 _FILE = Path(__file__).with_name("caught.json")
+_RUNS = Path(__file__).with_name("caught_runs.json")
 
 
 def seeds(mutant: str, *, anew: bool = False) -> Iterator[int]:
     """All seeds, in the order in which they are to be tried. `anew`: as if nothing were known."""
-    known = None if anew else _read().get(mutant)
-    return itertools.chain(() if known is None else (known,), itertools.count(1))
+    return itertools.chain(() if anew else known(mutant), itertools.count(1))
+
+
+def known(mutant: str) -> list[int]:
+    """The seeds that have caught it, the newest first."""
+    newest = _read().get(mutant)
+    kept = [seed for seed, _ in runs(mutant)]
+    return list(dict.fromkeys(kept if newest is None else [newest, *kept]))
+
+
+def runs(mutant: str) -> list[tuple[int, int]]:
+    """Those seeds with the fingerprints of their runs without it, as far as these are kept."""
+    return [(seed, fingerprint) for seed, fingerprint in _read_runs().get(mutant, [])]
 
 
 def takes_long(mutant: str) -> bool:
@@ -31,6 +48,20 @@ def note(caught: dict[str, int]) -> None:
     _FILE.write_text(json.dumps(_read() | caught, indent=2, sort_keys=True) + "\n")
 
 
+def note_run(mutant: str, seed: int, fingerprint: int) -> None:
+    """The bug was caught by this seed, whose run without it has this fingerprint."""
+    note({mutant: seed})
+    kept = [each for each in runs(mutant) if each[0] != seed]
+    all_runs = _read_runs() | {mutant: [(seed, fingerprint), *kept][:KEPT]}
+    lines = (f"  {json.dumps(name)}: {json.dumps(all_runs[name])}" for name in sorted(all_runs))
+    _RUNS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
 def _read() -> dict[str, int]:
-    known: dict[str, int] = json.loads(_FILE.read_text())
-    return known
+    found: dict[str, int] = json.loads(_FILE.read_text())
+    return found
+
+
+def _read_runs() -> dict[str, list[tuple[int, int]]]:
+    found: dict[str, list[tuple[int, int]]] = json.loads(_RUNS.read_text())
+    return found

@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from typing import Any, Final
 from unittest import mock
 
+import log.compaction
+import log.durability
 import log.laying
 import log.relocation
 import log.segment
+import log.snapshots
 import service.api.fetch
 import service.api.produce
 import service.broker.closing
@@ -25,10 +28,13 @@ import service.cluster.image
 from service.turns import Turn
 
 SHORT: Final[tuple[tuple[Any, str, Any], ...]] = (
+    (log.compaction, "REMOVED_A_TURN", 1),
+    (log.durability, "REMOVED_A_STEP", 1),
     (log.relocation, "PIECE_BYTES", 200),
     (log.segment, "REBUILT_AT_ONCE_BYTES", 0),
     (log.segment, "REBUILT_BATCHES", 1),
     (log.segment, "WALKED_BATCHES", 40),
+    (log.snapshots, "REMOVED_A_TURN", 1),
     (service.api.fetch, "READ_AT_ONCE", 1),
     (service.api.produce, "NAMED_A_TURN", 1),
     (service.broker.closing, "SYNCED_TOGETHER", 1),  # or the whole disk would hardly ever be synced at once
