@@ -85,8 +85,11 @@ MEMBER_DEADLINES = ("session", "rebalance", "rejoin", "resync")
 # A member that has just joined, or is on the way to another epoch, is told to send heartbeats in this interval, if it
 # is shorter than the set one. So a group of real clients is stable after two or three of these instead of two or three
 # of five seconds. Members of a large group are told a longer one, so that they send at most this many in a millisecond.
+# A target often follows another, because members are started over some seconds. So those that have got there are told
+# the same as long as their target is this young.
 UNSETTLED_INTERVAL_MS = 1_000
 UNSETTLED_BEATS_A_MS = 5
+YOUNG_MS = 2_000
 
 # The first member of a group is given all there is, and is settled by that. The others usually come within moments, and
 # all wait until it gives back their parts. So for the second of these times it is told to send heartbeats in the first.
@@ -201,7 +204,11 @@ class ConsumerDecisions:
         if interval_ms > UNSETTLED_INTERVAL_MS:
             if _is_alone(group, member_id, goal, draft):
                 interval_ms = ALONE_INTERVAL_MS
-            elif ask.member_epoch == JOIN_EPOCH or not walked.is_reconciled_to(epoch):
+            elif (
+                ask.member_epoch == JOIN_EPOCH
+                or not walked.is_reconciled_to(epoch)
+                or 0 <= draft.wall_ms - group.assignment_timestamp_ms < YOUNG_MS
+            ):
                 unsettled_ms = max(UNSETTLED_INTERVAL_MS, len(group.members) // UNSETTLED_BEATS_A_MS)
                 interval_ms = min(interval_ms, unsettled_ms)
         assignment = walked.assigned if tells else None

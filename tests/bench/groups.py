@@ -17,6 +17,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from typing import Final, cast
 
@@ -213,6 +214,7 @@ class ConsumerMember:
         self.epoch = 0
         self.owned: list[tuple[bytes, int]] = []
         self.tells = True  # what it owns
+        self.interval_s = 0.0
 
     async def beat(self, epoch: int | None = None) -> None:
         joins = self.epoch == 0
@@ -233,16 +235,60 @@ class ConsumerMember:
         )
         assert not answer.error_code, (answer.error_code, answer.error_message)
         self.epoch = answer.member_epoch
+        self.interval_s = answer.heartbeat_interval_ms / 1000
         self.tells = answer.assignment is not None
         if answer.assignment is not None:
             given = answer.assignment.topic_partitions
             self.owned = [(topic.topic_id, partition) for topic in given for partition in topic.partitions]
 
+    async def take_part(self, shared: Shared) -> None:
+        """Send heartbeats as clients do, until the group is stable: in the interval that the broker tells, and at once
+        when something was taken up or given up.
+        """
+        while not shared.reached.is_set():
+            had, was_at = self.owned, self.epoch
+            await self.beat()
+            if shared.note(self, had, was_at) or self.owned != had:
+                continue
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(shared.reached.wait(), self.interval_s)
+
+
+class Shared:
+    """Knows when all members are at one epoch and have shared out the partitions. All of them have just been made."""
+
+    def __init__(self, members: Sequence[ConsumerMember], partitions: int) -> None:
+        self.reached = asyncio.Event()
+        self._members = members
+        self._partitions = partitions
+        self._share = -(-partitions // len(members))
+        self._epochs = Counter({0: len(members)})
+        self._owned = self._greedy = 0  # partitions; members that have more than their share
+
+    def note(self, member: ConsumerMember, had: Sequence[tuple[bytes, int]], was_at: int) -> bool:
+        self._epochs += Counter({member.epoch: 1})
+        self._epochs -= Counter({was_at: 1})
+        self._owned += len(member.owned) - len(had)
+        self._greedy += (len(member.owned) > self._share) - (len(had) > self._share)
+        if len(self._epochs) == 1 and not self._greedy and self._owned == self._partitions:
+            owned = {partition for each in self._members for partition in each.owned}
+            if len(owned) == self._partitions:
+                self.reached.set()
+        return self.reached.is_set()
+
+
+async def come_together(members: Sequence[ConsumerMember], partitions: int = PARTITIONS) -> None:
+    shared = Shared(members, partitions)
+    await asyncio.gather(*(member.take_part(shared) for member in members))
+
 
 async def consumer(clients: Sequence[Client]) -> Outcome:
+    """After one has left the others do not wait between their heartbeats: otherwise only the interval of stable members
+    would be measured, which is the same for both brokers.
+    """
     group = f"consumer-{len(clients)}"
     members = [ConsumerMember(client, group, number) for number, client in enumerate(clients)]
-    formed = await seconds_of(until_stable(members))
+    formed = await seconds_of(come_together(members))
     mended = []
     for _ in range(LEAVES):
         await asyncio.sleep(TARGET_STANDS_SECONDS)  # otherwise what is left of this time would be measured
@@ -257,7 +303,7 @@ async def by_expression(clients: Sequence[Client], topics: int) -> Outcome:
         ConsumerMember(client, f"many-{topics}", number, expression=f"{MANY}.*")
         for number, client in enumerate(clients)
     ]
-    return {"formed_s": await seconds_of(until_stable(members, topics))}
+    return {"formed_s": await seconds_of(come_together(members, topics))}
 
 
 async def until_stable(members: Sequence[ConsumerMember], partitions: int = PARTITIONS) -> None:

@@ -19,6 +19,7 @@ from service.groups.consumer_decisions import (
     QUIET_MS_MIN,
     REGEX_MIN_INTERVAL_MS,
     UNSETTLED_INTERVAL_MS,
+    YOUNG_MS,
     ConsumerDecisions,
 )
 from service.groups.consumer_group import ConsumerGroup
@@ -275,8 +276,34 @@ def test_a_member_is_told_a_short_heartbeat_interval_until_it_has_its_part() -> 
     driver.wait(QUIET_MS)
     assert driver.beat("a", 2, owned=owned(driver, orders=ALL)).heartbeat_interval_ms == UNSETTLED_INTERVAL_MS
     assert driver.beat("b", 3).heartbeat_interval_ms == UNSETTLED_INTERVAL_MS
-    assert driver.beat("a", 2, owned=owned(driver, orders=[0, 1])).heartbeat_interval_ms == 5_000
+    driver.beat("a", 2, owned=owned(driver, orders=[0, 1]))
+    driver.beat("b", 3)
+    driver.wait(YOUNG_MS)
+    assert driver.beat("a", 3).heartbeat_interval_ms == 5_000
     assert driver.beat("b", 3).heartbeat_interval_ms == 5_000
+
+
+def test_members_that_have_their_parts_hear_soon_of_the_next_target_while_theirs_is_young() -> None:
+    """The members of a group are started over some seconds, and each target follows the one before after a second.
+    Those that were told five seconds kept the group from being stable for so long.
+    """
+    driver = Driver()
+    for member in "ab":
+        driver.beat(member, 0)
+    driver.wait(QUIET_MS)
+    driver.beat("a", 2)
+    driver.beat("b", 2)
+    driver.beat("a", 2, owned=owned(driver, orders=[0, 1]))
+    assert driver.beat("b", 3).heartbeat_interval_ms == UNSETTLED_INTERVAL_MS
+    driver.beat("c", 0)
+    driver.wait(1_000)
+    assert driver.consumer().assignment_epoch == 4
+    driver.beat("b", 3)
+    driver.beat("b", 3, owned=owned(driver, orders=[2]))
+    driver.wait(YOUNG_MS - 1)
+    assert driver.beat("b", 4).heartbeat_interval_ms == UNSETTLED_INTERVAL_MS
+    driver.wait(1)
+    assert driver.beat("b", 4).heartbeat_interval_ms == 5_000
 
 
 def test_a_member_that_was_given_everything_hears_soon_that_others_have_come() -> None:
@@ -288,7 +315,7 @@ def test_a_member_that_was_given_everything_hears_soon_that_others_have_come() -
     assert driver.beat("a", 2).heartbeat_interval_ms == ALONE_INTERVAL_MS
     driver.wait(ALONE_INTERVAL_MS)
     assert driver.beat("a", 2).heartbeat_interval_ms == UNSETTLED_INTERVAL_MS
-    assert driver.beat("a", 2, owned=owned(driver, orders=[0, 1])).heartbeat_interval_ms == 5_000
+    assert driver.beat("a", 2, owned=owned(driver, orders=[0, 1])).heartbeat_interval_ms == UNSETTLED_INTERVAL_MS
     assert driver.named(driver.beat("b", 2)) == {"orders": [2, 3]}
 
 
@@ -308,7 +335,7 @@ def test_a_member_that_need_not_share_what_it_has_is_told_the_usual_heartbeat_in
     driver = Driver(topics=Topics(orders=1))
     driver.beat("a", 0)
     driver.beat("b", 0)
-    driver.wait(QUIET_MS)
+    driver.wait(QUIET_MS + YOUNG_MS)
     assert driver.beat("a", 2).heartbeat_interval_ms == 5_000
     assert driver.beat("b", 2).heartbeat_interval_ms == 5_000
     assert driver.beat("c", 0, subscribed_topics=("nowhere",)).heartbeat_interval_ms == UNSETTLED_INTERVAL_MS
