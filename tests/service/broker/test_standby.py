@@ -6,6 +6,7 @@ from errno import EMFILE
 from functools import partial
 from pathlib import Path
 from shutil import rmtree
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -147,7 +148,14 @@ def test_who_is_behind_deletions_that_have_left_the_log_reads_it_anew(
 ) -> None:
     """It had taken up an id. Compaction then removed the id's record together with the tombstone further on."""
     monkeypatch.setattr(service.broker.standby, "AT_ONCE_BYTES", 1)
-    monkeypatch.setattr(service.broker.standby, "REST_S", 10.0)  # longer than the passes take on a busy machine
+    passes_are_over = asyncio.Event()
+
+    async def rest(seconds: float) -> None:
+        if seconds == service.broker.standby.REST_S:
+            await passes_are_over.wait()
+        await asyncio.sleep(seconds)
+
+    monkeypatch.setattr(service.broker.standby, "asyncio", SimpleNamespace(sleep=rest))
 
     async def scene(stage: TxnStage) -> None:
         coordinators = stage.broker.coordination.transactions
@@ -163,7 +171,6 @@ def test_who_is_behind_deletions_that_have_left_the_log_reads_it_anew(
         coordinators.standby.keep(partition)
         (before,) = coordinators.standby.replays()
         await until(lambda: before.at_offset == 1)
-        monkeypatch.setattr(service.broker.standby, "REST_S", 0.01)
         for number in (2, 3, 4):  # a pass dates the tombstone, a later one removes it
             partition.log.roll(1)
             await partition.log.flush()
@@ -175,6 +182,7 @@ def test_who_is_behind_deletions_that_have_left_the_log_reads_it_anew(
             partition.learn_high_watermark(partition.log.end_offset)
         assert partition.log.times_forgotten
         assert before.at_offset == 1
+        passes_are_over.set()
         await until(lambda: coordinators.standby.replays()[0].at_offset == partition.log.end_offset)
         (replay,) = coordinators.standby.replays()
         assert replay.machine.describe("pay-0") is None
