@@ -53,7 +53,7 @@ check: install-dev ## a minute or two: style, types and the quick tests, side by
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target lint types quick-tests
 
 test: lint types ## everything the build machine runs: style, types and the whole suite
-	$(PYTHON_RUN) -m pytest --numprocesses=3 --dist=loadfile
+	$(PYTHON_RUN) -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder
 
 lint: install-dev ## ruff: style and format
 	$(ENV)/ruff check .

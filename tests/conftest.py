@@ -27,6 +27,17 @@ DRAWN = "drawn"
 _numbers = itertools.count()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files with tests that may take longest come first, then those with many tests. At the end of a run there is
+    one worker for each file, and the others have nothing to do.
+    """
+    patience, tests = Counter[Path](), Counter(item.path for item in items)
+    for item in items:
+        if (timeout := item.get_closest_marker("timeout")) is not None:
+            patience[item.path] = max(patience[item.path], timeout.args[0])
+    items.sort(key=lambda item: (-patience[item.path], -tests[item.path]))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in (*terminalreporter.stats.get("passed", []), *terminalreporter.stats.get("failed", [])):
         for name, what in report.user_properties:
