@@ -13,6 +13,7 @@ from service.cluster.controller import (
     LAST_EPOCH_TO_JUMP_TO,
     LOOKS_IN_A_DECISION,
     MOST_AT_ONCE,
+    PROPOSALS_A_TURN,
     AllocateProducerIds,
     AlterPartition,
     FenceBroker,
@@ -238,9 +239,9 @@ def test_very_many_in_sync_sets_are_decided_on_in_turns() -> None:
     world = World()
     world.add_broker(1)
     epoch = world.image.brokers[1].epoch
-    world.add_topic("orders", 1, partitions=3 * DECIDED_A_TURN)
+    world.add_topic("orders", 1, partitions=3 * PROPOSALS_A_TURN)
     proposals = tuple(
-        AlterPartition(topic_id(1), index, 1, epoch, 0, 0, ((1, epoch),)) for index in range(3 * DECIDED_A_TURN)
+        AlterPartition(topic_id(1), index, 1, epoch, 0, 0, ((1, epoch),)) for index in range(3 * PROPOSALS_A_TURN)
     )
     together = Together(proposals)
     assert sum(1 for _ in together.decide(world.image, retried=False)) == 3
