@@ -277,7 +277,7 @@ class Snapshots:
         self._folder = folder
 
     def _unlink(self, offset: int) -> None:
-        self._disk.unlink(self._path(offset))
+        self.remove(offset)
         self.stored.remove(offset)
 
     def _path(self, offset: int) -> str:

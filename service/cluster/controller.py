@@ -420,6 +420,8 @@ class PreferLeaders:
                 elif self.only is None or TopicPartition(topic.name, index) in self.only:
                     new = state._replace(leader=first, leader_epoch=state.leader_epoch + 1)
                     yield changed(topic.id, index, state, new)
+                else:
+                    yield None
 
 
 @dataclass(frozen=True, slots=True)
