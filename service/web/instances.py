@@ -616,10 +616,10 @@ class Instances(Members):
             instance.lose(list(instance.positions))
             self._keep(instance, 0)
 
-    async def beat(self, member: HttpMember) -> None:
+    async def beat(self, member: HttpMember, *, if_due: bool = False) -> None:
         assert isinstance(member, Instance)
         if member.is_subscribed:
-            await super().beat(member)
+            await super().beat(member, if_due=if_due)
 
     async def give_up(self, member: HttpMember, partitions: list[TopicPartition]) -> None:
         assert isinstance(member, Instance)
@@ -802,7 +802,7 @@ class Instances(Members):
         if instance.is_gone:
             raise not_found()
         if self.is_due(instance):
-            await self.beat(instance)
+            await self.beat(instance, if_due=True)
         async with instance.turn:
             if request.transport is None:  # a leader that is silent holds up all that wait here, one by one
                 raise client_gone()

@@ -85,8 +85,8 @@ REJOIN = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH)
 REBALANCE_TIMEOUT_MS = 60_000
 FIRST_WITHIN_S = 5.0
 IDLE_BEAT_S, POLL_BEAT_S = 0.1, 1.0
-"""The pauses between heartbeats while a client waits: the shortest of a member that has nothing to read and whose group
-has changed; that of every other one.
+"""The shortest pauses between heartbeats that are sent before they are due, because a client waits and the group has
+changed: of a member that has nothing to read, and of every other one.
 """
 
 
@@ -301,7 +301,8 @@ class Members:
         loop = asyncio.get_running_loop()
         try:
             while True:
-                await asyncio.sleep(member.interval_s)
+                left_s = self._beats_in_s(member)
+                await asyncio.sleep(left_s if left_s > 0 else member.interval_s)
                 is_silent = loop.time() - member.touched_s > member.join.session_timeout_ms / 1000
                 home = await self._gateway.coordinator(GROUPS, member.group)
                 if member.is_gone:
@@ -310,7 +311,7 @@ class Members:
                 if is_silent or has_moved:
                     await self.expire(member, has_moved=has_moved)
                     return
-                await self.beat(member)
+                await self.beat(member, if_due=True)  # a poll may have sent one meanwhile
         except (Problem, ClientFailure) as failure:
             logger.info("member %s of group %s is gone: %s", member.member_id, member.group, failure)
             await self.give_up_on(member)
@@ -322,9 +323,11 @@ class Members:
         self.forget(member)
         await self._depart_unseen(member)
 
-    async def beat(self, member: HttpMember) -> None:
+    async def beat(self, member: HttpMember, *, if_due: bool = False) -> None:
         """Send a heartbeat and take over what the group assigns. If that changed, send another one at once."""
         async with member.turn:
+            if if_due and not self.is_due(member):
+                return  # it has been sent while this one waited for its turn
             member.stamp = self._gateway.stamp_of(member.group)
             for _ in range(5):
                 member.beaten_s = asyncio.get_running_loop().time()
@@ -340,11 +343,16 @@ class Members:
     def is_due(self, member: HttpMember) -> bool:
         """Whether a heartbeat is to be sent for a client that waits."""
         since_s = asyncio.get_running_loop().time() - member.beaten_s
-        return since_s > POLL_BEAT_S or (since_s > IDLE_BEAT_S and member.is_idle and self._has_news(member))
+        least_s = IDLE_BEAT_S if member.is_idle else POLL_BEAT_S
+        return self._beats_in_s(member) <= 0 or (since_s > least_s and self._has_news(member))
+
+    def _beats_in_s(self, member: HttpMember) -> float:
+        """When the member is to beat, as its group has told it."""
+        return member.beaten_s + member.interval_s - asyncio.get_running_loop().time()
 
     def _has_news(self, member: HttpMember) -> bool:
         """Whether a heartbeat may tell the member what to read, or where to begin."""
-        return bool(member.positions) or self._gateway.stamp_of(member.group) != member.stamp
+        return SOMEWHERE in member.positions.values() or self._gateway.stamp_of(member.group) != member.stamp
 
     async def idle(self, member: HttpMember, wait_ms: int) -> None:
         """Wait until a member that has nothing to read is due; but not for longer than this, and for a step at most.
@@ -572,7 +580,7 @@ async def _poll(
             raise Problem("member-expired", "the member has left its group")
         member.touched_s = loop.time()  # a client that waits is not silent
         if gateway.members.is_due(member):
-            await gateway.members.beat(member)
+            await gateway.members.beat(member, if_due=True)
         async with member.turn:
             _is_wanted(request, member, said)  # a leader that is silent holds up all that wait here, one by one
             if seen is not None:

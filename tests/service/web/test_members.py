@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import math
 import os
 import random
 import threading
 import time
 import zlib
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import AsyncMock, MagicMock, Mock
@@ -41,6 +43,7 @@ from service.wire.messages import (
 )
 from tests.batches import data
 from tests.service.web.kit import PATIENCE_S, Http, ask_and_go, asking, turns_of
+from tests.sim.gathering import VirtualLoop
 
 WHERE = TopicPartition("t", 0)
 
@@ -821,39 +824,115 @@ def test_polls_of_clients_that_are_gone_do_not_keep_their_member_from_beating(mo
     assert asked == 3
 
 
-def heartbeats(http: Http) -> float:
-    lines = [each for each in http.get("/metrics").json.splitlines() if "ConsumerGroupHeartbeat" in each]
-    return sum(
-        float(each.split()[-1]) for each in lines if each.startswith("kafka_network_requestmetrics_requests_total")
-    )
+def waiting_member(
+    coordinator: Coordinator,
+    interval_ms: int,
+    play: Callable[[members.Members, HttpMember, list[float]], Awaitable[None]],
+) -> list[float]:
+    """When a member beats that has joined, and lives while this is played: in seconds of a clock of its own."""
+    beats: list[float] = []
+    heartbeats = coordinator.ask_coordinator
+
+    async def asked(where: Any, key: str, request: Any) -> Any:
+        if isinstance(request, OffsetFetchRequest):
+            return NOTHING_COMMITTED
+        beats.append(asyncio.get_running_loop().time())
+        answer = await heartbeats(where, key, request)
+        answer.heartbeat_interval_ms = interval_ms
+        return answer
+
+    async def live() -> None:
+        gateway = cast(Any, coordinator)
+        gateway.ask_coordinator, gateway.node_id, gateway.coordinator = asked, 1, AsyncMock(return_value=1)
+        gateway.partitions, gateway.home = {}, Mock()
+        gateway.members = here = members.Members(gateway)
+        living: list[asyncio.Task[None]] = []
+        gateway.env.tasks = Mock(spawn=lambda _, work: living.append(asyncio.ensure_future(work)))
+        member = await here.add("g", Join(["t"]))
+        await play(here, member, beats)
+        (life,) = living
+        life.cancel()
+        await asyncio.gather(life, return_exceptions=True)
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(live())
+    return beats
 
 
-def test_a_member_without_partitions_waits_quietly_and_is_given_some_at_once(http: Http, topic: str) -> None:
-    """It sent ten heartbeats a second; two hundred of its kind took a fifth of a core."""
+async def polled(coordinator: Coordinator, member: HttpMember, for_s: float) -> list[Any]:
+    deadline = asyncio.get_running_loop().time() + for_s
+    return await members._poll(cast(Any, coordinator), asking(), member, None, Lens(), 500, 1 << 20, deadline)
+
+
+@pytest.mark.parametrize("has_part", [False, True], ids=["idle", "reading"])
+@pytest.mark.parametrize("interval_s", [0.2, 1, 5])
+def test_a_member_beats_as_often_as_it_is_told_though_its_client_waits(
+    monkeypatch: pytest.MonkeyPatch, interval_s: float, has_part: bool
+) -> None:
+    """One that had nothing to read sent ten heartbeats a second; two hundred of its kind took a fifth of a core. Later
+    it sent one a second for its client, and besides those that it was told to send.
+    """
+    monkeypatch.setattr(members, "at_time", AsyncMock(return_value=5))
+
+    async def nothing(*_: Any, wait_ms: int, **__: Any) -> list[Piece]:
+        await asyncio.sleep(wait_ms / 1000)
+        return []
+
+    monkeypatch.setattr(members, "fetch_all", nothing)
+    coordinator = Coordinator([0], [0]) if has_part else Coordinator([], [])
+    coordinator.image.partition = lambda _: Mock(leader=1)
+
+    async def play(_: members.Members, member: HttpMember, beats: list[float]) -> None:
+        assert member.is_idle is not has_part
+        beats.clear()
+        assert await polled(coordinator, member, 60) == []
+
+    beats = waiting_member(coordinator, int(1000 * interval_s), play)
+    assert 60 / (interval_s + 0.5) - 1 <= len(beats) <= 60 / interval_s + 1
+    assert all(later - earlier > 0.99 * interval_s for earlier, later in itertools.pairwise(beats))
+
+
+def test_a_member_that_waits_for_partitions_is_given_them_as_soon_as_its_group_has_some_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(members, "at_time", AsyncMock(return_value=5))
+    _, batch = data(offset=5)
+    monkeypatch.setattr(members, "fetch_all", AsyncMock(return_value=[Piece(WHERE, 0, data=batch)]))
+    coordinator = Coordinator([])
+    coordinator.image.partition = lambda _: Mock(leader=1)
+
+    async def play(here: members.Members, member: HttpMember, _: list[float]) -> None:
+        loop = asyncio.get_running_loop()
+        polling = asyncio.ensure_future(polled(coordinator, member, 60))
+        await asyncio.sleep(7)
+        assert not polling.done()
+        coordinator.assigned += [[0], [0]]
+        coordinator.stamp_of = lambda _: (1, 1, 1)
+        left_s = loop.time()
+        assert await polling
+        assert loop.time() - left_s <= members.STEP_MS / 1000 + members.IDLE_BEAT_S
+
+    waiting_member(coordinator, 60_000, play)
+
+
+def test_a_member_without_partitions_is_given_those_of_one_that_leaves(http: Http, topic: str) -> None:
     assert http.post("/v1/topics", {"name": topic, "partitions": 1}).status == 201
     assert http.post(f"/v1/topics/{topic}/records", {"records": [{"value": 7}]}).status == 200
     first = joined(http, topic, topic)
     until(http, first, 1)
     idle = joined(http, topic, topic)
     until(http, idle, 0)
-    before, began = heartbeats(http), time.monotonic()
-    assert http.get(f"{idle}/records?wait_ms=4000").json["records"] == []
-    assert heartbeats(http) - before < 2.5 * (time.monotonic() - began) + 4
-    found: list[tuple[list[int], float]] = []
+    found: list[int] = []
 
     def wait() -> None:
-        records = Http(http.url).get(f"{idle}/records?wait_ms=20000").json["records"]
-        found.append(([each["value"] for each in records], time.monotonic()))
+        found.extend(read(Http(http.url), idle, 1)[0])
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    time.sleep(1)
-    left = time.monotonic()
     assert http.ask("DELETE", first).status == 204
     waiting.join()
-    ((values, given),) = found
-    assert values == [7]
-    assert given - left < 3
+    assert found == [7]
+    assert http.delete(idle).status == 204
 
 
 def test_a_poll_holds_nothing_of_what_its_filter_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
