@@ -184,7 +184,7 @@ async def compact(
             secret, breathe, memory_bytes, scratch_folder, leave_bytes, keeps_deletions=keeps_deletions
         )
         await cleaning.rewrite(job, apart)
-        await unbroken(cleaning.swap(breathe))
+        await cleaning.swap(breathe)
     except _Overtaken:
         pass
     except BaseException:
@@ -287,12 +287,15 @@ class _Cleaning:
         """Replace the old segments by the new ones durably, one after the other, the oldest first. In between the log
         is whole: what leaves with a segment is superseded by what stands there still, or nothing is left that it would
         delete.
+
+        A cancellation does not cut a step in half, but it ends the wait for others that are at work on the log: with
+        very many new segments a flush on a slow disk takes minutes.
         """
         if not self._still_there():
             return
         try:
             for segment in self.new:
-                await segment.fsync()
+                await unbroken(segment.fsync())  # afterwards its file may be thrown away
         except DiskFault:
             if self._still_there():
                 raise
@@ -309,26 +312,30 @@ class _Cleaning:
                 forget=lambda: self.facts.forget_aborted(self.dropped_abort_markers),
             )
         async with self.log.alone():
-            if not self._still_there():
-                return
-            await self.disk.sync_dir(self.log.folder)
-            if not self._still_there():
-                return
-            if self.forgotten_below:
-                await self.log.forget_below(self.forgotten_below)
-            plan = self._plan()
-            if not self._still_there():
-                return
-            await self.disk.write_atomic(f"{self.log.folder}/{PLAN}", plan.encode())
-            if self._still_there():
-                await self._replace_segments(plan, breathe)
-                for count, _ in enumerate(remove_old(self.disk, self.folder, plan), 1):
-                    if count % REMOVED_A_TURN == 0:
-                        await breathe()
-            else:
-                await forget_plan(self.disk, self.log.folder)
+            await unbroken(self._put_in_place(breathe))
         if self.report.swapped:
             await self.log.flush()
+
+    async def _put_in_place(self, breathe: Callable[[], Awaitable[None]]) -> None:
+        """The swap itself. The caller holds the log's `alone`."""
+        if not self._still_there():
+            return
+        await self.disk.sync_dir(self.log.folder)
+        if not self._still_there():
+            return
+        if self.forgotten_below:
+            await self.log.forget_below(self.forgotten_below)
+        plan = self._plan()
+        if not self._still_there():
+            return
+        await self.disk.write_atomic(f"{self.log.folder}/{PLAN}", plan.encode())
+        if self._still_there():
+            await self._replace_segments(plan, breathe)
+            for count, _ in enumerate(remove_old(self.disk, self.folder, plan), 1):
+                if count % REMOVED_A_TURN == 0:
+                    await breathe()
+        else:
+            await forget_plan(self.disk, self.log.folder)
 
     async def _replace_segments(self, plan: SwapPlan, breathe: Callable[[], Awaitable[None]]) -> None:
         """Give the new segments their final names, and use them. The next flush makes this durable and removes the
@@ -413,14 +420,20 @@ async def renew_snapshots(
     async with log.alone():
         if not may():
             return
-        await forget()
-        renewed = -1
-        while log.views and renewed not in log.snapshots.stored:  # the log may be cut meanwhile
-            log.roll(now_ms)
-            log.take_snapshot()
-            renewed = log.end_offset
-            await log.durability.settle(renewed)
-        await log.snapshots.forget_below(renewed)
-        left = (*log.snapshots.stored, *log.snapshots.pending)
-        assert all(offset >= renewed for offset in left), "no snapshot brings back what was forgotten"
-        await log.disk.sync_dir(log.folder)
+        await log.durability.settle(log.end_offset)  # so that what can't be cut short is short
+        if may():
+            await unbroken(_renew_snapshots(log, now_ms, forget))
+
+
+async def _renew_snapshots(log: PartitionLog, now_ms: int, forget: Callable[[], Awaitable[None]]) -> None:
+    await forget()
+    renewed = -1
+    while log.views and renewed not in log.snapshots.stored:  # the log may be cut meanwhile
+        log.roll(now_ms)
+        log.take_snapshot()
+        renewed = log.end_offset
+        await log.durability.settle(renewed)
+    await log.snapshots.forget_below(renewed)
+    left = (*log.snapshots.stored, *log.snapshots.pending)
+    assert all(offset >= renewed for offset in left), "no snapshot brings back what was forgotten"
+    await log.disk.sync_dir(log.folder)

@@ -27,20 +27,19 @@ async def raise_start_offset(log: PartitionLog, offset: int) -> None:
     assert offset <= log.end_offset, "a log can't start above its end"
     # Not `start_offset`: that may be raised already and not be durable yet.
     if offset > log.durability.kept_start:
-        await unbroken(_raise_start_offset(log, offset))
+        async with log.alone():
+            if not log.gone:
+                if log.flushed_offset < offset:  # recovery takes everything below the start offset for durable
+                    await log.durability.settle(offset)  # which may be cut short: it may take long
+                await unbroken(_raise_start_offset(log, offset))
 
 
 async def _raise_start_offset(log: PartitionLog, offset: int) -> None:
-    async with log.alone():
-        if log.gone:
-            return
-        if log.flushed_offset < offset:  # recovery takes everything below the start offset for durable
-            await log.durability.settle(offset)
-        offset = min(offset, log.end_offset)  # the log may have been cut meanwhile
-        assert offset <= log.flushed_offset, "what recovery takes for durable is durable"
-        if offset > log.start_offset:
-            _start_at(log, offset)
-        await keep_start(log)
+    offset = min(offset, log.end_offset)  # the log may have been cut meanwhile
+    assert offset <= log.flushed_offset, "what recovery takes for durable is durable"
+    if offset > log.start_offset:
+        _start_at(log, offset)
+    await keep_start(log)
 
 
 async def keep_start(log: PartitionLog) -> None:

@@ -890,6 +890,35 @@ def test_a_swap_that_is_cancelled_is_made_or_not_made(steps: int) -> None:
     assert table(committed_records(again.log, again.stable)) == before
 
 
+def test_a_swap_that_waits_for_its_turn_can_be_cancelled() -> None:
+    """A flush of very many segments on a slow disk held the log for minutes, and so long the broker did not stop."""
+    bench = Bench(MemoryDisk())
+    for value in (b"1", b"2"):
+        bench.put(*((b"%d" % key, value) for key in range(10)))
+    before, is_held = records(bench), asyncio.Event()
+
+    async def held(function: str, disk: Disk, job: CleaningJob) -> Cleaned:
+        cleaned = await once(function, disk, job)
+        await bench.log.alone().acquire()
+        is_held.set()
+        return cleaned
+
+    async def stopped() -> None:
+        cleaning = asyncio.create_task(bench.clean(apart=held))
+        await is_held.wait()
+        for _ in range(20):  # it begins to wait
+            await asyncio.sleep(0)
+        cleaning.cancel()
+        await asyncio.wait([cleaning], timeout=5)
+        assert cleaning.cancelled()
+        bench.log.alone().release()
+
+    asyncio.run(stopped())
+    assert records(bench) == before
+    report = asyncio.run(bench.clean())
+    assert report is not None and report.swapped
+
+
 class WritingOnDisk(MemoryDisk):
     """As the real one: a wait that is cancelled does not stop what its writer has begun."""
 

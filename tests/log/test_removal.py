@@ -29,6 +29,24 @@ def test_a_raised_start_survives_a_crash() -> None:
     assert asyncio.run(offset_for_timestamp(again, 0, 20, open_batch)) == (5, 1005, 0)
 
 
+def test_a_caller_that_waits_to_raise_the_start_can_be_cancelled() -> None:
+    """Behind a flush of very many segments on a slow disk it waited for minutes. So long a broker did not stop."""
+
+    async def main() -> None:
+        log, _ = open_log(MemoryDisk(), config=SMALL)
+        fill(log, 10, records=2)
+        async with log.alone():
+            raising = asyncio.ensure_future(raise_start_offset(log, 5))
+            for _ in range(20):  # it begins to wait
+                await asyncio.sleep(0)
+            raising.cancel()
+            await asyncio.wait([raising], timeout=5)
+            assert raising.cancelled()
+        assert log.start_offset == 0
+
+    asyncio.run(main())
+
+
 def test_a_start_that_is_not_durable_yet_promises_nothing_to_a_caller_that_asks_for_a_lower_one() -> None:
     """A deletion up to 8 waits for the disk; one up to 5, asked meanwhile, was answered at once, and power failed."""
 
