@@ -47,6 +47,7 @@ from service.wire.messages import (
 )
 from tests.service.groups.driver import subscription
 from tests.service.groups.stage import Stage
+from tests.turns import with_turns
 
 NOBODY = b"?" * 16
 
@@ -244,6 +245,15 @@ def test_a_group_named_twice_is_deleted_once(stage: Stage) -> None:
         ("g", ErrorCode.NONE),
         ("nix", ErrorCode.GROUP_ID_NOT_FOUND),
     ]
+
+
+def test_groups_that_have_offsets_are_deleted_each_in_a_turn_of_its_own(stage: Stage) -> None:
+    names = [f"g{number}" for number in range(30)]
+    for name in names:
+        stage.ask(commit(stage, name), 9)
+    answer, turns = asyncio.run(with_turns(stage.answer(DeleteGroupsRequest(names), 2)))
+    assert not any(each.error_code for each in answer.results)
+    assert turns >= len(names)
 
 
 # Offsets
