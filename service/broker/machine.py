@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from service.turns import Steps
+
 
 class Decision(Protocol):
     @property
@@ -35,6 +37,17 @@ class TakesTransactions(Protocol):
 
     def apply(self, key: bytes, value: bytes | None, *, producer_id: int = -1, producer_epoch: int = -1) -> None: ...
     def apply_marker(self, producer_id: int, producer_epoch: int, committed: bool) -> None: ...
+
+
+@runtime_checkable
+class ReadsInTurns(Protocol):
+    """A machine with records of which one may take longer than a turn. Both functions yield when a turn is over."""
+
+    def read_ahead(self, key: bytes, value: bytes) -> Steps[None]:
+        """Read a large record right before it is applied."""
+
+    def make_ready(self) -> Steps[None]:
+        """When the whole log was applied, and before the first decision: what the machine would need long for then."""
 
 
 MachineT = TypeVar("MachineT", bound=Machine)

@@ -13,13 +13,14 @@ checksum is wrong is different: it may have held a decision, which is lost. Its 
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Generic, NamedTuple
 
 from log.batch import BatchHeader, CorruptBatch, checksum_ok, read_records
 from log.control import ControlType, read_marker
 from log.disk import DiskFault
 from log.ids import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
-from service.broker.machine import MachineT, Mishaps, TakesTransactions
+from service.broker.machine import MachineT, Mishaps, ReadsInTurns, TakesTransactions
 from service.broker.partition import Partition
 from service.turns import Steps, Turn
 
@@ -30,6 +31,8 @@ WORK_A_TURN = 750
 TO_APPLY = 3
 SHORT_BYTES = 1 << 10
 """A longer batch, or a record with a longer value, counts as several."""
+LARGE_BYTES = 64 << 10
+"""A record with a longer value is read in turns before it is applied, if the machine can do that."""
 HELD_BYTES = 4 << 20
 """How many bytes of records are held, those that were replaced included."""
 RECORD_BYTES = 300
@@ -59,6 +62,7 @@ class Replay(Generic[MachineT]):
         """What is below was replayed."""
         asked: object = machine  # once, because asking takes longer than applying a record
         self.taking_transactions = asked if isinstance(asked, TakesTransactions) else None
+        self._reading = asked if isinstance(asked, ReadsInTurns) else None
         self._mishaps = mishaps
         # As they were when `at_offset` was the log's start. It may be none of the log's offsets by the time of reading.
         self._taken_back, self._times_forgotten = partition.committed_taken_back, partition.log.times_forgotten
@@ -102,6 +106,11 @@ class Replay(Generic[MachineT]):
         self.at_offset = end_offset  # compaction may have taken the last batches
         self._is_broken = False
 
+    def make_ready(self) -> Steps[None]:
+        """The log has been replayed: what the machine would need long for at its first decisions."""
+        if self._reading is not None:
+            yield from self._reading.make_ready()
+
     def tell_passed_over(self) -> None:
         """The broker that leads counts them: the others have the same ones."""
         self._mishaps.records += self._unreadable
@@ -126,7 +135,7 @@ class Replay(Generic[MachineT]):
                     yield
                 if is_transactional or key is None or not only_last_counts(key, value):
                     yield from self._apply_held()
-                    yield from self._in_its_turn(value)
+                    yield from self._in_its_turn(key, value)
                     self._apply(record.offset, key, value, header.producer_id, header.producer_epoch)
                     continue
                 held[key] = HeldRecord(record.offset, value, held.pop(key, None))  # the order is that of the last ones
@@ -148,14 +157,18 @@ class Replay(Generic[MachineT]):
         self._held_bytes = 0
         while last_ones:
             key, held = last_ones.pop()
-            yield from self._in_its_turn(held.value)
+            yield from self._in_its_turn(key, held.value)
             while not self._apply(held.offset, key, held.value) and held.before is not None:
                 held = held.before
-                yield from self._in_its_turn(held.value)
+                yield from self._in_its_turn(key, held.value)
 
-    def _in_its_turn(self, value: bytes | None) -> Steps[None]:
+    def _in_its_turn(self, key: bytes | None, value: bytes | None) -> Steps[None]:
         if self._turn.is_over(TO_APPLY * (1 + len(value or b"") // SHORT_BYTES)):
             yield
+        if self._reading is not None and key is not None and value is not None and len(value) > LARGE_BYTES:
+            with suppress(Exception):  # `apply` raises it again, and is heard
+                yield from self._reading.read_ahead(key, value)
+                yield
 
     def _apply(
         self,

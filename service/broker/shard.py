@@ -23,6 +23,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any, Generic
 
 from log.batch import CorruptBatch, build_plain_batch
@@ -214,11 +215,13 @@ class Shard(Generic[MachineT]):
             if not replay.holds:
                 self._give_up()
                 return
-            while replay.at_offset < log.end_offset:  # a marker may come while we replay
-                for _ in replay.up_to(log.end_offset):
+            while True:
+                for _ in chain(replay.up_to(log.end_offset), replay.make_ready()):
                     await breathe()
                     if self.dropped:
                         return
+                if replay.at_offset == log.end_offset:  # otherwise a marker has come meanwhile
+                    break
         replay.tell_passed_over()
         self._written_end_offset = log.end_offset
         self.loaded, self.loaded_s = True, self._env.clock.monotonic()

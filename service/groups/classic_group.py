@@ -9,10 +9,11 @@ token of its last JoinGroup. `joined`, `preferences` and `listing` are always wh
 that the cost of a join does not grow with the group.
 """
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
+from log.steps import done_at_once
 from service.groups.commands import (
     NO_GENERATION,
     NO_MEMBER,
@@ -81,6 +82,8 @@ NAMES_READ_MAX: Final = 100_000
 """The most names of topics that are read in different subscriptions of one group. That takes 30 ms, in one turn. What
 more is subscribed to counts as not known.
 """
+MADE_A_TURN: Final = 1_000
+"""How many members of a stored group are made in one turn, when turns are counted."""
 KNOWN_AT_MOST: Final = 10
 """With the topics of so many others those of a member are compared before they are read."""
 
@@ -117,8 +120,17 @@ class ClassicGroup:
     # The value of this group's last record in the log; None before the first. Only `apply` changes it.
     stored: bytes | None = None
 
+    # The group that `stored` describes, if it was made before the group wakes.
+    ready: "ClassicGroup | None" = field(default=None, compare=False, repr=False)
+
     @classmethod
     def from_stored(cls, group_id: str, stored: bytes, value: GroupMetadataValue) -> "ClassicGroup":
+        return done_at_once(cls.from_stored_in_turns(group_id, stored, value))
+
+    @classmethod
+    def from_stored_in_turns(
+        cls, group_id: str, stored: bytes, value: GroupMetadataValue
+    ) -> "Generator[None, None, ClassicGroup]":
         group = cls(
             group_id,
             state=ClassicState.STABLE if value.members else ClassicState.EMPTY,
@@ -130,7 +142,7 @@ class ClassicGroup:
         )
         group.previous_state = group.state
         protocol = value.protocol or ""
-        for said in value.members:  # counted below, and not one by one as by `add`: they may be thousands
+        for place, said in enumerate(value.members, 1):  # counted below, and not one by one as by `add`
             group.members[said.member_id] = ClassicMember(
                 said.member_id,
                 said.group_instance_id,
@@ -143,6 +155,8 @@ class ClassicGroup:
             )
             if said.group_instance_id is not None:
                 group.static_members[said.group_instance_id] = said.member_id
+            if place % MADE_A_TURN == 0:
+                yield
         if group.members:
             group.preferences[protocol,], group.listing[protocol] = len(group.members), 1
         group.leader = value.leader

@@ -5,6 +5,8 @@ that. The record of a group holds its last generation. Whatever else a live grou
 one a group is kept as the bytes of its record until it is first asked for.
 """
 
+from collections.abc import Generator
+
 from service.groups.classic_decisions import ClassicDecisions
 from service.groups.classic_group import ClassicGroup
 from service.groups.commands import (
@@ -30,11 +32,15 @@ from service.groups.records import (
     fits,
     read_key,
     read_value,
+    read_value_in_turns,
 )
 from service.groups.settings import GroupSettings
 from service.groups.states import ClassicState
 from service.groups.verdicts import Draft, Fault, RecordPair, Token
 from service.wire.messages import GroupMetadataKey, GroupMetadataValue
+
+LARGE_BYTES = 64 << 10
+"""A longer record, of some hundreds of members, is read in turns before its group wakes."""
 
 
 class ClassicKind:
@@ -146,10 +152,16 @@ class ClassicKind:
         group.stored = value
         groups[read.group] = group
 
+    def make_ready(self, group: ClassicGroup) -> Generator[None, None, None]:
+        if group.stored is not None and len(group.stored) > LARGE_BYTES:
+            value = yield from read_value_in_turns(GroupMetadataValue, group.stored)
+            group.ready = yield from ClassicGroup.from_stored_in_turns(group.group_id, group.stored, value)
+
     def wake(self, group: ClassicGroup, draft: Draft) -> ClassicGroup:
         if group.stored is None:
             return group  # the group has no record: it holds offsets only
-        awake = _from_stored(group)
+        is_ready = group.ready is not None and group.ready.stored is group.stored
+        awake = group.ready if group.ready is not None and is_ready else _from_stored(group)
         self.decisions.resume(awake, draft)
         return awake
 

@@ -4,7 +4,7 @@ Each member moves by itself towards an assignment that the broker computes; `con
 group is what its records say, in service as after a restart: except for a few notes, only `apply` writes it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import assert_never, cast
 
 from service.groups.commands import (
@@ -174,6 +174,9 @@ class ConsumerKind:
             del groups[read.group_id]  # this tombstone is written last, after those of all other records of the group
         else:
             _apply_tombstone(group, read)
+
+    def make_ready(self, group: ConsumerGroup) -> Generator[None, None, None]:
+        yield from ()  # its records have made it
 
     def wake(self, group: ConsumerGroup, draft: Draft) -> ConsumerGroup:
         self._decisions.resume(group, draft)

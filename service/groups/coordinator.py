@@ -6,11 +6,11 @@
     ... write them as one batch, wait until they are committed, send the answers ...
 
 At a start, or when the broker takes over the partition, the log is read by the same `apply`, and its transaction
-markers by `apply_marker`. Only these two write durable state. The first call of anything else makes the groups live:
-members keep their places, and their sessions begin anew. Rebalances of classic groups, parked requests and deadlines
-are soft: they are lost with the machine, and clients join again. There is no clock, no randomness and no I/O: time,
-fresh ids, and views of the topics and of the wall clock come in. `now_ms` comes from a clock that is never set; stored
-times are those of the wall clock.
+markers by `apply_marker`; what is large is read in turns before (`read_ahead`, `make_ready`). Only these write durable
+state. The first call of anything else makes the groups live: members keep their places, and their sessions begin anew.
+Rebalances of classic groups, parked requests and deadlines are soft: they are lost with the machine, and clients join
+again. There is no clock, no randomness and no I/O: time, fresh ids, and views of the topics and of the wall clock come
+in. `now_ms` comes from a clock that is never set; stored times are those of the wall clock.
 
 `next_deadline_ms` says when `expire` must be called: nothing is due before, and perhaps nothing is then. One call does
 as much as fits into one batch and one turn of the loop, so it may be due again at once.
@@ -19,7 +19,7 @@ This module has the offsets, and finds the kind of group for each command, recor
 made from what the kinds say about themselves (`kinds.py`).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from itertools import islice
 from types import NoneType
 from typing import Any
@@ -46,7 +46,7 @@ from service.groups.kinds import Decide, FallDue, Group, Kind, Kinds, MakeKinds
 from service.groups.known_kinds import known_kinds
 from service.groups.offset_decisions import OffsetDecisions
 from service.groups.offsets import CommittedOffset, Offsets, OffsetsByTopic
-from service.groups.records import OFFSET_KEYS, PREFIX_BYTES, read_offset, read_offset_key
+from service.groups.records import OFFSET_KEYS, PREFIX_BYTES, read_ahead, read_offset, read_offset_key
 from service.groups.settings import GroupSettings
 from service.groups.topics import TopicView
 from service.groups.verdicts import Draft, GroupDecision, OffsetsPut, RecordPair, Replacement, Token
@@ -192,6 +192,18 @@ class GroupCoordinator:
     def only_last_counts(key: bytes, value: bytes | None) -> bool:
         """An offset that is followed by another one. A tombstone leaves the group that the offset before it made."""
         return value is not None and key[:PREFIX_BYTES] in OFFSET_KEYS
+
+    @staticmethod
+    def read_ahead(key: bytes, value: bytes) -> Generator[None, None, None]:
+        """Read a large record in several turns, right before `apply`. It yields when a turn is over."""
+        return read_ahead(key, value)
+
+    def make_ready(self) -> Generator[None, None, None]:
+        """When the whole log was applied: do in several turns what would take long when large groups wake."""
+        for place, group in enumerate(list(self._groups.values()), 1):
+            yield from self._kinds[type(group)].make_ready(group)
+            if place % WOKEN_AT_ONCE == 0:
+                yield
 
     def apply_marker(self, producer_id: int, producer_epoch: int, committed: bool) -> None:
         """The producer's transaction has ended in this partition: its offsets count from now on, or are dropped."""

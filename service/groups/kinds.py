@@ -9,7 +9,7 @@ draft of a decision, and the map of groups while a record is applied. A change f
 outside of both, in a passage (`migration.py`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from enum import Enum
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
@@ -118,6 +118,9 @@ class Kind(Protocol[G]):
 
     def apply(self, groups: dict[str, Group], key: bytes, value: bytes | None, *, is_replay: bool) -> None:
         """Take up one record: put, change or remove the group that it is about, and no other."""
+
+    def make_ready(self, group: G) -> Generator[None, None, None]:
+        """Do what `wake` would need long for, of a group as the log left it. It yields when a turn is over."""
 
     def wake(self, group: G, draft: Draft) -> Group:
         """The live group in the place of `group`, which is as the log left it."""

@@ -6,11 +6,12 @@ wire.
 """
 
 import struct
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
+from log.steps import done_at_once
 from service.groups.classic_group import ClassicGroup, ClassicMember
 from service.groups.consumer_group import (
     ClassicFacts,
@@ -24,7 +25,7 @@ from service.groups.offsets import CommittedOffset
 from service.groups.states import MemberState
 from service.groups.verdicts import RecordPair
 from service.wire.base import Struct
-from service.wire.codec import decode_data, encode_data
+from service.wire.codec import decode_data, decode_data_in_steps, encode_data
 from service.wire.decoders import Malformed, long_varint
 from service.wire.encoders import varint
 from service.wire.messages import (
@@ -120,6 +121,9 @@ SAID_TOPICS = 30
 PARTITIONS_ALIKE = 5_000
 FEW_PARTITIONS = 31
 
+# How many topics of a member are read in one turn of the loop: a millisecond or two.
+TOPICS_READ_A_TURN = 2_500
+
 EPOCH_ALONE = struct.Struct(">hib")  # the version, the group's epoch, no tagged field
 EPOCH_AND_HASH = struct.Struct(">hi3Bq")  # the version, the group's epoch, one tagged field: the hash
 HASH_TAG = (1, 0, 8)  # how many tagged fields, which one, its length
@@ -132,6 +136,7 @@ EPOCHS_TAG = b"\1\0"  # one tagged field, number 0
 
 Value = TypeVar("Value", bound=Struct)
 Part = TypeVar("Part")
+Turns = Generator[None, None, Part]  # yields when a turn is over
 
 
 def fits(*names: str | None) -> bool:
@@ -177,6 +182,29 @@ def read_value(cls: type[Value], value: bytes) -> Value:
     if type(known := _known_values.pop(value, None)) is cls:
         return known
     return decode_data(cls, int.from_bytes(value[:2], "big"), memoryview(value)[2:])
+
+
+def read_value_in_turns(cls: type[Value], value: bytes) -> Turns[Value]:
+    return decode_data_in_steps(cls, int.from_bytes(value[:2], "big"), memoryview(value)[2:])
+
+
+def read_ahead(key: bytes, value: bytes) -> Turns[None]:
+    """Read the value of a large record in several turns, right before it is applied. It is kept at hand until then."""
+    key_type = KEY_TYPES.get(key[:PREFIX_BYTES])
+    read: Struct | SaidByMember | TargetOfMember | CurrentAssignment
+    if key_type is ConsumerGroupCurrentMemberAssignmentKey:
+        read = yield from _current_in_turns(value)
+    elif key_type is ConsumerGroupTargetAssignmentMemberKey:
+        read = TargetOfMember((yield from _target_in_turns(value)))
+    elif key_type is ConsumerGroupMemberMetadataKey:
+        read = _said((yield from read_value_in_turns(ConsumerGroupMemberMetadataValue, value)))
+    elif key_type is ConsumerGroupRegularExpressionKey:
+        read = yield from read_value_in_turns(ConsumerGroupRegularExpressionValue, value)
+    elif key_type is GroupMetadataKey:
+        read = yield from read_value_in_turns(GroupMetadataValue, value)
+    else:
+        return
+    _note_value(value, read)
 
 
 def tombstone(key: Key) -> RecordPair:
@@ -461,7 +489,10 @@ def read_said(value: bytes) -> SaidByMember:
 def _read_said(value: bytes) -> SaidByMember:
     if type(known := _known_values.pop(value, None)) is SaidByMember:
         return known
-    said = read_value(ConsumerGroupMemberMetadataValue, value)
+    return _said(read_value(ConsumerGroupMemberMetadataValue, value))
+
+
+def _said(said: ConsumerGroupMemberMetadataValue) -> SaidByMember:
     return SaidByMember(
         said.instance_id,
         said.rack_id,
@@ -535,24 +566,32 @@ _few_held = lru_cache(maxsize=PARTITIONS_ALIKE)(_part_of_held)
 def read_target(value: bytes) -> TargetByTopic:
     if type(known := _known_values.pop(value, None)) is TargetOfMember:
         return known.target
+    return done_at_once(_target_in_turns(value))
+
+
+def _target_in_turns(value: bytes) -> Turns[TargetByTopic]:
     with suppress(*UNUSUAL):
-        target, end = _read_topics(value, 2, 4, -2, _read_few_of_target, _read_part_of_target)
+        target, end = yield from _read_topics(value, 2, 4, -2, _read_few_of_target, _read_part_of_target)
         if (value[:2], value[end:]) == (VERSIONS[CONSUMER_VERSION], NO_TAGS):
             return target
-    said = read_value(ConsumerGroupTargetAssignmentMemberValue, value)
+    said = yield from read_value_in_turns(ConsumerGroupTargetAssignmentMemberValue, value)
     return {topic.topic_id: frozenset(topic.partitions) for topic in said.topic_partitions}
 
 
 def read_current(value: bytes) -> CurrentAssignment:
     if type(known := _known_values.pop(value, None)) is CurrentAssignment:
         return known
+    return done_at_once(_current_in_turns(value))
+
+
+def _current_in_turns(value: bytes) -> Turns[CurrentAssignment]:
     with suppress(*UNUSUAL):
         version, member_epoch, previous_epoch, state = CURRENT_HEAD.unpack_from(value)
-        assigned, end = _read_topics(value, CURRENT_HEAD.size, 8, -3, _read_few_held, _read_part_of_held)
-        revoking, end = _read_topics(value, end, 8, -3, _read_few_held, _read_part_of_held)
+        assigned, end = yield from _read_topics(value, CURRENT_HEAD.size, 8, -3, _read_few_held, _read_part_of_held)
+        revoking, end = yield from _read_topics(value, end, 8, -3, _read_few_held, _read_part_of_held)
         if (version, value[end:]) == (CONSUMER_VERSION, NO_TAGS):
             return CurrentAssignment(member_epoch, previous_epoch, MemberState.of_number(state), assigned, revoking)
-    said = read_value(ConsumerGroupCurrentMemberAssignmentValue, value)
+    said = yield from read_value_in_turns(ConsumerGroupCurrentMemberAssignmentValue, value)
     return CurrentAssignment(
         said.member_epoch,
         said.previous_member_epoch,
@@ -569,20 +608,23 @@ def _read_topics(
     other_bytes: int,
     read_few: Callable[[bytes], Part],
     read_part: Callable[[bytes, int], tuple[Part, int]],
-) -> tuple[dict[bytes, Part], int]:
+) -> Turns[tuple[dict[bytes, Part], int]]:
     """A list of topics, each an id and its part, and where the list ends. A part of few partitions has so many bytes
     for each, counting from its first byte, which is one more than they are.
     """
     count, at = _read_count(value, at)
     topics: dict[bytes, Part] = {}
-    for _ in range(count):
-        start = at + TOPIC_ID_BYTES
-        topic_id, first = value[at:start], value[start]
-        if first <= FEW_PARTITIONS + 1:
-            at = start + partition_bytes * first + other_bytes
-            topics[topic_id] = read_few(value[start:at])
-        else:
-            topics[topic_id], at = read_part(value, start)
+    for left in range(count, 0, -TOPICS_READ_A_TURN):
+        for _ in range(min(left, TOPICS_READ_A_TURN)):
+            start = at + TOPIC_ID_BYTES
+            topic_id, first = value[at:start], value[start]
+            if first <= FEW_PARTITIONS + 1:
+                at = start + partition_bytes * first + other_bytes
+                topics[topic_id] = read_few(value[start:at])
+            else:
+                topics[topic_id], at = read_part(value, start)
+        if left > TOPICS_READ_A_TURN:
+            yield
     return topics, at
 
 

@@ -155,6 +155,7 @@ _step_decoders: dict[int, Decode] = {}  # of requests
 _step_encoders: dict[int, Encode] = {}  # of responses
 _data_decoders: dict[tuple[str, int], Decode] = {}
 _data_encoders: dict[tuple[str, int], Encode] = {}
+_step_data_decoders: dict[tuple[str, int], Decode] = {}
 
 
 def decode_request(api_key: int, version: int, body: memoryview | bytes) -> Any:
@@ -234,11 +235,30 @@ def decode_data(
     name = cls.__name__
     decode = _data_decoders.get((name, version))
     if decode is None:
-        if name not in MESSAGES or not within(version, MESSAGES[name][2]):
-            raise MalformedRequest(f"{name} has no version {version}")
-        decode = _data_decoders[name, version] = compile_decoder(name, version)
+        decode = _data_decoders[name, version] = _new_data_decoder(name, version)
     decoded: StructClass = _decoded(decode, data, most_elements)
     return decoded
+
+
+def decode_data_in_steps(
+    cls: type[StructClass], version: int, data: memoryview | bytes
+) -> Generator[None, None, StructClass]:
+    """The same, yielding after each millisecond or two of work."""
+    name = cls.__name__
+    decode = _step_data_decoders.get((name, version))
+    if decode is None:
+        decode = _step_data_decoders[name, version] = _new_data_decoder(name, version, in_steps=True)
+    try:
+        decoded: StructClass = yield from decode(data, 0, len(data), MAX_ELEMENTS)
+    except (struct.error, IndexError, UnicodeDecodeError, Malformed) as wrong:
+        raise MalformedRequest(str(wrong)) from wrong
+    return decoded
+
+
+def _new_data_decoder(name: str, version: int, *, in_steps: bool = False) -> Decode:
+    if name not in MESSAGES or not within(version, MESSAGES[name][2]):
+        raise MalformedRequest(f"{name} has no version {version}")
+    return compile_decoder(name, version, in_steps=in_steps)
 
 
 def _new_decoder(api_key: int, version: int, side: str, *, in_steps: bool = False) -> Decode:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+import service.broker.shard
+import service.groups.classic_group
 import txn.coordinator
 from log.batch import CorruptBatch, build_plain_batch
 from log.control import ControlType, build_marker
@@ -14,15 +16,22 @@ from log.steps import done_at_once
 from service.broker.machine import Mishaps
 from service.broker.partition import Partition
 from service.broker.replay import HELD_BYTES, Replay
+from service.groups import records
+from service.groups.classic_group import MADE_A_TURN, ClassicGroup, ClassicMember
+from service.groups.commands import DescribeClassicGroup
 from service.groups.offsets import CommittedOffset
 from service.groups.records import (
+    TOPICS_READ_A_TURN,
+    classic_group_record,
     classic_group_tombstone,
     empty_classic_group_record,
     offset_key,
     offset_tombstone,
     offset_value,
 )
-from tests.service.api.txn_stage import TxnStage, on_txn_stage
+from service.turns import breathe
+from tests.service.api.txn_stage import TxnStage, on_txn_stage, until
+from tests.service.groups.driver import Driver, Topics, with_soft_epochs_of
 from tests.sim.replicas import applied_one_by_one
 from txn.records import read_value, write_key, write_value
 from txn.states import State, Txn
@@ -179,5 +188,88 @@ def test_a_replay_makes_what_all_records_make_one_by_one(
         plainly = applied_one_by_one(coordinators._new_machine(partition), partition)
         assert replay.machine.durable_facts() == plainly.durable_facts()
         assert replay.machine.durable_facts() != coordinators._new_machine(partition).durable_facts()
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_a_group_of_thousands_of_members_is_made_in_turns_before_its_coordinator_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has one record, and it wakes in one turn. Until it is made, clients are told that the coordinator loads."""
+    many = 3 * MADE_A_TURN
+    group = ClassicGroup("g", generation=1, protocol_type="consumer", protocol_name="range")
+    for number in range(many):
+        name = f"member {number}"
+        group.members[name] = ClassicMember(
+            name, None, "c", "/127.0.0.1", 9_000, 9_000, (("range", b"\0\0" + bytes(8)),)
+        )
+    made = [0]
+
+    def counted(*facts: Any) -> ClassicMember:
+        made[-1] += 1
+        return ClassicMember(*facts)
+
+    async def turn() -> None:
+        made.append(0)
+        await breathe()
+
+    async def scene(stage: TxnStage) -> None:
+        coordinators = stage.broker.coordination.groups
+        partition = coordinators.shard("g").partition
+        append(partition, classic_group_record(group, dict.fromkeys(group.members, b"a")))
+        monkeypatch.setattr(service.groups.classic_group, "ClassicMember", counted)
+        monkeypatch.setattr(service.broker.shard, "breathe", turn)
+        coordinators.led(partition)
+        await until(lambda: all(shard.loaded for shard in coordinators.shards()))
+        made.append(0)
+        found = await coordinators.shard("g").handle(DescribeClassicGroup("g"))
+        assert len(found.members) == many
+        assert made[-1] == 0
+        assert max(made) <= MADE_A_TURN
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_records_of_members_with_thousands_of_topics_are_read_in_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What can't be read is passed over all the same."""
+    names = tuple(f"a topic of which there are very many {number}" for number in range(3 * TOPICS_READ_A_TURN))
+    driver = Driver(topics=Topics(**dict.fromkeys(names, 1)))
+    driver.beat("a", 0, subscribed_topics=names)
+    driver.beat("b", 0, subscribed_topics=None, subscribed_regex="a topic.*")
+    driver.wait(10_000)
+    driver.beat("a", 2, owned={})
+    read = [0]
+
+    def counts(name: str) -> None:
+        called = getattr(records, name)
+
+        def counted(part: bytes) -> Any:
+            read[-1] += 1
+            return called(part)
+
+        monkeypatch.setattr(records, name, counted)
+
+    async def scene(stage: TxnStage) -> None:
+        coordinators = stage.broker.coordination.groups
+        partition = coordinators.shard("g").partition
+        written = [pair for entry in driver.log for pair in entry.records]
+        longest = max(written, key=lambda pair: len(pair[1] or b""))
+        for key, value in ((longest[0], (longest[1] or b"")[:-9]), *written):
+            append(partition, (key, value))
+        for name in ("_read_few_of_target", "_read_few_held"):
+            counts(name)
+        records._known_values.clear()
+        mishaps = Mishaps()
+        replay: Replay[Any] = Replay(partition, coordinators._new_machine(partition), mishaps)
+        for _ in replay.up_to(partition.log.end_offset):
+            read.append(0)
+        assert sum(read) > 2 * len(names) // 2
+        assert max(read) <= TOPICS_READ_A_TURN
+        replay.tell_passed_over()
+        assert mishaps.records == 1
+        live, found = driver.machine.durable_facts(), replay.machine.durable_facts()
+        assert found == with_soft_epochs_of(live, found)
 
     on_txn_stage(tmp_path, scene)

@@ -3,6 +3,7 @@
 Who enters is a guest until a minute has passed. The coordinator knows nothing of waiting rooms.
 """
 
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar, NamedTuple, cast, get_args
@@ -125,6 +126,9 @@ class WaitingRooms:
         else:
             room.members[guest] = ""
         groups[group_id] = room
+
+    def make_ready(self, group: WaitingRoom) -> Generator[None, None, None]:
+        yield from ()
 
     def wake(self, group: WaitingRoom, draft: Draft) -> WaitingRoom:
         for guest in group.members:
