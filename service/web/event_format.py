@@ -14,7 +14,7 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, unquote_to_bytes
 
@@ -40,9 +40,10 @@ NOT_ATTRIBUTES = DATA_MEMBERS | {"datacontenttype"}
 """In binary mode these are no headers of their own."""
 IN_HEADERS = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
 LAST_TIME_MS = 253_402_300_799_999
+LEAP_YEAR = 400
 _HOUR, _MINUTE = "([01][0-9]|2[0-3])", "[0-5][0-9]"
 _TIME = re.compile(
-    rf"[0-9]{{4}}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])[Tt]{_HOUR}:{_MINUTE}:({_MINUTE}|60)(\.[0-9]+)?"
+    rf"([0-9]{{4}})-([0-9]{{2}})-([0-9]{{2}})[Tt]{_HOUR}:{_MINUTE}:({_MINUTE}|60)(\.[0-9]+)?"
     rf"([Zz]|[+-]{_HOUR}:{_MINUTE})"
 )
 _NUMBER = re.compile(rb"-?[0-9]")
@@ -55,6 +56,13 @@ _JSON_MEDIA = re.compile(r"[^;/]+/([^;/]+\+)?json\s*(;|$)", re.IGNORECASE)
 _TEXT_MEDIA = re.compile(
     r"(text/[^;\s]+|application/([^;/\s]+\+)?xml)\s*(;\s*charset=\"?(utf-?8|us-ascii)\"?)?$", re.IGNORECASE
 )
+_CHARSET = re.compile(r";\s*charset=\"?([^\s;\"]{1,40})\"?\s*(?:;|$)", re.IGNORECASE)
+_TEXT_CHARSETS = re.compile(
+    r"utf-?(8|16|32)(-?[bl]e)?|us-ascii|(iso-?|l)8859-[0-9]{1,2}|latin-?[0-9]{1,2}|(windows-|cp)125[0-8]|koi8-[ru]"
+    r"|shift[-_]jis|euc-(jp|kr)|iso-2022-(jp|kr)|gb2312|gbk|gb18030|big5",
+    re.IGNORECASE,
+)
+"""Python has codecs that are none of text, or take long."""
 
 
 class CloudEvent(msgspec.Struct):
@@ -120,8 +128,16 @@ def from_structured(body: bytes, now_ms: int) -> NewRecord:
 
 
 def _check_time(time: str | None) -> None:
-    if time is not None and not _TIME.fullmatch(time):
-        raise Problem("invalid-record", "time is no time as in RFC 3339")
+    if time is None:
+        return
+    found = _TIME.fullmatch(time)
+    try:
+        if found is None:
+            raise ValueError(time)
+        year, month, day = map(int, found.group(1, 2, 3))
+        date(year or LEAP_YEAR, month, day)  # that class has no year 0, which is one as well
+    except ValueError:
+        raise Problem("invalid-record", "time is no time as in RFC 3339") from None
 
 
 def from_binary(given: Mapping[str, str], body: bytes, now_ms: int) -> NewRecord:
@@ -286,12 +302,26 @@ def to_binary(event: EventOut) -> tuple[dict[str, str], bytes | None]:
         return headers, None
     elif isinstance(media, str) and not _JSON_MEDIA.match(media):
         text = _simple(data)
-        body = text.encode() if isinstance(text, str) else bytes(data)
+        body = _in_charset(text, media) if isinstance(text, str) else bytes(data)
     else:
         body, media = bytes(data), media or "application/json"
     if not isinstance(media, str) or not _SPOKEN.fullmatch(media):
         media = "application/octet-stream"
     return {**headers, "Content-Type": media}, body
+
+
+def _in_charset(text: str, media: str) -> bytes:
+    """The text as its media type says that it is written. If that says nothing, or nonsense, it is UTF-8."""
+    if "charset" not in media.lower() or not _SPOKEN.fullmatch(media):
+        return text.encode()
+    found = _CHARSET.search(media)
+    try:
+        if found is None or not _TEXT_CHARSETS.fullmatch(found[1]):
+            raise LookupError(media)
+        return text.encode(found[1])
+    except (LookupError, UnicodeEncodeError):
+        detail = f"its data can't be written in the charset that datacontenttype tells: ask for {STRUCTURED}"
+        raise Problem("not-acceptable", detail) from None
 
 
 def _simple(given: object) -> str | int | None:

@@ -207,6 +207,7 @@ def test_what_posts_no_event_is_refused_and_writes_nothing(http: Http, topic: st
         (422, b"", {**good, "ce-subject": "%ff"}),
         (422, b"", {**good, "ce-time": "zz"}),
         (422, b"", {**good, "ce-time": "2026-13-02T03:04:05Z"}),
+        (422, b"", {**good, "ce-time": "2026-02-30T03:04:05Z"}),
     ]
     for status, body, headers in refused:
         answer = http.post(path, body, headers=headers)
@@ -258,6 +259,11 @@ def record(value: bytes | None, **headers: str) -> Record:
         ('"datacontenttype": 5', 422, "datacontenttype"),
         ('"time": "yesterday"', 422, "time"),
         ('"time": "2026-01-02T24:04:05Z"', 422, "time"),
+        ('"time": "2026-02-30T03:04:05Z"', 422, "time"),
+        ('"time": "1900-02-29T03:04:05Z"', 422, "time"),
+        ('"time": "2026-04-31t03:04:05.5+01:00"', 422, "time"),
+        ('"time": "2024-02-29T03:04:05Z"', 200, ""),
+        ('"time": "0000-02-29T03:04:05Z"', 200, ""),
         ('"time": "2026-01-02t03:04:05z", "a": 2147483647, "b": -2147483648', 200, ""),
         ('"extension": 2147483648', 422, "32 bits"),
         ('"extension": -2147483649', 422, "32 bits"),
@@ -340,6 +346,30 @@ def test_an_event_in_binary_mode_is_shown_whatever_numbers_it_has(member: str, s
     headers, body = to_binary(shown_event(HERE, record(event, **{"content-type": STRUCTURED}), in_lines=False))
     assert body == shown_as
     assert {name for name in headers if name.startswith("ce-")} == {f"ce-{name}" for name in ATTRIBUTES}
+
+
+@pytest.mark.parametrize(
+    ("charset", "data", "body"),
+    [
+        ("utf-16", "é", "é".encode("utf-16")),
+        ('\\"UTF-16BE\\"', "é", b"\x00\xe9"),
+        ("ISO-8859-1; format=flowed", "é", b"\xe9"),
+        ("utf-8", "é", "é".encode()),
+    ],
+)
+def test_text_is_in_the_charset_that_its_media_type_tells(charset: str, data: str, body: bytes) -> None:
+    """Text of a structured event left in binary mode as UTF-8, whatever its media type said."""
+    event = f'{json.dumps(ATTRIBUTES)[:-1]}, "datacontenttype": "text/plain; charset={charset}", "data": "{data}"}}'
+    headers, found = to_binary(shown_event(HERE, record(event.encode(), **{"content-type": STRUCTURED})))
+    assert (found, headers["Content-Type"]) == (body, f"text/plain; charset={charset}".replace("\\", ""))
+
+
+@pytest.mark.parametrize("charset", ["iso-8859-1", "unknown", "idna", "base64", "x" * 10_000])
+def test_text_that_its_charset_does_not_have_is_shown_in_structured_mode_only(charset: str) -> None:
+    event = f'{json.dumps(ATTRIBUTES)[:-1]}, "datacontenttype": "text/plain; charset={charset}", "data": "€"}}'
+    with pytest.raises(Problem, match="charset") as refused:
+        to_binary(shown_event(HERE, record(event.encode(), **{"content-type": STRUCTURED})))
+    assert refused.value.slug == "not-acceptable"
 
 
 def test_no_objects_are_made_of_data_for_binary_mode() -> None:
