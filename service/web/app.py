@@ -123,6 +123,7 @@ COMING_HEAD_BYTES_MAX = 4 * HEAD_BYTES_MAX
 """How much is read of a head that does not end: so long it may become when it is forwarded."""
 PACKED_AT_ONCE_BYTES = 64 << 10
 HEAD_TOO_LONG = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+_NO_ROUTE = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
 _STATUS_SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "record-too-large", 415: "unsupported-media-type"}
 
 
@@ -636,6 +637,11 @@ def _told(request: web.Request, failure: Exception) -> web.StreamResponse:
         if slug is None:
             raise failure
         response = Problem(slug, failure.text).response(request)
+        if (
+            failure.status in _NO_ROUTE
+            and (theirs := compatible.no_route(request.path, HTTPStatus(failure.status))) is not None
+        ):
+            response = theirs
         if "Allow" in failure.headers:
             response.headers["Allow"] = failure.headers["Allow"]
         return response

@@ -13,6 +13,7 @@ import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from http import HTTPStatus
 from sys import getsizeof
 from typing import Any
 
@@ -496,6 +497,18 @@ def refuse_v2(problem: Problem) -> web.Response:
     message = problem.detail or PROBLEMS[problem.slug].title
     body = msgspec.json.encode({"error_code": code, "message": message})
     return web.Response(body=body, status=status, content_type=V2_MEDIA)
+
+
+_PREFIXES = (("/v3", JSON), ("/topics", V2_MEDIA), ("/consumers", V2_MEDIA))
+
+
+def no_route(path: str, status: HTTPStatus) -> web.Response | None:
+    """What the REST Proxy answers where it has no resource, or not with this method; None: the path is none of its."""
+    for prefix, media in _PREFIXES:
+        if path == prefix or path.startswith(prefix + "/"):
+            told = {"error_code": status.value, "message": f"HTTP {status.value} {status.phrase}"}
+            return web.Response(body=msgspec.json.encode(told), status=status, content_type=media)
+    return None
 
 
 async def v2_records(gateway: Gateway, request: web.Request) -> web.StreamResponse:

@@ -13,8 +13,9 @@ from aiohttp import web
 
 from log.steps import done_at_once
 from service.turns import done_in_turns
-from service.web.compatible import _bytes_of, _decoded_briefly, _list_of, _Objects, _v3_record, _values
+from service.web.compatible import V2_MEDIA, _bytes_of, _decoded_briefly, _list_of, _Objects, _v3_record, _values
 from service.web.problems import Problem
+from service.web.routing import JSON
 from tests.service.web.kit import TURN_S, Coming, Http, Served, longest_turn_s, read_all
 
 
@@ -159,6 +160,28 @@ def test_another_cluster_is_told_in_their_form(http: Http, topic: str) -> None:
         answer = http.post(f"/v3/clusters/another/topics/{topic}/{path}", {})
         assert (answer.status, answer.json["error_code"]) == (404, 404)
         assert answer.headers["Content-Type"].startswith("application/json")
+
+
+def test_a_path_that_their_proxy_does_not_have_either_is_told_in_its_form(http: Http, topic: str) -> None:
+    """Programs that read `error_code` of every refusal got our problems, which have none."""
+    told = {"error_code": 404, "message": "HTTP 404 Not Found"}
+    v3, v2 = JSON, V2_MEDIA
+    for path, media in (
+        ("/v3", v3), ("/v3/", v3), ("/v3/acls", v3), (f"/v3/clusters/{cluster(http)}/brokers", v3),
+        ("/topics", v2), (f"/topics/{topic}/partitions/0/offsets", v2), (f"/consumers/{topic}/instances", v2),
+    ):  # fmt: skip
+        for answer in http.get(path), http.post(path, {}):
+            assert (answer.status, answer.json) == (404, told), (path, answer)
+            assert answer.headers["Content-Type"].partition(";")[0] == media
+    for path in ("/v1/nowhere", "/v3x", "/topicsandmore"):
+        assert http.get(path).json["type"] == "/problems/not-found"
+
+
+@pytest.mark.parametrize("path", ["/v3/clusters", "/topics/t", "/consumers/g"])
+def test_a_method_that_a_path_of_their_proxy_does_not_have_is_told_in_its_form(http: Http, path: str) -> None:
+    answer = http.ask("DELETE", path)
+    assert (answer.status, answer.json) == (405, {"error_code": 405, "message": "HTTP 405 Method Not Allowed"})
+    assert answer.headers["Allow"]
 
 
 def test_the_cluster_and_its_topics_are_shown_as_in_version_3(http: Http, topic: str) -> None:
