@@ -56,8 +56,10 @@ WRITTEN_AT_ONCE = 50
 BATCH_MAX = 10_000
 MEDIA_V2 = (V2_MEDIA, *(f"application/vnd.kafka.{form}.v2+json" for form in V2_FORMS))
 _MARK = re.compile(r'[\\"{}\[\]]')
-DEEP = 2
-"""How many objects deep the members are that an API names: a record has a value, and that has a type and data."""
+DEEP_V3, DEEP_V2 = 2, 1
+"""How many objects deep the members are that a version names: a record has a value, and with version 3 that has a type
+and data.
+"""
 
 
 class _Members(msgspec.Struct):
@@ -348,14 +350,14 @@ async def _values(request: web.Request, most_bytes: int) -> AsyncIterator[Any]:
         async for chunk in pieces_of(request, pace):
             for at in range(0, len(chunk), SCANNED_AT_ONCE):
                 for text in objects.feed(utf8.decode(chunk[at : at + SCANNED_AT_ONCE])):
-                    yield await done_in_turns(_decoded_briefly(text))
+                    yield await done_in_turns(_decoded_briefly(text, DEEP_V3))
                     pace.moved()
                 await asyncio.sleep(0)
             if objects.waiting > most_bytes:
                 raise Problem("record-too-large", f"a record is longer than {most_bytes} bytes")
             await request[HOLDER].take(objects.waiting_bytes + pace.window_bytes)
         for text in objects.feed(utf8.decode(b"", final=True)):
-            yield await done_in_turns(_decoded_briefly(text))
+            yield await done_in_turns(_decoded_briefly(text, DEEP_V3))
     except UnicodeDecodeError:
         raise Problem("malformed", "the body is not UTF-8") from None
     objects.end()
@@ -403,7 +405,7 @@ async def v3_batch(gateway: Gateway, request: web.Request) -> web.StreamResponse
             await asyncio.sleep(0)
         name = None
         try:
-            entry = await done_in_turns(_decoded_briefly(given))
+            entry = await done_in_turns(_decoded_briefly(given, DEEP_V3))
             name = entry.get("id") if isinstance(entry, dict) else None
             if not isinstance(name, str) or not 0 < len(name) <= 80:
                 raise Problem("invalid-record", "an entry has an id of 1 to 80 characters")
@@ -451,7 +453,7 @@ async def _list_of(body: bytes, name: str) -> list[bytes]:
     return some
 
 
-def _decoded_briefly(text: bytes, deep: int = DEEP, *, is_json: bool = False) -> Steps[Any]:
+def _decoded_briefly(text: bytes, deep: int, *, is_json: bool = False) -> Steps[Any]:
     """The JSON. Of a long one only the members that an API names are decoded, down to so many objects; what is long in
     them stays as it came. Objects are made of each two bytes of it otherwise. `is_json`: that is known.
     """
@@ -531,7 +533,7 @@ async def v2_records(gateway: Gateway, request: web.Request) -> web.StreamRespon
     partitioner = Partitioner(gateway.next_turn())
     turn = Turn(DECODED_AT_ONCE)
     for count, text in enumerate(records, 1):
-        each = await done_in_turns(_decoded_briefly(text))
+        each = await done_in_turns(_decoded_briefly(text, DEEP_V2))
         if not isinstance(each, dict):
             raise Problem("malformed", "a record is an object")
         partition = int(given_partition) if given_partition is not None else each.get("partition")

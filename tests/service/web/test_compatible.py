@@ -13,7 +13,17 @@ from aiohttp import web
 
 from log.steps import done_at_once
 from service.turns import done_in_turns
-from service.web.compatible import V2_MEDIA, _bytes_of, _decoded_briefly, _list_of, _Objects, _v3_record, _values
+from service.web.compatible import (
+    DEEP_V2,
+    DEEP_V3,
+    V2_MEDIA,
+    _bytes_of,
+    _decoded_briefly,
+    _list_of,
+    _Objects,
+    _v3_record,
+    _values,
+)
 from service.web.problems import Problem
 from service.web.routing import JSON
 from tests.service.web.kit import TURN_S, Coming, Http, Served, longest_turn_s, read_all
@@ -136,7 +146,7 @@ def test_what_is_no_object_ends_a_stream_of_records(text: str) -> None:
     objects = _Objects()
     with pytest.raises(Problem):
         for each in objects.feed(text):
-            done_at_once(_decoded_briefly(each))
+            done_at_once(_decoded_briefly(each, DEEP_V3))
         objects.end()
 
 
@@ -262,12 +272,21 @@ def test_lists_in_a_value_are_not_made_for_nothing(records: int) -> None:
         found = await _list_of(body, "records")
         assert len(found) == records
         for text in found:
-            each = await done_in_turns(_decoded_briefly(text))
+            each = await done_in_turns(_decoded_briefly(text, DEEP_V2))
             assert _bytes_of("json", each["key"]) == b'{"a":1}'
             assert _bytes_of("json", each["value"]) == value
             await asyncio.sleep(0)
 
     assert longest_turn_s(work()) < TURN_S
+
+
+def test_a_long_object_of_version_2_is_written_with_all_its_members(served: Served, http: Http, topic: str) -> None:
+    """Its members were taken for those of a record of version 3, so nothing was left of it: `{}` was written."""
+    records = [{"value": {"a": ["x"] * size, "type": "JSON", "data": 1}, "key": {"b": 1}} for size in (1, 100_000)]
+    headers = {"Content-Type": "application/vnd.kafka.json.v2+json"}
+    assert http.post(f"/topics/{topic}", {"records": records}, headers=headers).status == 200
+    found = [(json.loads(each.key or b""), json.loads(each.value or b"")) for each in read_all(served.bootstrap, topic)]
+    assert found == [(each["key"], each["value"]) for each in records]
 
 
 @pytest.mark.parametrize("text", [b"[[" + b"[]," * 80_000, b'{"a":"' + b'\\"' * 120_000])
@@ -285,11 +304,11 @@ def test_a_long_record_of_version_3_is_read_as_a_short_one() -> None:
         b'{"headers":[{"name":"h","value":"eA=="}],"partition_id":1,'
         b'"id":"7","timestamp":5,"value":{"type":"JSON","data":%b}}'
     )
-    long = _v3_record(done_at_once(_decoded_briefly(rest % LISTS)), 0)
-    short = _v3_record(done_at_once(_decoded_briefly(rest % b"[[], []]")), 0)
+    long = _v3_record(done_at_once(_decoded_briefly(rest % LISTS, DEEP_V3)), 0)
+    short = _v3_record(done_at_once(_decoded_briefly(rest % b"[[], []]", DEEP_V3)), 0)
     assert (long[0][1], short[0][1]) == (LISTS, b"[[],[]]")
     assert long[0][2:] == short[0][2:] == ((("h", b"x"),), 5)
     assert long[1] == short[1] == 1
     for wrong in b"[%b" % LISTS, b'{"value":{"type":"BINARY","data":%b}}' % LISTS, LISTS, b'{"headers":%b}' % LISTS:
         with pytest.raises(Problem):
-            _v3_record(done_at_once(_decoded_briefly(wrong)), 0)
+            _v3_record(done_at_once(_decoded_briefly(wrong, DEEP_V3)), 0)
