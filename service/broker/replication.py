@@ -28,7 +28,7 @@ from log.partition_log import PartitionLog
 from log.removal import keep_start, raise_start_offset
 from log.replica import cut_by_epoch
 from log.unbroken import unbroken
-from service.broker.fetch_sessions import LOOK_AROUND_MS
+from service.broker.fetch_sessions import LookAround
 from service.broker.housekeeper import Housekeeper
 from service.broker.in_sync import InSyncSets
 from service.broker.large import checksum_of, laid_beside
@@ -58,7 +58,7 @@ logger = logging.getLogger("oncelog.replication")
 
 FIRST_REST_S = 0.02
 """The first pause before a leader, or one partition of it, is asked again. Each further pause is twice as long."""
-HELD_BACK_S = 0.1
+HELD_BACK_MS = 100
 """How often a partition that is throttled is looked at again."""
 SLOW_FLUSH_S = 0.05
 """The longest time for which a flush, or a large batch that is laid beside its log, delays the next fetch. A partition
@@ -275,9 +275,9 @@ class Fetcher:
     ends when there is none left.
 
     A round costs what has changed, not what is followed. A partition is quiet when the leader's session has the present
-    question about it, and nothing came in answer; `_stirred` has those that are not. All are looked at every
-    LOOK_AROUND_MS: retention raises a log's start, which is part of the question, and the fetcher has no part in that.
-    What is to be looked at, because of that or because it is new, waits in `_unasked`: a round takes up some of it.
+    question about it, and nothing came in answer; `_stirred` has those that are not. All are looked at again
+    and again: retention raises a log's start, which is part of the question, and the fetcher has no part in that. What
+    is new waits in `_unasked`: a round takes up some of it.
     """
 
     def __init__(self, leader: int, parts: FetchingParts, throttle: Throttle) -> None:
@@ -288,7 +288,7 @@ class Fetcher:
         self._stirred: dict[TopicIdPartition, FollowedPartition] = {}
         self._unasked: dict[TopicIdPartition, FollowedPartition] = {}
         self._gone: dict[TopicIdPartition, None] = {}
-        self._looked_s = 0.0
+        self._look_around = LookAround[TopicIdPartition]()
         self._running = False
         self._client: Client | None = None
         self._session_id, self._session_epoch = NO_SESSION, SESSION_BEGINS
@@ -375,10 +375,11 @@ class Fetcher:
             await self._lost(error)
             return
         now_s = self._now_s()
-        if now_s - self._looked_s >= (HELD_BACK_S if self._throttle.is_on else LOOK_AROUND_MS / 1000):
-            self._look_around()
         for key in list(islice(self._unasked, ASKED_A_TURN)):
             self._stirred[key] = self._unasked.pop(key)
+        for key in self._look_around.due(self._followed, now_s * 1000, HELD_BACK_MS if self._throttle.is_on else None):
+            if key not in self._unasked and (quiet := self._followed.get(key)) is not None:
+                self._stirred.setdefault(key, quiet)
         rests_s = 0.0 if self._unasked else float("inf")
         if self._session_epoch == SESSION_BEGINS:
             self._told.clear()
@@ -396,7 +397,7 @@ class Fetcher:
                 self.forget(followed.partition)  # it turned out to be damaged
                 continue
             if self._throttle.holds_back(followed.partition.topic_partition, self._parts.metadata.broker_id):
-                followed.rests_until_s = max(followed.rests_until_s, now_s + HELD_BACK_S)
+                followed.rests_until_s = max(followed.rests_until_s, now_s + HELD_BACK_MS / 1000)
             if followed.partition.must_flush or followed.is_held_up:
                 rests_s = min(rests_s, SLOW_FLUSH_S)
             elif followed.rests_until_s <= now_s:
@@ -436,10 +437,6 @@ class Fetcher:
                 if self._session_id != NO_SESSION and self._stirred.get(key) is followed:
                     del self._stirred[key]
 
-    def _look_around(self) -> None:
-        self._looked_s = self._now_s()
-        self._unasked = {key: followed for key, followed in self._followed.items() if key not in self._stirred}
-
     async def _wait(self, longest_s: float) -> None:
         try:
             async with asyncio.timeout(longest_s):
@@ -477,7 +474,7 @@ class Fetcher:
         self._told.clear()
         self._gone.clear()
         self._stirred.clear()
-        self._look_around()
+        self._unasked = dict(self._followed)
 
     async def _ask(self, client: Client, news: list[FetchTopic], until_next_s: float) -> FetchResponse:
         config = self._parts.config

@@ -9,8 +9,10 @@ from service.broker.fetch_sessions import (
     IDLE_BEFORE_EVICTION_MS,
     LET_GO_AT_ONCE,
     LOOK_AROUND_MS,
+    LOOKED_AT_A_SECOND,
     FetchSession,
     FetchSessions,
+    LookAround,
     SessionKey,
     WantedPartition,
 )
@@ -195,11 +197,11 @@ def test_a_follower_without_readers_hears_of_the_high_watermark_within_the_time_
     assert list(session.stirred) == [("t", 0)]
     session.wanted["t", 0].looked_at(partition, session, ("t", 0))
     session.answered([], [("t", 0)])
-    ask(session, at_ms=4 * HEARD_WITHIN_MS, copier=(2, 12))
+    ask(session, at_ms=3 * HEARD_WITHIN_MS, copier=(2, 12))
     assert not session.stirred
     session.wanted["t", 1].committed()
     session.update([], [("t", 1)])
-    ask(session, at_ms=6 * HEARD_WITHIN_MS, copier=(2, 12))
+    ask(session, at_ms=4 * HEARD_WITHIN_MS, copier=(2, 12))
     assert not session.stirred, "nobody asks for it any more"
 
 
@@ -212,14 +214,33 @@ def test_a_follower_of_a_quiet_partition_held_all_of_it_when_it_last_asked() -> 
 
 def test_nothing_is_quiet_for_another_life_another_isolation_or_after_a_while() -> None:
     session, _, _ = looked_at(copier=(2, 12))
-    ask(session, at_ms=LOOK_AROUND_MS - 1, copier=(2, 12))
-    assert not session.stirred
-    ask(session, at_ms=LOOK_AROUND_MS, copier=(2, 12))
-    assert list(session.stirred) == list(session.wanted)
+    for at_ms, stirred in ((LOOK_AROUND_MS // 2 - 1, 0), (LOOK_AROUND_MS // 2, 1), (LOOK_AROUND_MS, 2)):
+        ask(session, at_ms=at_ms, copier=(2, 12))
+        assert list(session.stirred) == list(session.wanted)[:stirred]
     for change in ({"copier": (2, 13)}, {"isolation": Isolation.READ_COMMITTED}):
         session, _, _ = looked_at()
         ask(session, at_ms=1, **change)
         assert list(session.stirred) == list(session.wanted)
+
+
+def test_a_look_around_takes_some_with_each_request_and_each_once_in_the_round() -> None:
+    """A broker of thousands of partitions looked at all in one moment, and all brokers of the cluster in the same."""
+    around, table = LookAround[SessionKey](), {("t", index): None for index in range(10)}
+    assert around.due(table, 70_000) == []
+    looks = [around.due(table, 70_000 + at_ms) for at_ms in range(500, 5_001, 500)]
+    assert looks == [[key] for key in table]
+    assert around.due(table, 75_001) == []
+    assert around.due(table, 99_000) == list(table), "after a pause each once, and not as often as was missed"
+    assert around.due(table, 99_499) == []
+    del table["t", 1], table["t", 2]
+    table["t", 10] = None
+    seen = [key for at_ms in range(99_500, 108_000, 300) for key in around.due(table, at_ms)]
+    assert set(table) <= set(seen)
+    many = dict.fromkeys(range(20_000))
+    slow = LookAround[int]()
+    assert slow.due(many, 0) == []
+    assert len(slow.due(many, LOOK_AROUND_MS)) == LOOKED_AT_A_SECOND * LOOK_AROUND_MS // 1000
+    assert len(slow.due(many, LOOK_AROUND_MS + 100, 100)) == len(many)
 
 
 def test_a_session_that_is_closed_or_drops_a_partition_watches_it_no_more() -> None:

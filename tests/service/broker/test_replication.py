@@ -738,7 +738,6 @@ def test_a_write_costs_the_replicas_what_it_changes_whatever_else_they_hold(
     monkeypatch.setattr(Reading, "_read", counted_read)
     monkeypatch.setattr(Fetcher, "_wanted", counted_asked)
     monkeypatch.setattr(fetch_sessions, "LOOK_AROUND_MS", 3_600_000)
-    monkeypatch.setattr(replication, "LOOK_AROUND_MS", 3_600_000)
 
     async def scene(stage: ClusterStage) -> None:
         await stage.create(1, 2, min_insync_replicas="2")
