@@ -30,7 +30,7 @@ from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.groups.commands import ForgetTopic
 from service.ports import Tasks
 from service.settings.broker import BrokerConfig
-from service.turns import Steps, Turn, done_in_turns
+from service.turns import NAMED_A_TURN, Steps, Turn, done_in_turns, in_turns
 
 logger = logging.getLogger("oncelog.broker")
 
@@ -108,8 +108,11 @@ class Holdings:
         """Stop leading everything until the next session: the metadata may name other leaders by now."""
         self._in_session = False
         for partition in self._partitions:
-            self._coordination.resign(partition)
-            self._replication.stop(partition)
+            self._let_go(partition)
+
+    def _let_go(self, partition: Partition) -> None:
+        self._coordination.resign(partition)
+        self._replication.stop(partition)
 
     async def hand_over(self) -> None:
         """Give leadership to other brokers while requests are still answered. Clients are then told who leads, and need
@@ -131,7 +134,9 @@ class Holdings:
         this broker's closed port with longer and longer pauses, and would still be pausing when it is back. It also
         keeps this broker from coming in sync again before it stops.
         """
-        self.step_down()
+        self._in_session = False
+        async for partition in in_turns(self._partitions, NAMED_A_TURN):  # clients are answered still
+            self._let_go(partition)
         await asyncio.sleep(FAREWELL_S)
         await self._metadata.leave()
 

@@ -134,3 +134,28 @@ def test_a_broker_that_stops_half_way_takes_nothing_on_any_more(tmp_path: Path) 
         assert not any(partition.is_leading for partition in held(stage))
 
     on_stage(tmp_path, scene)
+
+
+def test_a_broker_that_leaves_lets_go_of_its_partitions_in_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 15,000 of them its clients heard nothing for a tenth of a second, although others led already."""
+    monkeypatch.setattr(holdings, "NAMED_A_TURN", 4)
+    monkeypatch.setattr(holdings, "FAREWELL_S", 0)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders", MANY)
+        await stage.broker.holdings.even()
+        leading: set[int] = set()
+
+        async def look() -> None:
+            while True:
+                leading.add(sum(partition.is_leading for partition in held(stage)))
+                await asyncio.sleep(0)
+
+        looking = asyncio.create_task(look())
+        await stage.broker.holdings._part()
+        looking.cancel()
+        assert leading >= set(range(0, MANY, 4))
+
+    on_stage(tmp_path, scene)
