@@ -32,6 +32,7 @@ from service.web.forwarding import media_of
 from service.web.gateway import Gateway
 from service.web.holding import HOLDER
 from service.web.instances import InstanceProblem
+from service.web.long_json import compact
 from service.web.looking import RECORD_BYTES_MAX, BodyScan
 from service.web.problems import PROBLEMS, Problem
 from service.web.producing import (
@@ -192,10 +193,14 @@ def _bytes_of(form: str, data: Any) -> bytes | None:
         try:
             return encoded(json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
         except (ValueError, RecursionError):
-            raise Problem("invalid-record", "a number is too large, or lists are too deep in one another") from None
+            raise _not_writable() from None
     raise Problem(
         "invalid-record", f"data of type {form[:40]!r} needs a schema registry: BINARY, JSON and STRING don't"
     )
+
+
+def _not_writable() -> Problem:
+    return Problem("invalid-record", "a number is too large, or lists are too deep in one another")
 
 
 def _v3_part(given: Any, what: str) -> tuple[bytes | None, str]:
@@ -455,12 +460,16 @@ async def _list_of(body: bytes, name: str) -> list[bytes]:
 
 def _decoded_briefly(text: bytes, deep: int, *, is_json: bool = False) -> Steps[Any]:
     """The JSON. Of a long one only the members that an API names are decoded, down to so many objects; what is long in
-    them stays as it came. Objects are made of each two bytes of it otherwise. `is_json`: that is known.
+    them is written as a short one is, and stays JSON. Objects are made of each two bytes of it otherwise. `is_json`:
+    that is known.
     """
     if len(text) <= DECODED_AT_ONCE or text[:1] == b'"':
         return _decoded(text)
     if is_json and not (deep and text[:1] == b"{"):
-        return Raw(text)
+        try:
+            return Raw(encoded((yield from compact(text))))
+        except (ValueError, RecursionError):
+            raise _not_writable() from None
     try:
         refuse_bytes(text)
         if not deep or text[:1] != b"{":
