@@ -20,8 +20,9 @@ _RUNS = Path(__file__).with_name("caught_runs.json")
 
 
 def seeds(mutant: str, *, anew: bool = False) -> Iterator[int]:
-    """All seeds, in the order in which they are to be tried. `anew`: as if nothing were known."""
-    return itertools.chain(() if anew else known(mutant), itertools.count(1))
+    """All seeds, each once, in the order in which they are to be tried. `anew`: as if nothing were known."""
+    first = [] if anew else known(mutant)
+    return itertools.chain(first, (seed for seed in itertools.count(1) if seed not in first))
 
 
 def known(mutant: str) -> list[int]:
