@@ -2,40 +2,36 @@
 others, and a run replays. More: `make sim-cluster`.
 """
 
-import os
 from collections.abc import Callable
 
 import pytest
 
 from tests.sim.cluster import run
-from tests.sim.replays import fingerprints
-from tests.sim.run import fresh_seed, processes
+from tests.sim.replays import run_all
+from tests.sim.run import fresh_seed
 
 KNOWN = range(3000, 3002)
 FRESH = 2
 
 
-def outcome(seed: int) -> tuple[list[str], int, int]:
+def outcome(seed: int) -> tuple[list[str], int, int, int]:
     report = run(seed)
     return (
         [f"make sim-cluster SEED={seed}: {each}" for each in report.violations],
         report.acknowledged,
         report.elections,
+        report.fingerprint,
     )
 
 
-@pytest.mark.timeout(300)
-def test_three_brokers_under_faults_break_no_promise(drawn: Callable[[str], None]) -> None:
+@pytest.mark.timeout(600)
+def test_three_brokers_under_faults_break_no_promise_and_a_run_replays(drawn: Callable[[str], None]) -> None:
+    """It replays in a process that hashes strings differently."""
     first = fresh_seed()
     drawn(f"seeds of clusters {first} to {first + FRESH - 1}; the same again: make sim-cluster N={FRESH} FROM={first}")
-    with processes(os.cpu_count() or 1) as pool:
-        outcomes = list(pool.map(outcome, (*KNOWN, *range(first, first + FRESH))))
-    assert [broken for broken, _, _ in outcomes if broken] == []
-    assert sum(acknowledged for _, acknowledged, _ in outcomes) > 100
-    assert sum(elections for _, _, elections in outcomes) > 50
-
-
-@pytest.mark.timeout(600)
-def test_a_run_of_a_cluster_replays_in_processes_with_other_hash_seeds() -> None:
-    seed = fresh_seed()
-    assert len(fingerprints("tests.sim.cluster", seed)) == 1, f"make sim-cluster SEED={seed}"
+    outcomes, elsewhere = run_all("tests.sim.cluster", outcome, (*range(first, first + FRESH), *KNOWN))
+    broken, acknowledged, elections, fingerprints = zip(*outcomes, strict=True)
+    assert [each for each in broken if each] == []
+    assert sum(acknowledged) > 100
+    assert sum(elections) > 50
+    assert fingerprints[0] == elsewhere, f"make sim-cluster SEED={first}"

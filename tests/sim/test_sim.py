@@ -4,7 +4,6 @@ planted bugs are caught.
 More of both: `make sim` and `make mutants`.
 """
 
-import os
 from collections.abc import Callable
 
 import pytest
@@ -12,36 +11,34 @@ import pytest
 from tests.sim import cluster_mutants, group_mutants, web_mutants
 from tests.sim.caught import KEPT, takes_long
 from tests.sim.mutants import MUTANTS, hunt_all, is_blind_to
-from tests.sim.replays import fingerprints
+from tests.sim.replays import run_all
 from tests.sim.rotating import next_part
-from tests.sim.run import fresh_seed, processes, run
+from tests.sim.run import fresh_seed, run
 
 NEAR_TRIES = 4
 FRESH = 40  # runs of seeds that are drawn anew each time
 
 
-def outcome(seed: int) -> tuple[list[str], bool]:
-    """What was broken, after the command that shows it again, and whether anything happened at all."""
+def outcome(seed: int) -> tuple[list[str], bool, int]:
+    """What was broken, after the command that shows it again, whether anything happened at all, and the fingerprint."""
     report = run(seed)
     broken = [str(violation) for violation in report.violations]
-    return [f"make sim SEED={seed}", *broken] if broken else [], bool(report.acknowledged and report.read)
+    busy = bool(report.acknowledged and report.read)
+    return [f"make sim SEED={seed}", *broken] if broken else [], busy, report.fingerprint
 
 
 @pytest.mark.timeout(600)
-def test_runs_under_faults_that_nobody_has_seen_break_no_promise(drawn: Callable[[str], None]) -> None:
+def test_runs_under_faults_that_nobody_has_seen_break_no_promise_and_replay(drawn: Callable[[str], None]) -> None:
+    """One of them is run again in a process that hashes strings differently."""
     first = fresh_seed()
     seeds = range(first, first + FRESH)
     drawn(f"simulated seeds {first} to {seeds[-1]}; the same again: make sim N={FRESH} FROM={first}")
-    with processes(os.cpu_count() or 1) as pool:
-        outcomes = list(pool.map(outcome, seeds))
-    assert [broken for broken, _ in outcomes if broken] == []
+    outcomes, elsewhere = run_all("tests.sim.run", outcome, seeds)
+    broken, busy, fingerprints = zip(*outcomes, strict=True)
+    assert [each for each in broken if each] == []
     # A run whose faults leave nobody a chance is rare; many of them would prove nothing.
-    assert sum(busy for _, busy in outcomes) > 0.9 * FRESH
-
-
-def test_a_run_replays_in_processes_with_other_hash_seeds() -> None:
-    seed = fresh_seed()
-    assert len(fingerprints("tests.sim.run", seed)) == 1, f"make sim SEED={seed}"
+    assert sum(busy) > 0.9 * FRESH
+    assert fingerprints[0] == elsewhere, f"make sim SEED={first}"
 
 
 @pytest.mark.timeout(600)

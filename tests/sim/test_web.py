@@ -2,35 +2,31 @@
 run replays. More: `make sim-web`.
 """
 
-import os
 from collections.abc import Callable
 
 import pytest
 
-from tests.sim.replays import fingerprints
-from tests.sim.run import fresh_seed, processes
+from tests.sim.replays import run_all
+from tests.sim.run import fresh_seed
 from tests.sim.web import run
 
 KNOWN = 7202850000
 FRESH = 2
 
 
-def outcome(seed: int) -> tuple[list[str], int]:
+def outcome(seed: int) -> tuple[list[str], int, int]:
     report = run(seed)
-    return [f"make sim-web SEED={seed}: {each}" for each in report.violations], report.acknowledged
+    broken = [f"make sim-web SEED={seed}: {each}" for each in report.violations]
+    return broken, report.acknowledged, report.fingerprint
 
 
 @pytest.mark.timeout(600)
-def test_what_is_repeated_by_http_is_there_once_and_whole(drawn: Callable[[str], None]) -> None:
+def test_what_is_repeated_by_http_is_there_once_and_whole_and_a_run_replays(drawn: Callable[[str], None]) -> None:
+    """It replays in a process that hashes strings differently."""
     first = fresh_seed()
     drawn(f"seeds by HTTP {first} to {first + FRESH - 1}; the same again: make sim-web N={FRESH} FROM={first}")
-    with processes(os.cpu_count() or 1) as pool:
-        outcomes = list(pool.map(outcome, (KNOWN, *range(first, first + FRESH))))
-    assert [broken for broken, _ in outcomes if broken] == []
-    assert sum(acknowledged for _, acknowledged in outcomes) > 30
-
-
-@pytest.mark.timeout(600)
-def test_a_run_by_http_replays_in_processes_with_other_hash_seeds() -> None:
-    seed = fresh_seed()
-    assert len(fingerprints("tests.sim.web", seed)) == 1, f"make sim-web SEED={seed}"
+    outcomes, elsewhere = run_all("tests.sim.web", outcome, (*range(first, first + FRESH), KNOWN))
+    broken, acknowledged, fingerprints = zip(*outcomes, strict=True)
+    assert [each for each in broken if each] == []
+    assert sum(acknowledged) > 30
+    assert fingerprints[0] == elsewhere, f"make sim-web SEED={first}"
