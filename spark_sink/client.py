@@ -132,8 +132,12 @@ class Connection:
             self.closed = True
             raise ConnectionLost(f"cannot connect to {self}: {error}") from error
         hello = ApiVersionsRequest(client_software_name="oncelog-spark", client_software_version="1")
-        offered = self.send(hello, ApiVersionsResponse, settings.connect_timeout_seconds).result()
-        check(offered.error_code, f"asking {self} for its versions")
+        try:
+            offered = self.send(hello, ApiVersionsResponse, settings.connect_timeout_seconds).result()
+            check(offered.error_code, f"asking {self} for its versions")
+        except BaseException:  # nobody else knows of this connection
+            self.close()
+            raise
         self._versions = {api.api_key: (api.min_version, api.max_version) for api in offered.api_keys}
 
     def __str__(self) -> str:

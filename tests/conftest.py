@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import os
 from collections import Counter
@@ -36,6 +37,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if (timeout := item.get_closest_marker("timeout")) is not None:
             patience[item.path] = max(patience[item.path], timeout.args[0])
     items.sort(key=lambda item: (-patience[item.path], -tests[item.path]))
+
+
+def pytest_collection_finish() -> None:
+    _set_aside_what_stays()
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """What a file leaves open, such as a socket, is told by its own last test and not by a test of another file."""
+    if nextitem is None or nextitem.path != item.path:
+        _set_aside_what_stays()
+
+
+def _set_aside_what_stays() -> None:
+    """The collector does not look again at what pytest keeps of eleven thousand tests. That was a tenth of the time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
