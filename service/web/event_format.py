@@ -23,7 +23,10 @@ from msgspec import Meta, Raw
 
 from log.batch import NewRecord, Record
 from log.ids import TopicPartition
+from service.turns import Steps
 from service.web.answers import refuse_bytes
+from service.web.long_json import is_json as is_json_in_steps
+from service.web.long_values import as_base64, as_string, in_one_line, is_text
 from service.web.problems import Problem
 from service.web.records import JUDGED_BYTES_MAX, encoded, one_line
 
@@ -41,6 +44,8 @@ NOT_ATTRIBUTES = DATA_MEMBERS | {"datacontenttype"}
 IN_HEADERS = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
 LAST_TIME_MS = 253_402_300_799_999
 LEAP_YEAR = 400
+_JSON, _PLAIN_TEXT, _BYTES = b"0", b"x", b"\xff"
+"""A value of each kind."""
 _HOUR, _MINUTE = "([01][0-9]|2[0-3])", "[0-5][0-9]"
 _TIME = re.compile(
     rf"([0-9]{{4}})-([0-9]{{2}})-([0-9]{{2}})[Tt]{_HOUR}:{_MINUTE}:({_MINUTE}|60)(\.[0-9]+)?"
@@ -83,6 +88,8 @@ class EventOut(msgspec.Struct, gc=False):
 
     offset: int
     content: dict[str, Any]
+    body: bytes | None = None
+    """Long data as they are stored, for binary mode."""
 
 
 _event = msgspec.json.Decoder(CloudEvent)
@@ -191,6 +198,29 @@ def shown_event(partition: TopicPartition, record: Record, *, in_lines: bool = T
     return EventOut(record.offset, content or _wrapped(partition, record, media, in_lines))
 
 
+def long_event(partition: TopicPartition, record: Record, *, in_lines: bool) -> Steps[EventOut]:
+    """The same for a record with a long value: the event is made with a short one of its kind, whose place it takes."""
+    value = record.value
+    assert value is not None
+    is_event = any(name.lower() == CONTENT_TYPE and _is_of_events(_text(of) or "") for name, of in record.headers)
+    if is_event and len(value) <= JUDGED_BYTES_MAX:
+        return shown_event(partition, record, in_lines=in_lines)
+    kind = _BYTES
+    if (yield from is_text(value)):
+        judges = len(value) <= JUDGED_BYTES_MAX
+        kind = _JSON if judges and (yield from is_json_in_steps(value)) else _PLAIN_TEXT
+    event = shown_event(partition, record._replace(value=kind), in_lines=in_lines)
+    content = event.content
+    if "data_base64" in content:
+        content["data_base64"] = yield from as_base64(value)
+    elif isinstance(content["data"], Raw):
+        content["data"] = Raw((yield from in_one_line(value)) if in_lines else value)
+    else:
+        content["data"] = yield from as_string(value)
+    event.body = None if in_lines else value
+    return event
+
+
 def _is_of_events(media: str) -> bool:
     """Whether readers take it for structured mode, or a batch: Kafka's binding goes by how it begins."""
     return media.lower().startswith("application/cloudevents")
@@ -283,7 +313,7 @@ def _text(content: bytes | None) -> str | None:
 
 def to_binary(event: EventOut) -> tuple[dict[str, str], bytes | None]:
     """Headers and body of HTTP's binary mode. The body is None if the event has no data."""
-    content = {name: _simple(each) for name, each in event.content.items() if name != "data"}
+    content = {name: _simple(each) for name, each in event.content.items() if name not in DATA_MEMBERS}
     headers = {
         f"ce-{name}": quote(_canonical(each), safe=IN_HEADERS)
         for name, each in content.items()
@@ -292,8 +322,12 @@ def to_binary(event: EventOut) -> tuple[dict[str, str], bytes | None]:
     if sum(len(name) + len(each) for name, each in headers.items()) > HEADERS_BYTES_MAX:
         raise Problem("not-acceptable", f"the event's attributes are too long for headers: ask for {STRUCTURED}")
     media = content.get("datacontenttype")
-    data, packed = event.content.get("data"), content.get("data_base64")
-    if isinstance(packed, str):
+    data, packed = event.content.get("data"), None
+    if event.body is None:
+        packed = _simple(event.content.get("data_base64"))
+    if event.body is not None:
+        body, media = event.body, media or ("application/octet-stream" if data is None else "application/json")
+    elif isinstance(packed, str):
         try:
             body = base64.b64decode(packed, validate=True)
         except (binascii.Error, ValueError):

@@ -29,9 +29,10 @@ from service.broker.session import Session
 from service.client.cluster import by_topic
 from service.client.failures import ClientFailure
 from service.turns import Turn, done_in_turns
-from service.web.event_format import EventOut, shown_event
+from service.web.event_format import EventOut, long_event, shown_event
 from service.web.gateway import CLIENT_ID, PAUSE_S, Gateway, not_yet
 from service.web.holding import SMALL_BYTES, Holder, NoRoom
+from service.web.long_values import SHOWN_AT_ONCE, shown_long
 from service.web.problems import Problem, of_error
 from service.web.records import (
     HEADERS_MAX,
@@ -511,7 +512,10 @@ async def opened(
                     await held.breathe()
                     continue
                 if shows_all or control is not None or lens.passes(record):
-                    out = shown_record(partition, record, header, lens, control, is_aborted)
+                    if value is not None and len(value) > SHOWN_AT_ONCE and control is None:
+                        out = await _shown_in_turns(partition, record, header, lens, is_aborted)
+                    else:
+                        out = shown_record(partition, record, header, lens, control, is_aborted)
                     if text_numbers:
                         await _make_text_numbers(out, held.numbers)
                     found.append(out)
@@ -605,6 +609,20 @@ def shown_record(
         out.aborted = True
     if lens.with_producers and header.producer_id >= 0:
         out.producer_id, out.producer_epoch = header.producer_id, header.producer_epoch
+    return out
+
+
+async def _shown_in_turns(
+    partition: TopicPartition, record: Record, header: BatchHeader, lens: Lens, is_aborted: bool
+) -> Shown:
+    """A record with a long value."""
+    value = record.value
+    assert value is not None
+    if lens.as_events:
+        return await done_in_turns(long_event(partition, record, in_lines=lens.in_lines))
+    out = shown_record(partition, record._replace(value=None), header, lens, None, is_aborted)
+    assert isinstance(out, RecordOut)
+    await done_in_turns(shown_long(value, lens.form, out))
     return out
 
 
