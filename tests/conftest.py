@@ -43,6 +43,7 @@ def pytest_collection_finish() -> None:
     _set_aside_what_stays()
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """What a file leaves open, such as a socket, is told by its own last test and not by a test of another file."""
     if nextitem is None or nextitem.path != item.path:
