@@ -99,8 +99,15 @@ class Contender:
         self._scratch = scratch / name.replace(" ", "-")
         self._numbers = itertools.count()
 
-    def broker(self, *, fsync: bool = False, settings: Mapping[str, str] | None = None) -> BrokerProcess:
-        """A broker that has not been started. `fsync`: nothing is acknowledged to acks=all before it is on the disk."""
+    times_turns = False
+    """Whether its brokers can measure the turns of their loops."""
+
+    def broker(
+        self, *, fsync: bool = False, settings: Mapping[str, str] | None = None, timed: bool = False
+    ) -> BrokerProcess:
+        """A broker that has not been started. `fsync`: nothing is acknowledged to acks=all before it is on the disk.
+        `timed`: it measures the turns of its loop, if it can.
+        """
         raise NotImplementedError
 
     def cluster(self, *, timed: bool = False) -> BrokerCluster:
@@ -124,13 +131,17 @@ class Contender:
 
 
 class Ours(Contender):
+    times_turns = True
+
     def __init__(self, name: str, scratch: Path, tree: Path = ROOT) -> None:
         super().__init__(name, scratch)
         self._tree = tree
 
-    def broker(self, *, fsync: bool = False, settings: Mapping[str, str] | None = None) -> BrokerProcess:
+    def broker(
+        self, *, fsync: bool = False, settings: Mapping[str, str] | None = None, timed: bool = False
+    ) -> BrokerProcess:
         chosen = {**COMMON, "log.durability": "fsync" if fsync else "os", **(settings or {})}
-        return Oncelog(self._folder(), settings=chosen, tree=self._tree)
+        return (TimedOncelog if timed else Oncelog)(self._folder(), settings=chosen, tree=self._tree)
 
     def cluster(self, *, timed: bool = False) -> BrokerCluster:
         folder, kind = self._folder(), TimedOncelog if timed else Oncelog
@@ -147,7 +158,9 @@ class Ours(Contender):
 
 
 class Kafka(Contender):
-    def broker(self, *, fsync: bool = False, settings: Mapping[str, str] | None = None) -> BrokerProcess:
+    def broker(
+        self, *, fsync: bool = False, settings: Mapping[str, str] | None = None, timed: bool = False
+    ) -> BrokerProcess:
         chosen = {**COMMON, **({"log.flush.interval.messages": "1"} if fsync else {}), **(settings or {})}
         return ApacheKafka(self._folder(), settings=chosen, heap="1g", quick_start=False)
 

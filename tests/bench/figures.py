@@ -533,24 +533,38 @@ def size_of(broker: BrokerProcess, partition: str) -> int:
 
 def rebalances(contender: Contender, effort: Effort) -> Rows:
     """Groups of both protocols: from the first join to a stable group, and again after one member has left. Also a
-    group over very many topics, and how long another client waits meanwhile.
+    group over very many topics, and how long another client waits meanwhile. All of it is done again by a broker of
+    ours that measures the turns of its loop: it runs on asyncio's own loop, so the times that it takes do not count.
     """
-    rows: Rows = {}
     with running(contender) as broker:
-        new_topic(broker, groups.TOPIC, partitions=groups.PARTITIONS)
-        for protocol in ("classic", "consumer"):
-            groups.run(broker, protocol, 300)  # warms it up
-            for members in (100, 1_000, 5_000):
-                found = groups.run(broker, protocol, max(int(members * effort.scale), 10))
-                rows[f"{protocol} group of {members} comes together, s"] = found["formed_s"]
-                rows[f"{protocol} group of {members} after one has left, s"] = found["mended_s"]
-                rows[f"{protocol} group of {members}: others wait at most, ms"] = found["others_wait_ms"]
-        topics = int(5_000 * effort.scale)
-        make_many(broker, topics, 1)
-        found = groups.run(broker, "expression", topics)
-        rows[f"consumer group over {topics} topics comes together, s"] = found["formed_s"]
-        rows[f"consumer group over {topics} topics: others wait at most, ms"] = found["others_wait_ms"]
+        found = _rebalanced(broker, effort)
+    turns: Rows = {}
+    if contender.times_turns:
+        with running(contender, timed=True) as broker:
+            turns = {group: one["longest_turn_ms"] for group, one in _rebalanced(broker, effort).items()}
+    rows: Rows = {}
+    for group, one in found.items():
+        rows[f"{group} comes together, s"] = one["formed_s"]
+        if "mended_s" in one:
+            rows[f"{group} after one has left, s"] = one["mended_s"]
+        rows[f"{group}: others wait at most, ms"] = one["others_wait_ms"]
+        if group in turns:
+            rows[f"{group}: longest turn of asyncio's loop, ms of processor"] = turns[group]
     return rows
+
+
+def _rebalanced(broker: BrokerProcess, effort: Effort) -> dict[str, native.Outcome]:
+    found: dict[str, native.Outcome] = {}
+    new_topic(broker, groups.TOPIC, partitions=groups.PARTITIONS)
+    for protocol in ("classic", "consumer"):
+        groups.run(broker, protocol, 300)  # warms it up
+        for members in (100, 1_000, 5_000):
+            count = max(int(members * effort.scale), 10)
+            found[f"{protocol} group of {count}"] = groups.run(broker, protocol, count)
+    topics = int(5_000 * effort.scale)
+    make_many(broker, topics, 1)
+    found[f"consumer group over {topics} topics"] = groups.run(broker, "expression", topics)
+    return found
 
 
 def group_requests(contender: Contender, effort: Effort) -> Rows:
@@ -717,10 +731,10 @@ FIGURES: Mapping[str, Figure] = {
 
 @contextlib.contextmanager
 def running(
-    contender: Contender, *, fsync: bool = False, settings: Mapping[str, str] | None = None
+    contender: Contender, *, fsync: bool = False, settings: Mapping[str, str] | None = None, timed: bool = False
 ) -> Iterator[BrokerProcess]:
     """A broker of this contender; its data is gone afterwards."""
-    broker = contender.broker(fsync=fsync, settings=settings)
+    broker = contender.broker(fsync=fsync, settings=settings, timed=timed)
     broker.start()
     try:
         yield broker

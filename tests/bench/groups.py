@@ -50,6 +50,7 @@ from service.wire.messages import (
     SyncGroupRequestAssignment,
 )
 from service.wire.messages.versions import ApiKey
+from tests.bench.contenders import TimedOncelog
 from tests.bench.native import PATIENCE_SECONDS, LoadFailed, Outcome
 from tests.peers.process import ROOT, BrokerProcess
 
@@ -77,7 +78,9 @@ ASSIGNMENT: Final = b"\0\1" + bytes(60)
 
 
 def run(broker: BrokerProcess, what: str, count: int) -> Outcome:
-    """What the load found, and `others_wait_ms`."""
+    """What the load found, and `others_wait_ms`. Of a broker that measures its turns its `longest_turn_ms`, too, since
+    the connections of the load stand.
+    """
     command = [sys.executable, "-m", __name__, str(broker.port), what, str(count)]
     ask = write_request_header(ApiKey.API_VERSIONS, 3, 1, "other") + encode_request(
         ApiKey.API_VERSIONS, 3, ApiVersionsRequest("other", "1")
@@ -89,6 +92,8 @@ def run(broker: BrokerProcess, what: str, count: int) -> Outcome:
     ):
         assert load.stdout is not None
         load.stdout.readline()  # its connections stand
+        if isinstance(broker, TimedOncelog):
+            broker.longest_turn_ms()
         while load.poll() is None:
             asked_s = time.monotonic()
             other.sendall(frame)
@@ -99,8 +104,10 @@ def run(broker: BrokerProcess, what: str, count: int) -> Outcome:
         told, failed = load.communicate()
     if load.returncode:
         raise LoadFailed(f"{' '.join(command)}: {failed.decode().strip()[-500:]}")
-    outcome: Outcome = json.loads(told)
-    return {**outcome, "others_wait_ms": longest_s * 1000}
+    outcome: Outcome = {**json.loads(told), "others_wait_ms": longest_s * 1000}
+    if isinstance(broker, TimedOncelog):
+        outcome["longest_turn_ms"] = broker.longest_turn_ms()
+    return outcome
 
 
 # -- classic members
