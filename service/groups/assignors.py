@@ -10,7 +10,7 @@ from heapq import heappop, heappush, heapreplace
 from itertools import chain
 from typing import NamedTuple
 
-from service.groups.small_steps import SmallSteps, steps_for
+from service.groups.small_steps import SmallSteps, sorted_in_small_steps, steps_for
 
 Target = dict[str, Mapping[bytes, frozenset[int]]]
 TopicIdPartition = tuple[bytes, int]
@@ -37,7 +37,8 @@ def assign_range(members: Mapping[str, MemberSpec], partition_counts: Mapping[by
     ordered = sorted(members, key=lambda name: (members[name].instance_id is None, members[name].instance_id or name))
     target: dict[str, dict[bytes, frozenset[int]]] = {member_id: {} for member_id in members}
     by_topic = yield from _subscribers(members, ordered)
-    for topic_id, subscribers in sorted(by_topic.items()):
+    for topic_id in (yield from sorted_in_small_steps(by_topic)):
+        subscribers = by_topic[topic_id]
         count = partition_counts.get(topic_id, 0)
         quota, extra = divmod(count, len(subscribers))
         start = 0
@@ -71,7 +72,7 @@ def _kept(
         wanted |= topics
         yield from steps_for(len(topics))
     left: dict[bytes, set[int]] = {}
-    for topic_id in sorted(wanted):
+    for topic_id in (yield from sorted_in_small_steps(wanted)):
         left[topic_id] = set(range(partition_counts.get(topic_id, 0)))
         yield
     kept: Target = {}
