@@ -212,6 +212,7 @@ class ClassicDecisions:
             group.assign({})
         group.pending_syncs.clear()
         self._deadlines.cancel(("sync", group.group_id, ""))
+        group.early_sync = None
         is_initial = group.state is EMPTY
         must_answer = group.state is COMPLETING or group.unanswered
         group.move_to(PREPARING, draft.wall_ms)
@@ -256,7 +257,9 @@ class ClassicDecisions:
             return
         self._deadlines.cancel(("join", group.group_id, ""))
         self._deadlines.cancel(("initial", group.group_id, ""))
-        for member in [m for m in group.members.values() if m.awaiting_join is None and m.instance_id is None]:
+        is_left_out = group.joined < len(group.members)
+        members = group.members.values() if is_left_out else ()
+        for member in [each for each in members if each.awaiting_join is None and each.instance_id is None]:
             group.remove(member.member_id)
             self._deadlines.cancel(("session", group.group_id, member.member_id))
         if group.members and not group.elect_joined_leader():
@@ -275,11 +278,16 @@ class ClassicDecisions:
     # Answering what is parked -----------------------------------------------------------------------------------------
 
     def _answer_all(self, group: ClassicGroup, draft: Draft) -> None:
-        """Answer the parked requests of all members. If they are many, this takes several turns of the loop."""
+        """Answer the parked requests of all members. If they are many, this takes several turns of the loop, of which
+        this is none: what is to be told was just made of thousands of members.
+        """
         group.unanswered = list(group.members)
         if group.leader in group.members:
             group.unanswered.append(group.leader)  # the leader is answered first, because it has the most to do
-        self.answer_some(group, draft)
+        if len(group.members) > ANSWERED_AT_ONCE:
+            self._deadlines.set(("answers", group.group_id, ""), draft.now_ms)
+        else:
+            self.answer_some(group, draft)
 
     def answer_some(self, group: ClassicGroup, draft: Draft) -> None:
         name: DeadlineName = ("answers", group.group_id, "")
@@ -290,6 +298,12 @@ class ClassicDecisions:
                 self._answer(group, member, draft)
         if group.unanswered:
             self._deadlines.set(name, draft.now_ms)
+        elif (ask := group.early_sync) is not None:
+            group.early_sync = None
+            leader = group.members.get(ask.member_id)
+            is_parked = leader is not None and leader.awaiting_sync is not None
+            if leader is not None and is_parked and group.state is COMPLETING and self._sync_fault(group, ask) is None:
+                self._take_assignments(group, leader, ask, draft)
 
     def _answer(self, group: ClassicGroup, member: ClassicMember, draft: Draft) -> None:
         """Answer the parked requests of one member. While the group prepares a rebalance, parked joins go on waiting: a
@@ -333,17 +347,26 @@ class ClassicDecisions:
             draft.answer(member.awaiting_sync, SyncReply(Fault.REBALANCE_IN_PROGRESS))
         member.awaiting_sync = token
         if member.member_id == group.leader:
-            assignments = dict(ask.assignments)
-            record = classic_group_record_that_fits(group, assignments)
-            if record is None:
-                member.awaiting_sync = None
-                draft.answer(token, SyncReply(Fault.UNKNOWN_SERVER_ERROR))
-                self.prepare_rebalance(group, draft)
-                return
-            group.assign(assignments)
-            draft.records.append(record)
-            group.move_to(STABLE, draft.wall_ms)
-            self._answer_all(group, draft)
+            if group.unanswered:
+                group.early_sync = ask
+            else:
+                self._take_assignments(group, member, ask, draft)
+
+    def _take_assignments(self, group: ClassicGroup, leader: ClassicMember, ask: SyncGroup, draft: Draft) -> None:
+        """Take up what the leader has assigned, now that all members have been told of the generation: what is noted of
+        each then is most of the record, and would take long in one turn.
+        """
+        assignments = dict(ask.assignments)
+        record = classic_group_record_that_fits(group, assignments)
+        if record is None:
+            token, leader.awaiting_sync = leader.awaiting_sync, None
+            draft.answer(token, SyncReply(Fault.UNKNOWN_SERVER_ERROR))
+            self.prepare_rebalance(group, draft)
+            return
+        group.assign(assignments)
+        draft.records.append(record)
+        group.move_to(STABLE, draft.wall_ms)
+        self._answer_all(group, draft)
 
     def _sync_fault(self, group: ClassicGroup, ask: SyncGroup) -> Fault | None:
         fault = group.member_fault(ask.member_id, ask.instance_id)

@@ -23,13 +23,13 @@ from service.groups.commands import (
     JoinedMember,
     JoinGroup,
     ListedGroupFacts,
+    SyncGroup,
 )
 from service.groups.consumer_protocol import (
     PROTOCOL_TYPE,
     VERSION_BYTES,
     read_assignment,
     read_subscription,
-    read_version,
     subscribed_topics,
     written_topics,
 )
@@ -84,6 +84,8 @@ more is subscribed to counts as not known.
 """
 MADE_A_TURN: Final = 1_000
 """How many members of a stored group are made in one turn, when turns are counted."""
+NEGATIVE: Final = 0x80
+"""The first byte of no version."""
 KNOWN_AT_MOST: Final = 10
 """With the topics of so many others those of a member are compared before they are read."""
 
@@ -110,6 +112,8 @@ class ClassicGroup:
     joined: int = 0  # how many members wait for the answer to a join
     # Members whose parked requests can be answered now; the next one is the last.
     unanswered: list[str] = field(default_factory=list)
+    # What the leader has assigned, if it came while others had still to be told of the generation.
+    early_sync: SyncGroup | None = field(default=None, compare=False)
     new_member_added: bool = False  # a member has joined since the initial delay was last prolonged
     subscribed_topics: frozenset[str] | None = None  # None: not known
     # How often something has changed that a consumer group made of this one has, and what `migration.py` has prepared.
@@ -296,9 +300,11 @@ class ClassicGroup:
         # Most members subscribe to the same topics, and what each owns stands behind them. Topics are read only once,
         # because reading costs more than comparing.
         known: tuple[bytes, ...] = ()
-        for member in self.members.values():
-            metadata = member.metadata(self.protocol_name)
-            if metadata.startswith(known, VERSION_BYTES) and read_version(metadata) is not None:
+        for member in self.members.values():  # of thousands: most have this protocol first
+            name, metadata = member.protocols[0]
+            if name != self.protocol_name:
+                metadata = member.metadata(self.protocol_name)
+            if metadata.startswith(known, VERSION_BYTES) and metadata[0] < NEGATIVE:
                 continue
             names = subscribed_topics(metadata)
             if names is None:

@@ -45,7 +45,7 @@ LARGE_BYTES = 64 << 10
 
 class ClassicKind:
     group_type = ClassicGroup
-    done_in_turns = frozenset({"answers", "resume", "prepare"})
+    done_in_turns = frozenset({"initial", "join", "answers", "resume", "prepare"})
     record_prefixes = frozenset(CLASSIC_KEYS)
 
     def __init__(self, settings: GroupSettings, deadlines: Deadlines[DeadlineName]) -> None:

@@ -295,6 +295,7 @@ def test_those_who_have_not_heard_of_a_generation_when_it_ends_join_the_next(dri
     tokens = [driver.start_join(member=driver.member_id()) for _ in range(250)]
     driver.wait(5_999)
     driver.now_ms += 1
+    driver.take(driver.machine.expire(driver.now_ms))  # begins the generation
     driver.take(driver.machine.expire(driver.now_ms))
     first = [token for token in tokens if token in driver.answers]
     assert len(first) == ANSWERED_AT_ONCE

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from service.groups import coordinator, migration, resuming
+from service.groups import classic_decisions, coordinator, migration, records, resuming
 from service.groups.assignment_round import STEPS_AT_ONCE
 from service.groups.classic_group import ClassicGroup
 from service.groups.commands import (
@@ -231,6 +231,57 @@ def test_what_was_made_ready_is_forgotten_if_nobody_asks_again(driver: Driver, c
     assert isinstance(group, ClassicGroup)
     assert group.upgrade is None
     assert driver.beat("c", 0).fault is Fault.COORDINATOR_LOAD_IN_PROGRESS
+
+
+def first_told(driver: Driver, tokens: list[int]) -> JoinReply:
+    """The first answer to these joins, while the others wait for theirs."""
+    while not any(token in driver.answers for token in tokens):
+        driver.now_ms = max(driver.machine.next_deadline_ms() or 0, driver.now_ms)
+        take_turn(driver)
+    told: JoinReply = next(driver.answers[token] for token in tokens if token in driver.answers)
+    assert not all(token in driver.answers for token in tokens)
+    return told
+
+
+def test_what_a_leader_assigns_is_taken_up_when_all_members_have_been_told_of_the_generation(
+    driver: Driver, counted: Counted
+) -> None:
+    """It is told first. Most of the group's record is noted while the others are told, some of them in each turn."""
+    tokens = [driver.start_join("g", driver.member_id("g")) for _ in range(MANY)]
+    noted = counted(records, "note_member")
+    told = first_told(driver, tokens)
+    assert told.member_id == told.leader
+    assert driver.sync(told, assignments={told.leader: assignment(orders=[0])}) == PENDING
+    syncing = driver.tokens
+    assert driver.listed()["g"][1] == "CompletingRebalance"
+    driver.wait(0)
+    assert all(token in driver.answers for token in tokens)
+    assert driver.answers[syncing].assignment == assignment(orders=[0])
+    assert driver.listed()["g"][1] == "Stable"
+    assert sum(noted) == 0  # they were when their joins were answered
+    driver.check_replay()
+
+
+def test_who_joins_while_others_have_still_to_be_told_ends_what_the_leader_has_assigned(driver: Driver) -> None:
+    tokens = [driver.start_join("g", driver.member_id("g")) for _ in range(MANY)]
+    told = first_told(driver, tokens)
+    driver.sync(told, assignments={told.leader: assignment(orders=[0])})
+    syncing = driver.tokens
+    new = driver.member_id("g")
+    assert driver.join("g", new) == PENDING
+    driver.wait(0)
+    assert driver.answers[syncing].fault is Fault.REBALANCE_IN_PROGRESS
+    assert driver.listed()["g"][1] == "PreparingRebalance"
+
+
+def test_a_generation_of_many_is_begun_in_one_turn_and_told_in_others(driver: Driver, counted: Counted) -> None:
+    begun, told = counted(ClassicGroup, "begin_generation"), counted(ClassicGroup, "joined_members")
+    assigned, answered = counted(ClassicGroup, "assign"), counted(classic_decisions, "_assigned")
+    classic_group(driver)
+    assert sum(begun) == sum(told) == sum(assigned) == 1
+    assert not any(map(min, zip(begun, told, strict=False)))
+    assert sum(answered) == MANY
+    assert not any(map(min, zip(assigned, answered, strict=False)))
 
 
 def upgraded(driver: Driver, **changes: Any) -> list[JoinReply]:
