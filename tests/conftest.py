@@ -43,11 +43,11 @@ def pytest_collection_finish() -> None:
     _set_aside_what_stays()
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """What a file leaves open, such as a socket, is told by its own last test and not by a test of another file."""
-    if nextitem is None or nextitem.path != item.path:
-        _set_aside_what_stays()
+@pytest.fixture(scope="module", autouse=True)
+def what_a_file_leaves_open_is_told_by_its_own_last_test() -> Iterator[None]:
+    """A socket, for example: otherwise a test of another file was told of it, and failed."""
+    yield
+    _set_aside_what_stays()
 
 
 def _set_aside_what_stays() -> None:
