@@ -40,7 +40,7 @@ class NotJson(ValueError):
     """The text is none."""
 
 
-class Piece(NamedTuple):
+class Framed(NamedTuple):
     ahead: bytes
     """What is open where it begins, with a first item, as another one follows."""
     text: bytes
@@ -92,7 +92,7 @@ def _length(added: bytes) -> int:
     return len(added) - _ESCAPED_BYTES * added.count(b"\\")
 
 
-def _pieces(content: bytes, names: _Names, *, keeps_strings: bool = False) -> Generator[Piece | None]:
+def _pieces(content: bytes, names: _Names, *, keeps_strings: bool = False) -> Generator[Framed | None]:
     """The pieces; None where a turn is over before there is one. Without `keeps_strings` a long string is looked
     through here, and an empty one is in its place.
     """
@@ -109,7 +109,7 @@ def _pieces(content: bytes, names: _Names, *, keeps_strings: bool = False) -> Ge
             around = left + opened
             if not around or len(around) > DEEP_MAX:
                 raise NotJson
-            yield Piece(_ahead(base, names), window[:cut], _behind(around[max(len(left) - 1, 0) :], names))
+            yield Framed(_ahead(base, names), window[:cut], _behind(around[max(len(left) - 1, 0) :], names))
             rest = window[cut:]
             continue
         rest = window
@@ -120,7 +120,7 @@ def _pieces(content: bytes, names: _Names, *, keeps_strings: bool = False) -> Ge
         if len(rest) > UNCUT_BYTES_MAX:
             raise NotJson
         yield None
-    yield Piece(_ahead(around, names), rest + content[at:], b"")
+    yield Framed(_ahead(around, names), rest + content[at:], b"")
 
 
 def _behind_last_comma(plain: bytes) -> int:
