@@ -8,6 +8,7 @@ import gc
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -22,7 +23,16 @@ from service.cluster.image import Delta, Image, PartitionState, Topic
 from service.web import following
 from service.web.app import LINE_BYTES_MAX
 from service.web.fetching import Lens, Piece
-from service.web.following import Cursor, Place, Portion, SharedReading, Stream, read_cursor, refuse_wide
+from service.web.following import (
+    TOLD_A_TURN,
+    Cursor,
+    Place,
+    Portion,
+    SharedReading,
+    Stream,
+    read_cursor,
+    refuse_wide,
+)
 from service.web.holding import Holder, Holding
 from service.web.problems import Problem
 from service.wire.error_codes import ErrorCode
@@ -59,6 +69,24 @@ def test_one_reads_and_all_get_it() -> None:
         assert [await each for each in others] == [FOUND] * 5
         assert await reading.join(PLACE, 60) == FOUND, "who comes late, too"
         assert reading.known(NEXT) is None
+
+    played(scene)
+
+
+def test_very_many_that_wait_are_told_in_turns() -> None:
+    """All 1,300 streams of a topic sent in one turn, which held the loop for a tenth of a second."""
+
+    async def scene(reading: SharedReading) -> None:
+        assert await reading.join(PLACE, 60) is None
+        others = [joins(reading) for _ in range(5 * TOLD_A_TURN)]
+        await asyncio.sleep(0)
+        reading.leave(PLACE, FOUND)
+        done = [0]
+        while not all(each.done() for each in others):
+            await asyncio.sleep(0)
+            done.append(sum(each.done() for each in others))
+        assert max(now - before for before, now in pairwise(done)) == TOLD_A_TURN
+        assert [await each for each in others] == [FOUND] * len(others)
 
     played(scene)
 
