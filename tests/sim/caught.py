@@ -46,7 +46,7 @@ def takes_long(mutant: str) -> bool:
 
 def note(caught: dict[str, int]) -> None:
     """These bugs were caught by these seeds."""
-    _FILE.write_text(json.dumps(_read() | caught, indent=2, sort_keys=True) + "\n")
+    _write(_FILE, json.dumps(_read() | caught, indent=2, sort_keys=True) + "\n")
 
 
 def note_run(mutant: str, seed: int, fingerprint: int) -> None:
@@ -55,7 +55,14 @@ def note_run(mutant: str, seed: int, fingerprint: int) -> None:
     kept = [each for each in runs(mutant) if each[0] != seed]
     all_runs = _read_runs() | {mutant: [(seed, fingerprint), *kept][:KEPT]}
     lines = (f"  {json.dumps(name)}: {json.dumps(all_runs[name])}" for name in sorted(all_runs))
-    _RUNS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    _write(_RUNS, "{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def _write(file: Path, text: str) -> None:
+    """At once: the processes that hunt read it meanwhile."""
+    new = file.with_suffix(".new")
+    new.write_text(text)
+    new.replace(file)
 
 
 def _read() -> dict[str, int]:
