@@ -38,18 +38,16 @@ class LookAround(Generic[Key]):
     moment, and so would all that began together with it.
     """
 
-    __slots__ = ("_at", "_owed", "_round", "_since_ms")
+    __slots__ = ("_ahead", "_owed", "_since_ms")
 
     def __init__(self) -> None:
-        self._round: list[Key] = []
-        self._at = 0
+        self._ahead: list[Key] = []
+        """The rest of the round, the last key first."""
         self._owed = 0.0
         self._since_ms: float | None = None
 
     def due(self, table: Collection[Key], now_ms: float, round_ms: float | None = None) -> list[Key]:
-        """The keys whose turn has come since the last question, if each comes once in `round_ms`. Some may have left
-        the table meanwhile.
-        """
+        """The keys whose turn has come since the last question, if each comes once in `round_ms`."""
         if round_ms is None:
             round_ms = max(LOOK_AROUND_MS, len(table) * 1000 / LOOKED_AT_A_SECOND)
         since_ms = now_ms if self._since_ms is None else self._since_ms
@@ -57,11 +55,13 @@ class LookAround(Generic[Key]):
         self._owed += len(table) * (now_ms - since_ms) / round_ms
         count = min(int(self._owed), len(table))
         self._owed = self._owed - count if count < len(table) else 0.0
-        found = self._round[self._at : self._at + count]
-        self._at += count
-        if len(found) < count:
-            self._round, self._at = list(table), count - len(found)
-            found += self._round[: self._at]
+        found: list[Key] = []
+        while len(found) < count:
+            if not self._ahead:
+                self._ahead = list(table)[::-1]
+            key = self._ahead.pop()
+            if key in table:  # one that has left takes nobody's turn
+                found.append(key)
         return found
 
 
@@ -220,8 +220,7 @@ class FetchSession:
         if not is_same:
             due = self.wanted
         for key in due:
-            if (quiet := self.wanted.get(key)) is not None:
-                self.stirred.setdefault(key, quiet)  # those that are in it keep their place
+            self.stirred.setdefault(key, self.wanted[key])  # those that are in it keep their place
 
     def answered(self, keys_with_data: Iterable[SessionKey], quiet: Iterable[SessionKey]) -> None:
         """Move the partitions that got data to the end of the order, so that a busy partition does not starve the

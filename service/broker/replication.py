@@ -378,8 +378,8 @@ class Fetcher:
         for key in list(islice(self._unasked, ASKED_A_TURN)):
             self._stirred[key] = self._unasked.pop(key)
         for key in self._look_around.due(self._followed, now_s * 1000, HELD_BACK_MS if self._throttle.is_on else None):
-            if key not in self._unasked and (quiet := self._followed.get(key)) is not None:
-                self._stirred.setdefault(key, quiet)
+            if key not in self._unasked:
+                self._stirred.setdefault(key, self._followed[key])
         rests_s = 0.0 if self._unasked else float("inf")
         if self._session_epoch == SESSION_BEGINS:
             self._told.clear()
