@@ -224,7 +224,7 @@ class ClassicDecisions:
             remaining_ms = max(group.rebalance_timeout_ms - delay_ms, 0)
             self._delay_first_generation(group, delay_ms, remaining_ms, draft)
         elif group.all_joined:
-            self.complete_join(group, draft)
+            self._complete_join_soon(group, draft)
         else:
             self._set_join_deadline(group, draft)
 
@@ -249,6 +249,15 @@ class ClassicDecisions:
     def _maybe_complete_join(self, group: ClassicGroup, draft: Draft) -> None:
         # The first generation of a group waits until its delay is over, however many members have joined.
         if group.state is PREPARING and group.previous_state is not EMPTY and group.all_joined:
+            self._complete_join_soon(group, draft)
+
+    def _complete_join_soon(self, group: ClassicGroup, draft: Draft) -> None:
+        """Begin the next generation; one of very many members in a turn of its own. Until they are told of it all count
+        as joined, and each further join that comes in this turn would begin another one.
+        """
+        if len(group.members) > ANSWERED_AT_ONCE:
+            self._deadlines.set(("join", group.group_id, ""), draft.now_ms)
+        else:
             self.complete_join(group, draft)
 
     def complete_join(self, group: ClassicGroup, draft: Draft) -> None:
@@ -260,8 +269,7 @@ class ClassicDecisions:
         is_left_out = group.joined < len(group.members)
         members = group.members.values() if is_left_out else ()
         for member in [each for each in members if each.awaiting_join is None and each.instance_id is None]:
-            group.remove(member.member_id)
-            self._deadlines.cancel(("session", group.group_id, member.member_id))
+            self._remove(group, member.member_id, draft)
         if group.members and not group.elect_joined_leader():
             # Only static members are left, and none of them has rejoined: wait until their sessions end.
             wait_ms = max(group.rebalance_timeout_ms, STATIC_REJOIN_MS)
@@ -272,8 +280,11 @@ class ClassicDecisions:
             draft.records.append(classic_group_record(group, {}))
             return
         group.pending_syncs = dict.fromkeys(group.members)
-        self._deadlines.set(("sync", group.group_id, ""), draft.now_ms + group.rebalance_timeout_ms)
+        self._set_sync_deadline(group, draft)
         self._answer_all(group, draft)
+
+    def _set_sync_deadline(self, group: ClassicGroup, draft: Draft) -> None:
+        self._deadlines.set(("sync", group.group_id, ""), draft.now_ms + group.rebalance_timeout_ms)
 
     # Answering what is parked -----------------------------------------------------------------------------------------
 
@@ -325,9 +336,11 @@ class ClassicDecisions:
         """Remove the members that joined and never asked for their assignment: nobody reads their partitions."""
         if group.state not in (COMPLETING, STABLE) or not group.pending_syncs:
             return
+        if group.state is COMPLETING and group.unanswered:  # some have not been told of the generation yet
+            self._set_sync_deadline(group, draft)
+            return
         for member_id in list(group.pending_syncs):
-            group.remove(member_id)
-            self._deadlines.cancel(("session", group.group_id, member_id))
+            self._remove(group, member_id, draft)
         self.prepare_rebalance(group, draft)
 
     # Syncing ----------------------------------------------------------------------------------------------------------

@@ -153,7 +153,8 @@ class ClassicKind:
         groups[read.group] = group
 
     def make_ready(self, group: ClassicGroup) -> Generator[None, None, None]:
-        if group.stored is not None and len(group.stored) > LARGE_BYTES:
+        is_ready = group.ready is not None and group.ready.stored is group.stored
+        if group.stored is not None and len(group.stored) > LARGE_BYTES and not is_ready:
             value = yield from read_value_in_turns(GroupMetadataValue, group.stored)
             group.ready = yield from ClassicGroup.from_stored_in_turns(group.group_id, group.stored, value)
 

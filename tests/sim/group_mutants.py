@@ -209,6 +209,16 @@ def rebalance_timer_lost_on_restart() -> Planting:
     return replaced(ConsumerDecisions, "_begin_session", begin_session)
 
 
+def what_the_leader_assigns_early_forgotten() -> Planting:
+    original = ClassicDecisions.sync
+
+    def sync(self: ClassicDecisions, group: ClassicGroup, ask: Any, token: Any, draft: Any) -> None:
+        original(self, group, ask, token, draft)
+        group.early_sync = None
+
+    return replaced(ClassicDecisions, "sync", sync)
+
+
 def epoch_recorded_before_the_last_targets() -> Planting:
     original = ConsumerDecisions.assign_some
 
@@ -426,6 +436,7 @@ MUTANTS: dict[str, Callable[[], Planting]] = {
         commit_of_a_fenced_member_accepted,
         generation_unchecked,
         rebalance_timer_lost_on_restart,
+        what_the_leader_assigns_early_forgotten,
         epoch_recorded_before_the_last_targets,
         instance_replaced_in_a_rebalance_not_recorded,
         replaced_process_goes_on,

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 
-from service.groups import consumer_decisions, forgetting, migration, resuming
+from service.groups import classic_decisions, consumer_decisions, forgetting, migration, resuming
 from service.groups.states import ConsumerState
 from tests.sim import gathering
 from tests.sim.group_members import TOPICS, ClassicMember, ConsumerMember, Member
@@ -59,6 +59,7 @@ def live(world: GroupWorld) -> None:
         replaced(consumer_decisions, "SMALL_STEPS_A_TURN", steps),
         replaced(consumer_decisions, "STEPS_AT_ONCE", steps),
         replaced(consumer_decisions, "TARGETS_AT_ONCE", members),
+        replaced(classic_decisions, "ANSWERED_AT_ONCE", members),
         replaced(resuming, "RESUMED_AT_ONCE", members),
         replaced(migration, "PREPARED_AT_ONCE", members),
         replaced(forgetting, "LOOKED_AT_ONCE", looks),

@@ -241,8 +241,8 @@ def test_a_look_around_takes_some_with_each_request_and_each_once_in_the_round()
     shrinks.due(many, 0)
     assert len(shrinks.due(many, 100)) == 50
     few = dict.fromkeys(range(100, 110))
-    seen = {key for at_ms in range(600, 5_700, 500) for key in shrinks.due(few, at_ms)}
-    assert seen == few.keys(), "those that have left take no time"
+    left = {key for at_ms in range(600, 5_700, 500) for key in shrinks.due(few, at_ms)}
+    assert left == few.keys(), "those that have left take no time"
     slow = LookAround[int]()
     assert slow.due(many, 0) == []
     assert len(slow.due(many, LOOK_AROUND_MS)) == LOOKED_AT_A_SECOND * LOOK_AROUND_MS // 1000

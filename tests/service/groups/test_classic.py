@@ -306,6 +306,39 @@ def test_those_who_have_not_heard_of_a_generation_when_it_ends_join_the_next(dri
     assert {driver.answers[token].generation for token in tokens if token not in first} == {2}
 
 
+@pytest.mark.parametrize("stands_still", ["while joins are answered", "while syncs are"])
+def test_all_are_answered_though_the_broker_stands_still_for_longer_than_a_rebalance_may_take(
+    driver: Driver, stands_still: str
+) -> None:
+    """Those that were not told of the generation yet were removed, and heard nothing for ever."""
+    tokens = [driver.start_join(member=driver.member_id(), session_timeout_ms=1_700_000) for _ in range(200)]
+    driver.wait(5_999)
+    driver.now_ms += 1
+    driver.take(driver.machine.expire(driver.now_ms))  # begins the generation
+    if stands_still == "while syncs are":
+        driver.wait(0)
+        leader, *followers = [driver.answers[token] for token in tokens]
+        tokens = [driver.ask_sync_later(reply) for reply in followers]
+        driver.leave(leader.member_id)
+    assert not any(token in driver.answers for token in tokens[:-ANSWERED_AT_ONCE])
+    driver.now_ms += 10 * 60_000
+    driver.wait(0)
+    driver.wait(10 * 60_000)
+    assert [token for token in tokens if token not in driver.answers] == []
+
+
+def test_many_that_join_before_anybody_has_heard_of_a_generation_begin_only_one_more(driver: Driver) -> None:
+    """Each began another one of all members, which held the loop for three milliseconds each."""
+    for _ in range(100):
+        driver.start_join(member=driver.member_id())
+    driver.wait(5_999)
+    driver.now_ms += 1
+    driver.take(driver.machine.expire(driver.now_ms))
+    tokens = [driver.start_join(member="", requires_member_id=False) for _ in range(20)]
+    driver.wait(0)
+    assert {driver.answers[token].generation for token in tokens} == {2}
+
+
 # Syncing
 
 
