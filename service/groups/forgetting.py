@@ -25,7 +25,7 @@ from service.groups.verdicts import Draft, Fault, RecordPair, Token
 LOOKED_AT_ONCE = 1_000
 GROUPS_A_LOOK = 10  # when those are looked for that have offsets of a topic: a hundred thousand took 30 ms
 # A tombstone has about 100 bytes, and 32 KB at most. A batch of them must stay far below the largest batch (1 MB).
-GONE_AT_ONCE = 500
+GONE_AT_ONCE = 300
 GONE_AT_ONCE_BYTES = 500_000
 
 EXPIRY: DeadlineName = ("offsets", "", "")
