@@ -23,8 +23,10 @@ STRING_BYTES = 128 << 10
 UNCUT_BYTES_MAX = 2 << 20
 DEEP_MAX = 1_000
 """How many lists and objects may be in each other. The decoders take no more either."""
-TRIES = 32
-"""So many strings with commas may stand at the end of a piece before it is cut elsewhere."""
+MARKS_MAX = 4 * DEEP_MAX + 2
+"""So many quotes and brackets are ahead of a comma at most: what is open is closed, and as much is opened with names.
+Where there are more, it is no JSON.
+"""
 _QUOTE, _LIST, _OBJECT = b'"[{'
 _CLOSING = {b"]"[0]: _LIST, b"}"[0]: _OBJECT}
 _NO_BRACKETS = bytes(each for each in range(256) if each not in b"[]{}")
@@ -94,46 +96,74 @@ def _length(added: bytes) -> int:
 
 def _pieces(content: bytes, names: _Names, *, keeps_strings: bool = False) -> Generator[Framed | None]:
     """The pieces; None where a turn is over before there is one. Without `keeps_strings` a long string is looked
-    through here, and an empty one is in its place.
+    through here, and an empty one is in its place. Each byte is looked at in the turn that reads it, and once more when
+    the piece is cut.
     """
     around = b""
-    rest, at = b"", 0
+    rest, plain = bytearray(), bytearray()  # what is in no piece yet, as it is and without escapes
+    in_string = is_escaped = False
+    marks = at = 0
     while at + PIECE_BYTES < len(content):
-        window = rest + content[at : at + PIECE_BYTES]
+        window = content[at : at + PIECE_BYTES]
         at += PIECE_BYTES
-        plain = window.replace(b"\\\\", b"__").replace(b'\\"', b"__") if b"\\" in window else window
-        if cut := _behind_last_comma(plain):
-            closed, opened = _brackets(plain[:cut], around)
+        fresh = _without_escapes(window, is_escaped)
+        is_escaped = fresh.endswith(b"\\")
+        cut = _behind_last_comma(fresh, in_string)
+        known = len(rest)
+        rest += window
+        plain += fresh
+        if cut:
+            cut += known
+            closed, opened = _brackets(bytes(plain[:cut]), around)
             left = around[: len(around) - closed]
             base = around[max(len(left) - 1, 0) :]
             around = left + opened
             if not around or len(around) > DEEP_MAX:
                 raise NotJson
-            yield Framed(_ahead(base, names), window[:cut], _behind(around[max(len(left) - 1, 0) :], names))
-            rest = window[cut:]
+            yield Framed(_ahead(base, names), bytes(rest[:cut]), _behind(around[max(len(left) - 1, 0) :], names))
+            del rest[:cut], plain[:cut]
+            in_string, marks = plain.count(b'"') % 2 == 1, 0
             continue
-        rest = window
-        quote = plain.rfind(b'"')
-        if not keeps_strings and len(window) - quote > PIECE_BYTES // 2 and plain.count(b'"') % 2:
-            rest = window[:quote] + b'""'
-            at = yield from _behind_string(content, at - (len(window) - quote) + 1)
-        if len(rest) > UNCUT_BYTES_MAX:
+        marks += _marks(fresh, in_string)
+        in_string ^= fresh.count(b'"') % 2 == 1
+        text_bytes = len(plain) - plain.rfind(b'"')
+        if in_string and not keeps_strings and text_bytes > PIECE_BYTES // 2:
+            del rest[-text_bytes:], plain[-text_bytes:]
+            rest += b'""'
+            plain += b'""'
+            at = yield from _behind_string(content, at - text_bytes + 1)
+            in_string = is_escaped = False
+        if marks > MARKS_MAX or len(rest) > UNCUT_BYTES_MAX:
             raise NotJson
         yield None
-    yield Framed(_ahead(around, names), rest + content[at:], b"")
+    yield Framed(_ahead(around, names), bytes(rest) + content[at:], b"")
 
 
-def _behind_last_comma(plain: bytes) -> int:
-    """Where a piece may end; 0: nowhere."""
+def _without_escapes(window: bytes, is_escaped: bool) -> bytes:
+    """The same length, with no quote that is in a string. It ends with a backslash if that escapes what follows."""
+    plain = b"_" + window[1:] if is_escaped else window
+    return plain.replace(b"\\\\", b"__").replace(b'\\"', b"__") if b"\\" in plain else plain
+
+
+def _behind_last_comma(plain: bytes, in_string: bool) -> int:
+    """Where a piece may end; 0: nowhere. `in_string`: it begins there."""
     end = len(plain)
-    for _ in range(TRIES):
-        comma = plain.rfind(b",", 0, end)
+    if (plain.count(b'"') + in_string) % 2:
+        end = plain.rfind(b'"')
+    for _ in range(DEEP_MAX + 2):  # so many strings are no names and one value
+        comma = plain.rfind(b",", 0, max(end, 0))
         if comma < 0:
-            break
-        if plain.count(b'"', 0, comma) % 2 == 0:
+            return 0
+        if plain.count(b'"', comma, end) % 2 == 0:
             return comma + 1
         end = plain.rfind(b'"', 0, comma)  # where the string begins that it is in
-    return 0
+    raise NotJson
+
+
+def _marks(plain: bytes, in_string: bool) -> int:
+    """How many quotes, and brackets out of strings, it has."""
+    texts = plain.split(b'"')
+    return len(texts) - 1 + len(b"".join(texts[in_string::2]).translate(None, _NO_BRACKETS))
 
 
 def _brackets(plain: bytes, around: bytes) -> tuple[int, bytes]:

@@ -23,7 +23,7 @@ _decoded = msgspec.json.Decoder(msgspec.Raw).decode
 def judged(content: bytes) -> bool:
     try:
         _decoded(content)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return False
     return True
 
@@ -116,6 +116,32 @@ def test_a_long_one_is_judged_in_turns(shape: str) -> None:
 
     assert longest_turn_s(work()) < TURN_S / 4
     assert found == [True]
+
+
+DEEP = b'{"%b":' % (b"," * 2000) * 900 + b"1" + b"}" * 900
+
+
+def test_what_has_no_place_to_cut_is_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it so far was copied, and counted up to 32 times, for each 32 KiB more: that took turns of 45 ms."""
+    looked: list[int] = []
+    look = long_json._behind_last_comma
+
+    def counted(plain: bytes, *more: Any) -> int:
+        looked.append(len(plain))
+        return look(plain, *more)
+
+    monkeypatch.setattr(long_json, "_behind_last_comma", counted)
+    assert judged(DEEP)
+    assert done_at_once(is_json(DEEP))
+    assert len(DEEP) // 2 < sum(looked) <= len(DEEP)
+    assert done_at_once(compact(DEEP)) == DEEP.decode()
+
+
+@pytest.mark.parametrize("item", [b'["b,"]', b'["b"]', b"[[]]", b"{{}}", b'"b,"', b'"b"', b"]", b"["])
+def test_more_than_json_can_have_ahead_of_a_comma_is_refused_soon(item: bytes) -> None:
+    text = b'[{"a,":%b,0' % (item * (9 * MIB // 5 // len(item)))
+    assert not judged(text)
+    assert len(list(is_json(text))) <= 2
 
 
 @pytest.mark.parametrize("item", [b"1", b"[]", b'{"a": 1}', b'",\\n"', b"0.1", b'{"%b": 0}' % (b"x" * 40_000)])
