@@ -14,6 +14,7 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, date, datetime
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, unquote_to_bytes
@@ -63,7 +64,7 @@ _TEXT_MEDIA = re.compile(
 )
 _CHARSET = re.compile(r";\s*charset=\"?([^\s;\"]{1,40})\"?\s*(?:;|$)", re.IGNORECASE)
 _TEXT_CHARSETS = re.compile(
-    r"utf-?(8|16|32)(-?[bl]e)?|us-ascii|(iso-?|l)8859-[0-9]{1,2}|latin-?[0-9]{1,2}|(windows-|cp)125[0-8]|koi8-[ru]"
+    r"utf-?(8|16|32)(-?[bl]e)?|(us-)?ascii|(iso-?|l)8859-[0-9]{1,2}|latin-?[0-9]{1,2}|(windows-|cp)125[0-8]|koi8-[ru]"
     r"|shift[-_]jis|euc-(jp|kr)|iso-2022-(jp|kr)|gb2312|gbk|gb18030|big5",
     re.IGNORECASE,
 )
@@ -89,7 +90,7 @@ class EventOut(msgspec.Struct, gc=False):
     offset: int
     content: dict[str, Any]
     body: bytes | None = None
-    """Long data as they are stored, for binary mode."""
+    """The data as they are stored, for binary mode. None: the event itself is stored, or has no data."""
 
 
 _event = msgspec.json.Decoder(CloudEvent)
@@ -192,10 +193,14 @@ def shown_event(partition: TopicPartition, record: Record, *, in_lines: bool = T
     if media is not None and _is_of_events(media):
         if media.partition(";")[0].strip().lower() == STRUCTURED:
             content = _structured(record.value, in_lines)
+        if content is not None:
+            return EventOut(record.offset, content)
         media = None
     elif "ce_specversion" in headers:
         content = _binary(headers, record, media, in_lines)
-    return EventOut(record.offset, content or _wrapped(partition, record, media, in_lines))
+    content = content or _wrapped(partition, record, media, in_lines)
+    has_body = not in_lines and not DATA_MEMBERS.isdisjoint(content)
+    return EventOut(record.offset, content, record.value if has_body else None)
 
 
 def long_event(partition: TopicPartition, record: Record, *, in_lines: bool) -> Steps[EventOut]:
@@ -312,7 +317,10 @@ def _text(content: bytes | None) -> str | None:
 
 
 def to_binary(event: EventOut) -> tuple[dict[str, str], bytes | None]:
-    """Headers and body of HTTP's binary mode. The body is None if the event has no data."""
+    """Headers and body of HTTP's binary mode. The body is None if the event has no data. Data that are stored as they
+    are leave so, whatever their media type says. Raises a problem only if nothing true could be said: if headers don't
+    hold the attributes, or if what is to be base64 is none.
+    """
     content = {name: _simple(each) for name, each in event.content.items() if name not in DATA_MEMBERS}
     headers = {
         f"ce-{name}": quote(_canonical(each), safe=IN_HEADERS)
@@ -345,17 +353,14 @@ def to_binary(event: EventOut) -> tuple[dict[str, str], bytes | None]:
 
 
 def _in_charset(text: str, media: str) -> bytes:
-    """The text as its media type says that it is written. If that says nothing, or nonsense, it is UTF-8."""
-    if "charset" not in media.lower() or not _SPOKEN.fullmatch(media):
-        return text.encode()
-    found = _CHARSET.search(media)
-    try:
-        if found is None or not _TEXT_CHARSETS.fullmatch(found[1]):
-            raise LookupError(media)
-        return text.encode(found[1])
-    except (LookupError, UnicodeEncodeError):
-        detail = f"its data can't be written in the charset that datacontenttype tells: ask for {STRUCTURED}"
-        raise Problem("not-acceptable", detail) from None
+    """The text as its media type says that it is written. If that says nothing, or nonsense, or a charset that
+    doesn't have the text, it is UTF-8.
+    """
+    found = _CHARSET.search(media) if _SPOKEN.fullmatch(media) else None
+    if found is not None and _TEXT_CHARSETS.fullmatch(found[1]):
+        with suppress(LookupError, UnicodeEncodeError):
+            return text.encode(found[1])
+    return text.encode()
 
 
 def _simple(given: object) -> str | int | None:

@@ -355,6 +355,7 @@ def test_an_event_in_binary_mode_is_shown_whatever_numbers_it_has(member: str, s
         ('\\"UTF-16BE\\"', "é", b"\x00\xe9"),
         ("ISO-8859-1; format=flowed", "é", b"\xe9"),
         ("utf-8", "é", "é".encode()),
+        ("ascii", "e", b"e"),
     ],
 )
 def test_text_is_in_the_charset_that_its_media_type_tells(charset: str, data: str, body: bytes) -> None:
@@ -364,12 +365,27 @@ def test_text_is_in_the_charset_that_its_media_type_tells(charset: str, data: st
     assert (found, headers["Content-Type"]) == (body, f"text/plain; charset={charset}".replace("\\", ""))
 
 
-@pytest.mark.parametrize("charset", ["iso-8859-1", "unknown", "idna", "base64", "x" * 10_000])
-def test_text_that_its_charset_does_not_have_is_shown_in_structured_mode_only(charset: str) -> None:
-    event = f'{json.dumps(ATTRIBUTES)[:-1]}, "datacontenttype": "text/plain; charset={charset}", "data": "€"}}'
-    with pytest.raises(Problem, match="charset") as refused:
-        to_binary(shown_event(HERE, record(event.encode(), **{"content-type": STRUCTURED})))
-    assert refused.value.slug == "not-acceptable"
+@pytest.mark.parametrize(
+    "parameter",
+    [*(f"charset={each}" for each in ("iso-8859-1", "ascii", "unknown", "idna", "base64", "x" * 10_000)), "xcharset=1"],
+)
+def test_text_that_its_charset_does_not_have_is_utf_8(parameter: str) -> None:
+    """It was refused, and so was text whose media type tells no charset that is known here."""
+    event = f'{json.dumps(ATTRIBUTES)[:-1]}, "datacontenttype": "text/plain; {parameter}", "data": "€"}}'
+    _, body = to_binary(shown_event(HERE, record(event.encode(), **{"content-type": STRUCTURED})))
+    assert body == "€".encode()
+
+
+@pytest.mark.parametrize("is_event", [False, True])
+@pytest.mark.parametrize(
+    "media", ["text/plain; charset=us-ascii", "text/plain; charset=utf-16", "text/plain; charset=x", "application/json"]
+)
+def test_data_that_are_stored_as_they_are_leave_so(media: str, is_event: bool) -> None:
+    """Text in UTF-8 that was said to be ASCII was taken, but never shown."""
+    value, headers = "café".encode(), {f"ce_{name}": each for name, each in ATTRIBUTES.items()} if is_event else {}
+    shown = shown_event(HERE, record(value, **headers, **{"content-type": media}), in_lines=False)
+    told, body = to_binary(shown)
+    assert (told["Content-Type"], body) == (media, value)
 
 
 def test_no_objects_are_made_of_data_for_binary_mode() -> None:
