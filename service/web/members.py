@@ -33,7 +33,7 @@ from log.ids import TopicId, TopicPartition
 from service.broker.internal_topics import GROUPS
 from service.client.cluster import MOVED, by_topic
 from service.client.failures import ClientFailure
-from service.cluster.image import NO_LEADER
+from service.cluster.image import NO_LEADER, Topic
 from service.turns import NAMED_A_TURN, in_turns
 from service.web.answers import as_json, list_in_turns, query_int, read_json
 from service.web.consuming import (
@@ -175,6 +175,10 @@ class HttpMember:
     """How many polls have said how far the client has got. What an earlier poll would find, the last one gives."""
     stamp: tuple[int, int, int] | None = None
     """The group's at the last heartbeat."""
+    topics: Mapping[str, Topic] | None = None
+    """Those of the cluster when it was last looked at what the member may be given of them."""
+    offered: tuple[int, int] = (0, 0)
+    """What there was of them at the last heartbeat."""
     idlers: dict[Idler, None] = field(default_factory=dict)
     untold: dict[TopicPartition, tuple[int, Problem]] = field(default_factory=dict)
     """Where the last answer with records had met what can't be read, and what that is."""
@@ -226,6 +230,13 @@ class HttpMember:
     @property
     def state(self) -> MemberJoined:
         return MemberJoined(self.member_id, self.epoch, self.assignment)
+
+
+def _offered(member: HttpMember, topics: Mapping[str, Topic]) -> tuple[int, int]:
+    """How many partitions the member's topics have; and how many topics there are, if it reads those of a pattern."""
+    names = {*member.join.topics, *member.ids} if member.pattern else member.join.topics
+    partitions = sum(len(topics[name].partitions) for name in names if name in topics)
+    return partitions, len(topics) if member.pattern else 0
 
 
 class Members:
@@ -328,7 +339,8 @@ class Members:
         async with member.turn:
             if if_due and not self.is_due(member):
                 return  # it has been sent while this one waited for its turn
-            member.stamp = self._gateway.stamp_of(member.group)
+            member.stamp, member.topics = self._gateway.stamp_of(member.group), self._gateway.image.topics
+            member.offered = _offered(member, member.topics)
             for _ in range(5):
                 member.beaten_s = asyncio.get_running_loop().time()
                 if not self.belongs(member) or not await self._beat_once(member):
@@ -352,7 +364,14 @@ class Members:
 
     def _has_news(self, member: HttpMember) -> bool:
         """Whether a heartbeat may tell the member what to read, or where to begin."""
-        return SOMEWHERE in member.positions.values() or self._gateway.stamp_of(member.group) != member.stamp
+        if SOMEWHERE in member.positions.values() or self._gateway.stamp_of(member.group) != member.stamp:
+            return True
+        topics = self._gateway.image.topics  # of these a group hears by heartbeats only
+        if topics is not member.topics:
+            if _offered(member, topics) != member.offered:
+                return True
+            member.topics = topics  # not to be counted again
+        return False
 
     async def idle(self, member: HttpMember, wait_ms: int) -> None:
         """Wait until a member that has nothing to read is due; but not for longer than this, and for a step at most.

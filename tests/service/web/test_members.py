@@ -425,7 +425,7 @@ class Coordinator:
         self.assigned = list(assigned)
         self.committed: list[dict[int, int]] = []
         self.refusals: list[ErrorCode] = []
-        self.image = Mock(topic_names={UUID(int=7): "t"}, topics={"t": Mock(id=UUID(int=7))})
+        self.image = Mock(topic_names={UUID(int=7): "t"}, topics={"t": Mock(id=UUID(int=7), partitions={0: None})})
         self.topic = self.image.topics.get
         self.stamp_of: Any = {}.get
         self.env = Mock(unique=lambda: bytes(16))
@@ -913,6 +913,48 @@ def test_a_member_that_waits_for_partitions_is_given_them_as_soon_as_its_group_h
         assert loop.time() - left_s <= members.STEP_MS / 1000 + members.IDLE_BEAT_S
 
     waiting_member(coordinator, 60_000, play)
+
+
+@pytest.mark.parametrize("pattern", [None, "t.*"])
+@pytest.mark.parametrize("has_part", [False, True], ids=["idle", "reading"])
+def test_a_member_that_waits_beats_once_as_soon_as_there_is_more_that_its_group_may_give_it(
+    monkeypatch: pytest.MonkeyPatch, has_part: bool, pattern: str | None
+) -> None:
+    """A group hears of new topics and partitions by a heartbeat: that was sent when it was due, up to 5 s later."""
+    monkeypatch.setattr(members, "at_time", AsyncMock(return_value=5))
+
+    async def nothing(*_: Any, wait_ms: int, **__: Any) -> list[Piece]:
+        await asyncio.sleep(wait_ms / 1000)
+        return []
+
+    monkeypatch.setattr(members, "fetch_all", nothing)
+    coordinator = Coordinator([0], [0]) if has_part else Coordinator([], [])
+    image = coordinator.image
+    image.partition = lambda _: Mock(leader=1)
+    (topic,) = image.topics.values()
+    changed: list[float] = []
+
+    async def play(_: members.Members, member: HttpMember, beats: list[float]) -> None:
+        loop = asyncio.get_running_loop()
+        member.pattern = pattern
+        assert await polled(coordinator, member, 70) == []
+        beats.clear()
+        polling = asyncio.ensure_future(polled(coordinator, member, 40))
+        for topics in (
+            {"t": topic, "other": topic} if pattern is None else {"t": topic, "t2": topic},
+            {"t": Mock(id=topic.id, partitions={0: None, 1: None})},
+            {"t": Mock(id=topic.id, partitions={0: None, 1: None})},
+        ):
+            await asyncio.sleep(10)
+            image.topics = topics
+            changed.append(loop.time())
+        assert await polling == []
+
+    beats = waiting_member(coordinator, 60_000, play)
+    expected = changed[:2] if pattern is not None else changed[1:2]
+    within_s = members.STEP_MS / 1000 + members.POLL_BEAT_S
+    assert len(beats) == len(expected), (beats, changed)
+    assert all(0 <= beat - at <= within_s for beat, at in zip(beats, expected, strict=True))
 
 
 def test_a_member_without_partitions_is_given_those_of_one_that_leaves(http: Http, topic: str) -> None:
