@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from service.client.connection import Client
@@ -112,5 +112,10 @@ async def test_broken_connections_are_noticed_and_made_anew(port: int, topic: st
             here.proxy.break_connections()
         with pytest.raises(OSError):
             await client.request(MetadataRequest(topics=[]))
-        assert topic in (await asyncio.to_thread(admin.list_topics, timeout=20)).topics
+        known: set[str] = set()
+        while topic not in known:
+            try:
+                known = {*(await asyncio.to_thread(admin.list_topics, timeout=20)).topics}
+            except KafkaException as broken:  # it had not noticed yet that the connection is gone
+                assert broken.args[0].code() == KafkaError._TRANSPORT
         assert (await settled(await here.connect(), topic)).committed == ["0", "1", "2"]
