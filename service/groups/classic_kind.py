@@ -149,20 +149,18 @@ class ClassicKind:
             group = ClassicGroup(read.group)
         if is_replay:
             read_value(GroupMetadataValue, value)  # a record that can't be read must fail now, not when the group wakes
-        group.stored = value
+        group.stored, group.ready = value, None
         groups[read.group] = group
 
     def make_ready(self, group: ClassicGroup) -> Generator[None, None, None]:
-        is_ready = group.ready is not None and group.ready.stored is group.stored
-        if group.stored is not None and len(group.stored) > LARGE_BYTES and not is_ready:
+        if group.stored is not None and len(group.stored) > LARGE_BYTES and group.ready is None:
             value = yield from read_value_in_turns(GroupMetadataValue, group.stored)
             group.ready = yield from ClassicGroup.from_stored_in_turns(group.group_id, group.stored, value)
 
     def wake(self, group: ClassicGroup, draft: Draft) -> ClassicGroup:
         if group.stored is None:
             return group  # the group has no record: it holds offsets only
-        is_ready = group.ready is not None and group.ready.stored is group.stored
-        awake = group.ready if group.ready is not None and is_ready else _from_stored(group)
+        awake = _from_stored(group) if group.ready is None else group.ready
         self.decisions.resume(awake, draft)
         return awake
 
