@@ -444,7 +444,7 @@ def _rewrite(disk: Disk, job: CleaningJob, segments: Sequence[Segment], census: 
             writer.flush()
             target.end_offset = group[-1].end_offset
             target.seal()
-            cleaned.segments.append(target.facts())
+            cleaned.segments.add(target.facts())
         finally:
             target.close()
     if not keeper.has_read_all:

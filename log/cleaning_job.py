@@ -5,14 +5,18 @@ all of them at once where they arrive.
 """
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import starmap
 from pickle import PickleBuffer
-from typing import Self
+from typing import Final, Self
 
 from log.batch import BatchHeader, Buffer
 from log.config import UNLIMITED
 from log.segment import SEGMENT_BYTES_MAX, SegmentFacts
+
+FACTS: Final = SegmentFacts._fields.index("indexes")
+"""How many numbers say all of a segment whose indexes are in files."""
 
 
 class NumberArray(array):  # type: ignore[type-arg]  # at run time it takes none
@@ -31,10 +35,24 @@ def _numbers_in(data: Buffer) -> Sequence[int]:
     return memoryview(data).cast("q")
 
 
+@dataclass(slots=True)
+class SealedSegments:
+    """The facts of sealed segments: all numbers, as their indexes are in files."""
+
+    numbers: NumberArray = field(default_factory=NumberArray)
+
+    def add(self, facts: SegmentFacts) -> None:
+        self.numbers.extend(facts[:FACTS])
+
+    def __iter__(self) -> Iterator[SegmentFacts]:
+        numbers = iter(self.numbers)
+        return starmap(SegmentFacts, zip(*[numbers] * FACTS, strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class CleaningJob:
     folder: str
-    segments: tuple[SegmentFacts, ...]
+    segments: SealedSegments
     now_ms: int
     delete_retention_ms: int
     segment_bytes: int
@@ -73,7 +91,7 @@ class TooLittleRoom(Exception):
 class Cleaned:
     """The new segments, in files with `.cleaned` at the end of their names, and what was found."""
 
-    segments: list[SegmentFacts] = field(default_factory=list)
+    segments: SealedSegments = field(default_factory=SealedSegments)
     dropped_abort_markers: NumberArray = field(default_factory=NumberArray)
     forgotten_below: int = 0
     """All tombstones and markers that left because their time was over stood below this offset."""
@@ -84,7 +102,7 @@ class Cleaned:
     oversized_batches: int = 0
 
 
-def groups_of(segments: Sequence[SegmentFacts], size_bytes_max: int) -> Iterator[list[SegmentFacts]]:
+def groups_of(segments: Iterable[SegmentFacts], size_bytes_max: int) -> Iterator[list[SegmentFacts]]:
     """Groups of neighbouring segments that fit into one segment together."""
     group: list[SegmentFacts] = []
     size_bytes = 0

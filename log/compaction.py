@@ -25,7 +25,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple, Protocol
 
 from log.checkpoints import CLEANED_OFFSET, read_offset
-from log.cleaning_job import Cleaned, CleaningJob, NumberArray, groups_of
+from log.cleaning_job import Cleaned, CleaningJob, NumberArray, SealedSegments, groups_of
 from log.disk import Disk, DiskFault
 from log.ids import NO_OFFSET
 from log.partition_log import PartitionLog
@@ -36,7 +36,7 @@ from log.unbroken import unbroken
 MEMORY_BYTES: Final = 128 << 20
 """How much memory a pass may use. What it must remember beyond that is kept in a file."""
 FACTS_A_TURN: Final = 1_000
-"""How many aborted transactions or producers are noted in one turn of the loop: half a millisecond."""
+"""How many segments, aborted transactions or producers are noted in one turn of the loop: half a millisecond."""
 REMOVED_A_TURN: Final = 16
 """How many old segments are removed, or new ones get their names, in one turn of the loop: a few milliseconds."""
 CLOSED_WORTH: Final = 50
@@ -183,7 +183,7 @@ async def compact(
         job = await cleaning.describe(
             secret, breathe, memory_bytes, scratch_folder, leave_bytes, keeps_deletions=keeps_deletions
         )
-        await cleaning.rewrite(job, apart)
+        await cleaning.rewrite(job, apart, breathe)
         await cleaning.swap(breathe)
     except _Overtaken:
         pass
@@ -232,6 +232,11 @@ class _Cleaning:
         by then lies above the segments of this pass.
         """
         aborted, last_batches, last_markers = NumberArray(), NumberArray(), NumberArray()
+        segments = SealedSegments()
+        for count, segment in enumerate(self.old, 1):
+            segments.add(segment)
+            if count % FACTS_A_TURN == 0:
+                await breathe()
         ranges = self.facts.aborted_ranges(self.old[0].base_offset, self.work.end_offset)
         for count, transaction in enumerate(ranges, 1):
             aborted.extend((transaction.producer_id, transaction.first_offset, transaction.last_offset))
@@ -247,7 +252,7 @@ class _Cleaning:
         config = self.log.config
         return CleaningJob(
             self.folder,
-            tuple(self.old),
+            segments,
             self.now_ms,
             config.delete_retention_ms,
             config.segment_bytes,
@@ -262,24 +267,25 @@ class _Cleaning:
             keeps_deletions,
         )
 
-    async def rewrite(self, job: CleaningJob, apart: Apart) -> None:
+    async def rewrite(self, job: CleaningJob, apart: Apart, breathe: Callable[[], Awaitable[None]]) -> None:
         try:
             cleaned = await apart(CLEAN, self.disk, job)
         except Exception:
             if self._still_there():
                 raise
             raise _Overtaken from None  # the files were removed while the other process read them
-        self.new = [
-            Segment(self.disk, self.folder, facts, sealed=True, name_suffix=CLEANED) for facts in cleaned.segments
-        ]
+        report = self.report
+        for count, facts in enumerate(cleaned.segments, 1):
+            self.new.append(Segment(self.disk, self.folder, facts, sealed=True, name_suffix=CLEANED))
+            report.bytes_after += facts.size_bytes
+            if count % FACTS_A_TURN == 0:
+                await breathe()
         self.dropped_abort_markers = cleaned.dropped_abort_markers
         self.forgotten_below = cleaned.forgotten_below
-        report = self.report
         report.keys, report.unreadable_batches = cleaned.keys, cleaned.unreadable_batches
         report.oversized_batches = cleaned.oversized_batches
         report.records_before, report.records_after = cleaned.records_before, cleaned.records_after
         report.bytes_before = sum(facts.size_bytes for facts in self.old)
-        report.bytes_after = sum(facts.size_bytes for facts in cleaned.segments)
 
     # -- the swap
 

@@ -58,8 +58,9 @@ def take_name(disk: Disk, folder: str, base_offset: int) -> None:
 
 def remove_old(disk: Disk, folder: str, plan: SwapPlan) -> Iterator[None]:
     """Remove the old segments that the new ones have not replaced, step by step. It may be done twice."""
+    replaced = set(plan.add)
     for base_offset in plan.remove:
-        if base_offset not in plan.add:
+        if base_offset not in replaced:
             for suffix in SUFFIXES:
                 disk.discard(f"{folder}/{segment_name(base_offset, suffix)}")
             yield

@@ -1,6 +1,6 @@
 """The plain twin of `log.cleaning`: record by record, with a dictionary of all keys. Slow, and easy to believe."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from log import cleaning
 from log.batch import BatchHeader, CorruptBatch, StoredRecord, build_from_stored, checksum_ok, read_header
@@ -55,10 +55,10 @@ class PlainCleaner:
                     target.append(kept, read_header(kept), target.appended_ms, self.job.index_interval_bytes)
         target.end_offset = group[-1].end_offset
         target.seal()
-        self.cleaned.segments.append(target.facts())
+        self.cleaned.segments.add(target.facts())
         target.close()
 
-    def batches(self, segments: tuple[SegmentFacts, ...]) -> Iterator[tuple[int, BatchHeader, bytes]]:
+    def batches(self, segments: Iterable[SegmentFacts]) -> Iterator[tuple[int, BatchHeader, bytes]]:
         for facts in segments:
             segment = Segment(self.disk, self.job.folder, facts, sealed=True)
             yield from ((at, header, bytes(batch)) for at, header, batch in segment.batches(0))

@@ -12,7 +12,7 @@ import pytest
 from log import cleaning
 from log.batch import HEADER_BYTES, Buffer, assemble, build_batch, checksum_ok, read_header, read_records
 from log.checkpoints import CLEANED_OFFSET, read_offset
-from log.cleaning_job import Cleaned, CleaningJob, NumberArray
+from log.cleaning_job import Cleaned, CleaningJob, NumberArray, SealedSegments
 from log.clock import CLOCK_SET_MS
 from log.compaction import REMOVED_A_TURN, Work, find_work
 from log.config import LogConfig
@@ -365,9 +365,8 @@ def test_however_many_keys_or_bytes_there_are_the_memory_that_is_given_is_enough
 ) -> None:
     memory_bytes = 16 << 20
     facts = (memory_bytes, None, 0, b"secret")
-    job = CleaningJob(
-        "table-0", (), NOW_MS, 0, 1 << 30, 4096, NumberArray(), NumberArray(), NumberArray(), *facts, False
-    )
+    none = NumberArray()
+    job = CleaningJob("table-0", SealedSegments(), NOW_MS, 0, 1 << 30, 4096, none, none, none, *facts, False)
     census = cleaning._Census(job, cleaning._Room(MemoryDisk(), 0))
     tracemalloc.start()
     try:

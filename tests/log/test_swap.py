@@ -3,16 +3,17 @@
 import asyncio
 import contextlib
 import errno
+import pickle
 from collections.abc import Iterator
 from itertools import count
 
 from log.batch import Buffer, CorruptBatch
-from log.cleaning_job import Cleaned, CleaningJob
+from log.cleaning_job import Cleaned, CleaningJob, SealedSegments
 from log.compaction import find_work
 from log.config import LogConfig
 from log.disk import Disk, DiskFault
-from log.segment import segment_name
-from log.swap import CLEANED
+from log.segment import SegmentFacts, segment_name
+from log.swap import CLEANED, SwapPlan, remove_old
 from tests.log.compacting import NOW_MS, Bench, committed_records, table
 from tests.log.memory_disk import MemoryDisk, Node
 from tests.log.plain_cleaning import once
@@ -152,7 +153,7 @@ def test_after_a_swap_that_was_short_of_something_no_other_begins_before_it_is_f
 
         async def half(function: str, disk: Disk, job: CleaningJob, killed: list[MemoryDisk] = killed) -> Cleaned:
             assert isinstance(disk, MemoryDisk)
-            name = segment_name(job.segments[0].base_offset)
+            name = segment_name(next(iter(job.segments)).base_offset)
             disk.open(f"{job.folder}/{name}{CLEANED}", create=True).append([b"half"])
             killed.append(as_it_is(disk))
             raise CorruptBatch("killed")
@@ -181,3 +182,34 @@ def as_it_is(disk: MemoryDisk) -> MemoryDisk:
         other.files[path] = other.durable_files[path] = Node()
         other.files[path].data, other.files[path].durable = bytearray(node.data), bytes(node.data)
     return other
+
+
+def test_to_find_what_a_swap_removes_is_no_search_for_each_segment_among_all() -> None:
+    """10,000 segments too full to be merged held the loop for a third of a second: nothing was removed, nobody else had
+    a turn.
+    """
+    compared = 0
+
+    class Offset(int):
+        __hash__ = int.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return int.__eq__(self, other)
+
+    add, remove = (tuple(map(Offset, range(0, 30_000, 10))) for _ in range(2))
+    assert list(remove_old(MemoryDisk(), "t-0", SwapPlan(add, remove, 30_000))) == []
+    assert compared < 2 * len(remove)
+
+
+def test_the_facts_of_very_many_segments_travel_as_numbers() -> None:
+    """As objects, those of 10,000 were unpickled in one turn of 17 ms."""
+    facts = [SegmentFacts(base, base + 9, 400, (1 << 63) - 1, base, -(1 << 63), NOW_MS) for base in range(0, 90_000, 9)]
+    segments = SealedSegments()
+    for each in facts:
+        segments.add(each)
+    beside: list[pickle.PickleBuffer] = []
+    pickled = pickle.dumps(segments, protocol=5, buffer_callback=beside.append)
+    assert len(pickled) < 1_000
+    assert list(pickle.loads(pickled, buffers=[each.raw() for each in beside])) == facts
