@@ -9,7 +9,7 @@ What always holds:
   atomic write found no room or no free descriptor, or a name was refused. It is taken back whole, nothing has changed,
   and the caller may try again. A failed fsync never passes, for whatever reason it failed: the bytes may be lost.
 * `fsync`, `sync_dir` and `write_atomic` are awaited. The latter two run in the one writer thread of the disk, fsyncs in
-  a few threads of their own. All else is a plain call into the page cache.
+  a few threads of their own. What was discarded is removed in one more. All else is a plain call into the page cache.
 * Nothing is durable before the `fsync` of its file, and of its folder's names, has returned.
 * Name changes (create, rename, unlink) survive a power cut as a prefix of the order in which they were made.
 
@@ -20,7 +20,6 @@ import asyncio
 import ctypes
 import errno
 import os
-import shutil
 import threading
 import time
 from collections import deque
@@ -354,6 +353,9 @@ class RealDisk:
         self._owner = threading.get_ident()
         self._discards = time.time_ns()  # above every number that an earlier process has used
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="disk-writer")
+        # Gives room back, which takes half a second for each gigabyte. Nothing waits for that.
+        self._remover = ThreadPoolExecutor(1, thread_name_prefix="disk-remover")
+        self._closing = threading.Event()
         self._syncers = ThreadPoolExecutor(SYNCS_AT_ONCE, thread_name_prefix="disk-sync")
         self._to_sync: deque[SyncJob] = deque()
         self._syncing = 0
@@ -437,8 +439,8 @@ class RealDisk:
         return time.monotonic() < patience_ends_s
 
     def close_beside(self, descriptor: int) -> None:
-        """Close a descriptor that nobody uses any more, in the writer's thread."""
-        self._writer.submit(os.close, descriptor)
+        """Close a descriptor that nobody uses any more, in another thread."""
+        self._remover.submit(os.close, descriptor)
 
     def forget(self, file: RealFile) -> None:
         self._open_files.pop(file, None)
@@ -477,9 +479,7 @@ class RealDisk:
         self._change(path, self._hide, room_matters=False)
 
     def _hide(self, real_path: str) -> None:
-        """Move the file or folder to `.discarded`, and let the writer's thread remove it: removing takes half a second
-        for each gigabyte.
-        """
+        """Move the file or folder to `.discarded`, and let the remover's thread remove it."""
         try:
             os.makedirs(self._real(DISCARDED), exist_ok=True)
             with self.lock:
@@ -491,15 +491,36 @@ class RealDisk:
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            _remove_in_place(real_path)  # there is not even room for another name: this makes some
+            self._remove_in_place(real_path)  # there is not even room for another name: this makes some
             return
-        self._writer.submit(self._do, real_path, _remove, (hidden,))
+        self._remover.submit(self._do, real_path, self._remove, (hidden,))
 
     def sweep(self) -> None:
         if self.exists(DISCARDED):
             for name in self.listdir(DISCARDED):
                 path = f"{DISCARDED}/{name}"
-                self._writer.submit(self._do, path, _remove, (self._real(path),))
+                self._remover.submit(self._do, path, self._remove, (self._real(path),))
+
+    def _remove(self, real_path: str) -> None:
+        """When the disk is closed meanwhile, the rest is left to the next start."""
+        if not os.path.isdir(real_path) or os.path.islink(real_path):
+            _unlink_if_there(real_path)
+            return
+        for name in os.listdir(real_path):
+            if not self._closing.is_set():
+                self._remove(f"{real_path}/{name}")
+        if not self._closing.is_set():
+            os.rmdir(real_path)
+
+    def _remove_in_place(self, real_path: str) -> None:
+        """Remove what keeps its name meanwhile. If we die halfway, a partition's folder still tells its topic.
+        Otherwise a later topic of that name would get what is left in it.
+        """
+        if os.path.isdir(real_path):
+            for name in os.listdir(real_path):
+                if name != PARTITION_METADATA:
+                    self._remove(f"{real_path}/{name}")
+        self._remove(real_path)
 
     def _change(self, path: str, change: Callable[[str], None], *, room_matters: bool = True) -> None:
         """Change a name. `room_matters`: if there is no room the caller tries again later. Without it, a change that
@@ -597,7 +618,9 @@ class RealDisk:
         """Close every descriptor and end the threads. The disk is not used again. Discarded files that are still there
         are removed at the next start.
         """
+        self._closing.set()
         self._writer.shutdown(cancel_futures=True)
+        self._remover.shutdown(cancel_futures=True)
         self._syncers.shutdown()
         with self.lock:
             for file in list(self._open_files):
@@ -612,24 +635,6 @@ def _unlink_if_there(real_path: str) -> None:
         os.unlink(real_path)
     except FileNotFoundError:
         return
-
-
-def _remove(real_path: str) -> None:
-    if os.path.isdir(real_path):
-        shutil.rmtree(real_path)
-    else:
-        _unlink_if_there(real_path)
-
-
-def _remove_in_place(real_path: str) -> None:
-    """Remove what keeps its name meanwhile. If we die halfway, a partition's folder still tells its topic. Otherwise a
-    later topic of that name would get what is left in it.
-    """
-    if os.path.isdir(real_path):
-        for name in os.listdir(real_path):
-            if name != PARTITION_METADATA:
-                _remove(f"{real_path}/{name}")
-    _remove(real_path)
 
 
 def _write_rest(descriptor: int, buffers: Sequence[Buffer], written: int, position: int) -> None:

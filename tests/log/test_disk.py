@@ -408,7 +408,44 @@ def test_what_is_discarded_is_removed_beside_the_loop_and_at_the_next_start_if_a
         disk.sweep()
         disk.discard("t-0")
         assert not disk.exists("t-0")
-        await disk.sync_dir("")  # the writer takes one thing after the other
+        disk._remover.submit(lambda: None).result()  # it takes one thing after the other
+        assert os.listdir(tmp_path / DISCARDED) == []
+        disk.close()
+
+    asyncio.run(main())
+
+
+def test_nothing_waits_for_the_removal_of_what_was_discarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a minute for a topic of 100 GB. The checkpoints and new names of all other partitions, and the stop of
+    the broker, waited for it.
+    """
+    removes, goes_on = threading.Event(), threading.Event()
+
+    def unlink(path: str) -> None:
+        removes.set()
+        assert goes_on.wait(30)
+        os.remove(path)
+
+    async def main() -> None:
+        disk = RealDisk(str(tmp_path))
+        disk.mkdir("t-0")
+        for name in "abc":
+            disk.open(f"t-0/{name}", create=True).close()
+        monkeypatch.setattr("log.disk.os.unlink", unlink)
+        disk.discard("t-0")
+        assert removes.wait(30)
+        await disk.write_atomic("checkpoint", b"1")
+        await disk.sync_dir("")
+        closing = asyncio.ensure_future(asyncio.to_thread(disk.close))
+        while not disk._closing.is_set():  # noqa: ASYNC110 - another thread sets it
+            await asyncio.sleep(0.01)
+        goes_on.set()
+        await closing
+        (left,) = (tmp_path / DISCARDED).iterdir()
+        assert len(list(left.iterdir())) == 2  # the next start removes them
+        disk = RealDisk(str(tmp_path))
+        disk.sweep()
+        disk._remover.submit(lambda: None).result()
         assert os.listdir(tmp_path / DISCARDED) == []
         disk.close()
 
@@ -420,10 +457,10 @@ def test_a_removal_that_fails_is_noted(tmp_path: Path) -> None:
 
     async def main() -> None:
         disk = RealDisk(str(tmp_path))
-        disk._writer.submit(disk._do, "x", os.unlink, ("no such file",))
+        disk._remover.submit(disk._do, "x", os.unlink, ("no such file",))
+        disk._remover.submit(lambda: None).result()
         with pytest.raises(DiskFault):
-            await disk.in_writer("", lambda: None)
-            await disk.in_writer("", lambda: None)
+            await disk.sync_dir("")
         disk.close()
 
     asyncio.run(main())
