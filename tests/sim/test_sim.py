@@ -19,26 +19,26 @@ NEAR_TRIES = 4
 FRESH = 40  # runs of seeds that are drawn anew each time
 
 
-def outcome(seed: int) -> tuple[list[str], bool, int]:
-    """What was broken, after the command that shows it again, whether anything happened at all, and the fingerprint."""
+def outcome(seed: int) -> tuple[list[str], bool]:
+    """What was broken, after the command that shows it again, and whether anything happened at all."""
     report = run(seed)
     broken = [str(violation) for violation in report.violations]
     busy = bool(report.acknowledged and report.read)
-    return [f"make sim SEED={seed}", *broken] if broken else [], busy, report.fingerprint
+    return [f"make sim SEED={seed}", *broken] if broken else [], busy
 
 
 @pytest.mark.timeout(600)
 def test_runs_under_faults_that_nobody_has_seen_break_no_promise_and_replay(drawn: Callable[[str], None]) -> None:
-    """One of them is run again in a process that hashes strings differently."""
+    """One of them is run again in two processes that hash strings differently."""
     first = fresh_seed()
     seeds = range(first, first + FRESH)
     drawn(f"simulated seeds {first} to {seeds[-1]}; the same again: make sim N={FRESH} FROM={first}")
-    outcomes, elsewhere = run_all("tests.sim.run", outcome, seeds)
-    broken, busy, fingerprints = zip(*outcomes, strict=True)
+    outcomes, ways = run_all("tests.sim.run", "sim", outcome, seeds)
+    broken, busy = zip(*outcomes, strict=True)
     assert [each for each in broken if each] == []
     # A run whose faults leave nobody a chance is rare; many of them would prove nothing.
     assert sum(busy) > 0.9 * FRESH
-    assert fingerprints[0] == elsewhere, f"make sim SEED={first}"
+    assert ways == ""
 
 
 @pytest.mark.timeout(600)

@@ -14,19 +14,19 @@ KNOWN = 7202850000
 FRESH = 2
 
 
-def outcome(seed: int) -> tuple[list[str], int, int]:
+def outcome(seed: int) -> tuple[list[str], int]:
     report = run(seed)
     broken = [f"make sim-web SEED={seed}: {each}" for each in report.violations]
-    return broken, report.acknowledged, report.fingerprint
+    return broken, report.acknowledged
 
 
 @pytest.mark.timeout(600)
 def test_what_is_repeated_by_http_is_there_once_and_whole_and_a_run_replays(drawn: Callable[[str], None]) -> None:
-    """It replays in a process that hashes strings differently."""
+    """It replays in processes that hash strings differently."""
     first = fresh_seed()
     drawn(f"seeds by HTTP {first} to {first + FRESH - 1}; the same again: make sim-web N={FRESH} FROM={first}")
-    outcomes, elsewhere = run_all("tests.sim.web", outcome, (*range(first, first + FRESH), KNOWN))
-    broken, acknowledged, fingerprints = zip(*outcomes, strict=True)
+    outcomes, ways = run_all("tests.sim.web", "sim-web", outcome, (*range(first, first + FRESH), KNOWN))
+    broken, acknowledged = zip(*outcomes, strict=True)
     assert [each for each in broken if each] == []
     assert sum(acknowledged) > 30
-    assert fingerprints[0] == elsewhere, f"make sim-web SEED={first}"
+    assert ways == ""
