@@ -22,7 +22,7 @@ SESSION_IS_OVER = {
 
 class SessionReader(Reader):
     """Reads all partitions on, in one session as long as that lasts. In the end it must have come through each of them
-    without naming one again that it had no reason to.
+    without naming one again that it had no reason to. A session of which it wants something still goes on.
     """
 
     def __init__(self, clients: Clients, name: str) -> None:
@@ -73,7 +73,13 @@ class SessionReader(Reader):
         if response.error_code in SESSION_IS_OVER:
             return
         self.clients.judge_error(response.error_code, "a fetch session")
-        if response.error_code or (session and response.session_id != session):
+        if response.error_code:
+            return
+        if session and response.session_id != session:
+            if wanted:  # with a new session it would get what this one has forgotten, and nobody would see that
+                self.history.wrong.append(
+                    f"{self.clients.now:.6f} {self.name}: its session is over, and nobody said so"
+                )
             return
         self._session, self._epoch = response.session_id, self._epoch + 1
         self._told = wanted

@@ -172,6 +172,13 @@ def read_an_aborted_value(history: History) -> None:
     read.records = (*read.records, Record(read.to_offset - 1, 0, None, value))
 
 
+def read_before_anybody_asked_for_the_commit(history: History) -> None:
+    read = some_read(history)
+    value = read.records[0].value
+    txn = next(txn for txn in history.transactions if value in [each for _, each in txn.values])
+    txn.end_invoked = read.completed + 0.1
+
+
 def some_read(history: History) -> CommittedRead:
     return next(read for read in history.committed_reads if len(read.records) > 3)
 
@@ -301,6 +308,7 @@ DAMAGES: dict[Callable[[History], None], str] = {
     show_twice: "NothingTwiceNothingInvented",
     invent: "NothingTwiceNothingInvented",
     read_an_aborted_value: "AbortedStaysInvisible",
+    read_before_anybody_asked_for_the_commit: "AbortedStaysInvisible",
     skip: "CommittedReadsAreSlices",
     repeat: "CommittedReadsAreSlices",
     swap: "CommittedReadsAreSlices",
@@ -329,8 +337,8 @@ def test_what_has_left_a_log_is_missed_by_nobody() -> None:
     partition = passing(history, 6)
     there = (Record(5, 0, None, b"gone"),)
     history.committed_reads += [
-        CommittedRead("before", partition, 3, 7, there, 9, 9, Held.POWER_CUT, 2.0, 2.1),
-        CommittedRead("after", partition, 6, 9, (), 9, 9, Held.POWER_CUT, 3.0, 3.1),
+        CommittedRead("before", partition, 3, 7, there, 9, 9, Held.POWER_CUT, 500.0, 500.1),
+        CommittedRead("after", partition, 6, 9, (), 9, 9, Held.POWER_CUT, 501.0, 501.1),
     ]
     assert judge(history, TXN_CHECKERS) == []
 

@@ -133,7 +133,9 @@ class NothingTwiceNothingInvented:
 
 
 class AbortedStaysInvisible:
-    """No reader under read_committed ever gets a value of a transaction that was not committed."""
+    """No reader under read_committed ever gets a value of a transaction that was not committed, nor of one whose commit
+    nobody had asked for yet.
+    """
 
     def check(self, history: History) -> Iterator[str]:
         known = origins(history)
@@ -146,6 +148,11 @@ class AbortedStaysInvisible:
                     yield (
                         f"{read.partition} offset {record.offset}: {read.reader} was given {record.value!r:.40} at"
                         f" {read.completed:.6f}, of transaction {txn.number}, which was not committed"
+                    )
+                elif txn.end_invoked > read.completed:
+                    yield (
+                        f"{read.partition} offset {record.offset}: {read.reader} was given {record.value!r:.40} at"
+                        f" {read.completed:.6f}, of transaction {txn.number}, which was to end at {txn.end_invoked:.6f}"
                     )
 
 
