@@ -49,9 +49,11 @@ class Participant(ExactlyOnce):
         self.history.transactions.append(txn)
         return txn
 
-    async def write(self, transactional_id: str, owner: Ownership, txn: Transaction, order: int) -> None:
+    async def write(self, transactional_id: str, owner: Ownership, txn: Transaction, order: int) -> TopicPartition:
+        """Where it was written."""
         partition = self.chance.choice([each for each in self.clients.partitions() if each.topic == OUTPUT])
         await self.write_to(partition, None, transactional_id, owner, txn, order)
+        return partition
 
     async def write_to(
         self,
@@ -176,8 +178,10 @@ class Driver(Participant):
             self.history.wrong.append(f"{self.clients.now:.6f} a branch of {token} was opened, it is decided")
         for _ in range(self.chance.randrange(1, 6)):
             branch = self.chance.choice(branches)
-            await self.write(branch.transactional_id, branch.owner, txn, branch.order)
+            partition = await self.write(branch.transactional_id, branch.owner, txn, branch.order)
             await self._haunt(token)
+            if self.plan.haunts:
+                await self._haunt_its_heir(token, branch, partition)
         if stray is not None:
             await self.write(stray.transactional_id, stray.owner, stray_txn, stray.order)
         if not commit and self.chance.random() < 0.1:
@@ -209,6 +213,14 @@ class Driver(Participant):
         self._tries += 1
         if self._tries == MANY_TRIES:
             self._quitter = None
+
+    async def _haunt_its_heir(self, token: int, branch: Branch, partition: TopicPartition) -> None:
+        """It writes where the one that has its producer id now has just written."""
+        if self._quitter is not None and self._quitter[1].producer_id == branch.owner.producer_id:
+            name, owner = self._quitter
+            txn, order = self.begin(f"{ROOT}::{token}"), -self.clients.world.identity()
+            with contextlib.suppress(Refused):
+                await self.write_to(partition, None, name, owner, txn, order)
 
     async def _write_too_late(self, token: int, branch: Branch) -> None:
         """What a writer sends in a transaction that is over is seen by nobody.

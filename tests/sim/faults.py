@@ -16,11 +16,22 @@ from functools import partial
 from typing import Any
 
 from log.batch import CRC_AT, CorruptBatch, split
-from log.ids import TopicPartition, partition_of
+from log.ids import TopicPartition, folder_of, partition_of
 from log.relocation import FORMER
-from tests.sim.disk import Inode, SimDisk
+from log.swap import CLEANED, PLAN
+from tests.sim.disk import Folder, Inode, SimDisk
 from tests.sim.history import History
-from tests.sim.plan import INPUT, LEDGER, MADE_AGAIN, MOVED, MOVED_ON, OUTPUT, PASSING, Plan
+from tests.sim.plan import (
+    INPUT,
+    LEDGER,
+    MADE_AGAIN,
+    MOVED,
+    MOVED_ON,
+    OUTPUT,
+    PASSING,
+    SWAPPED,
+    Plan,
+)
 from tests.sim.world import Host, World, come_true
 
 PLACES = ("", "", ".log", ".index", "snapshot", "checkpoint", "__consumer", "__transaction", "compacted", "reborn")
@@ -28,6 +39,9 @@ PLACES = ("", "", ".log", ".index", "snapshot", "checkpoint", "__consumer", "__t
 DECISIONS = "__transaction_state"
 CARRIED_OUT = ("__consumer_offsets", INPUT, OUTPUT, LEDGER, PASSING)
 """Topics in which a decided transaction leaves its traces."""
+CALLS_OF_A_SWAP = 40
+"""About so many times a swap calls the disk, before or after the call."""
+SWAPS_WAITED_FOR = 3
 CLEAN_STOP_WITHIN = 60.0  # seconds after SIGTERM; what is under way is finished first, on a disk that may stall
 
 
@@ -48,6 +62,8 @@ class Fate:
         self.unused: Collection[str] = ()
         """The folders that the last start has left as they are, because their topics don't exist any more."""
         self._harmed_until_reboot = False
+        compacted = [topic.name for topic in history.topics.values() if topic.compacted]
+        self._compacted = [folder_of(TopicPartition(name, 0)) for name in compacted]
         self._deeds: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
             "kill": self._kill,
             "power cut": self._cut_power,
@@ -72,6 +88,7 @@ class Fate:
             MADE_AGAIN: self._die_as_a_topic_is_made_again,
             MOVED: self._die_as_a_partition_moves,
             MOVED_ON: self._die_when_what_moved_is_made_again,
+            SWAPPED: self._die_in_a_swap,
         }
 
     async def run(self, ready: Callable[[], bool]) -> None:
@@ -101,7 +118,16 @@ class Fate:
         while not self.broker.alive:
             await self.start_again()
         self.broker.may_fail = False
+        if "index rots" in self.plan.kinds:
+            await self._rot_what_nobody_mends()
         self.finished = True
+
+    async def _rot_what_nobody_mends(self) -> None:
+        """Many indexes rot after the last start: no other one looks them through before they are used."""
+        chance = self.world.stream("rot")
+        await asyncio.sleep(2 * chance.random())
+        for _ in range(chance.choice((0, 5, 20))):
+            self._rot_an_index(chance)
 
     async def start_again(self) -> None:
         """Boot what has died. A disk that has failed is repaired first, and its cache is not trusted."""
@@ -269,6 +295,37 @@ class Fate:
             deaths = (self.broker.kill, self.broker.cut_power) if self.plan.bears_power_cuts else (self.broker.kill,)
             self.chance.choice(deaths)()
 
+    async def _die_in_a_swap(self) -> None:
+        """The broker or its machine dies while segments get their names and old ones are removed, or the machine when
+        that is done but not durable yet.
+        """
+        for _ in range(SWAPS_WAITED_FOR):
+            if not await come_true(lambda: self._swapping() is not None, within=3, every=0.001):
+                return
+            place, is_begun = self._swapping() or ("", False)
+            deaths = (self.broker.kill, self.broker.cut_power) if self.plan.bears_power_cuts else (self.broker.kill,)
+            if not is_begun:
+                calls = self.chance.randrange(1, CALLS_OF_A_SWAP)
+                self.disk.trip_after(calls, self.chance.choice(deaths), path_part=place)
+                await come_true(lambda: not self.broker.alive, within=1)
+                self.disk.trip = None
+            elif self.plan.bears_power_cuts:
+                self.broker.cut_power()
+            if not self.broker.alive:
+                return
+            await come_true(lambda: self._swapping() is None, within=3)
+
+    def _swapping(self) -> tuple[str, bool] | None:
+        """The folder of a log with the plan of a swap, and whether the new segments have their names."""
+        for each in self.plan.folders:
+            entries = self.disk.root.entries[each]
+            assert isinstance(entries, Folder)
+            for name in self._compacted:
+                log = entries.entries.get(name)
+                if isinstance(log, Folder) and PLAN in log.entries:
+                    return f"{name}/", not any(file.endswith(CLEANED) for file in log.entries)
+        return None
+
     async def _move_without_descriptors(self, left: list[str]) -> None:
         self.disk.faults.no_descriptor = 1.0
         await asyncio.sleep(self.chance.choice((0.05, 0.5)))
@@ -309,6 +366,9 @@ class Fate:
             await self.restart()
 
     async def _rot_index(self) -> None:
+        self._rot_an_index(self.chance)
+
+    def _rot_an_index(self, chance: random.Random) -> None:
         """Flip a bit of an index, or take some of it or all of it away. An index is a hint: a wrong one must be noticed
         or do no harm.
         """
@@ -316,13 +376,13 @@ class Fate:
             (path, size) for path, size, _ in self.disk.files() if path.endswith((".index", ".timeindex")) and size
         ]
         if found:
-            path, size = self.chance.choice(found)
+            path, size = chance.choice(found)
             self.world.note("rot", path)
-            how = self.chance.random()
+            how = chance.random()
             if how < 0.5:
-                self.disk.flip_bit(path, self.chance.randrange(size), self.chance.randrange(8))
+                self.disk.flip_bit(path, chance.randrange(size), chance.randrange(8))
             elif how < 0.75:
-                self.disk.cut_short(path, self.chance.randrange(size))
+                self.disk.cut_short(path, chance.randrange(size))
             else:
                 self.disk.take_away(path)
 

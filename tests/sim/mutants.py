@@ -87,7 +87,7 @@ from service.wire.error_codes import ErrorCode
 from tests.log.building import cut_log
 from tests.sim import caught
 from tests.sim.disk import Mount, SimFile
-from tests.sim.plan import MOVED, MOVED_ON, Plan
+from tests.sim.plan import MOVED, MOVED_ON, SWAPPED, Plan
 from tests.sim.run import Simulation, processes, replaced, run
 from txn.commands import EndTransaction
 from txn.coordinator import TxnCoordinator
@@ -110,6 +110,7 @@ class Mutant:
     moves: bool = False  # only seeds in which all kinds of partitions move between data folders can show it
     carries: bool = False  # only seeds in which a compacted topic moves slowly can show it
     fault: str = ""  # only seeds with this fault can show it
+    where: Callable[[Plan], bool] = lambda plan: True  # only these seeds can show it, or hardly any others
 
     def can_be_shown_by(self, plan: Plan) -> bool:
         if self.fault and self.fault not in plan.kinds:
@@ -118,7 +119,7 @@ class Mutant:
             return False
         if self.moves and (len(plan.folders) == 1 or plan.carries):
             return False
-        return plan.transactional or not self.transactional
+        return self.where(plan) and (plan.transactional or not self.transactional)
 
 
 class OneTooEarly(int):
@@ -1058,7 +1059,12 @@ MUTANTS = (
     Mutant("shard not replayed", "a passing error ends a coordinator", a_shard_that_gave_up_is_not_replayed),
     Mutant("room not noticed", "a disk that was full stays full for producers", nobody_looks_for_room_again),
     Mutant("manifest kept", "a crash is taken for a clean stop", keep_the_manifest_after_the_start),
-    Mutant("no checksum in recovery", "torn batches are taken for whole ones", skip_the_checksum_in_recovery),
+    Mutant(
+        "no checksum in recovery",
+        "torn batches are taken for whole ones",
+        skip_the_checksum_in_recovery,
+        where=lambda plan: plan.loses_acknowledged,
+    ),
     Mutant(
         "recovery cuts too much",
         "the last whole batch goes, its offsets are used again",
@@ -1155,12 +1161,14 @@ MUTANTS = (
         "the start of the log passes where they begin",
         aborts_that_begin_below_the_start_forgotten,
         True,
+        where=lambda plan: plan.shortens,
     ),
     Mutant(
         "open ones lost with the start",
         "the start of the log passes where they begin",
         open_transactions_that_begin_below_the_start_forgotten,
         True,
+        where=lambda plan: plan.shortens,
     ),
     Mutant(
         "former members commit",
@@ -1176,18 +1184,33 @@ MUTANTS = (
     Mutant("what is quiet is not heard", "a session's reader waits in vain", what_is_quiet_is_not_heard),
     Mutant("session keeps the old position", "it gets the same again", a_session_keeps_the_old_position),
     Mutant("retention too early", "records go at half their age", retention_in_half_the_time),
-    Mutant("retention decides before the lock", "and removes what came since", retention_decides_before_the_lock),
+    Mutant(
+        "retention decides before the lock",
+        "and removes what came since",
+        retention_decides_before_the_lock,
+        where=lambda plan: plan.busy_logs,
+    ),
     Mutant(
         "cleaner goes above the stable offset",
         "what is undecided supersedes",
         the_cleaner_goes_above_the_stable_offset,
         True,
     ),
-    Mutant("swap not finished", "a crash leaves old segments and new ones", a_swap_is_not_finished_after_a_crash),
+    Mutant(
+        "swap not finished",
+        "a crash leaves old segments and new ones",
+        a_swap_is_not_finished_after_a_crash,
+        fault=SWAPPED,
+    ),
     Mutant("cleaner drops markers", "of transactions that are open for readers", the_cleaner_drops_markers, True),
     Mutant("cleaner keeps aborted", "aborted records supersede", the_cleaner_keeps_what_was_aborted, True),
     Mutant("coordinator epoch unchecked", "late markers count", markers_of_deposed_coordinators_taken, True),
-    Mutant("branch keeps its epoch", "two writers have one pair", a_new_branch_keeps_the_epoch, True),
+    Mutant(
+        "branch keeps its epoch",
+        "two writers have one pair",
+        a_new_branch_keeps_the_epoch,
+        where=lambda plan: plan.haunts,
+    ),
     Mutant("complete too early", "one marker counts for all", complete_after_the_first_marker, True),
     Mutant("aborted entry lost on roll", "snapshots lack the newest", aborted_entry_lost_on_roll, True),
     Mutant("token forgotten", "the same token is decided again", a_decision_forgets_its_token, True),

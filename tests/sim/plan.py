@@ -37,10 +37,11 @@ HANGS = ("kill while the disk hangs", "power cut while the disk hangs")
 MADE_AGAIN = "death as a topic is made again"
 MOVED = "death as a partition moves"
 MOVED_ON = "death of what moved and is made again"
+SWAPPED = "death in a swap of segments"
 RARE = ("log rots", "index rots", "read fails", "fsync fails", "append fails")
+POWER_CUTS = ("power cut", "power cut in a disk call")
 COSTS_MEMORY = (
-    "power cut",
-    "power cut in a disk call",
+    *POWER_CUTS,
     "death after some callbacks",
     "append fails",
     "fsync fails",
@@ -79,6 +80,9 @@ class Plan:
     brokers: int = 1
     answers_lost: float = 0.0  # of those that brokers give each other
     replication: int = 1
+    busy_logs: bool = False  # who wants a log for himself often waits, as if others were at work on it
+    shortens: bool = False  # a log begins in the middle of transactions that are open
+    haunts: bool = False  # who has given a producer id up goes on writing beside the next who has it
     carries: bool = False  # one compacted topic alone moves between the folders, slowly
     standby_bytes: int = AT_ONCE_BYTES  # how much a follower reads of a coordinator's log at once
     standby_rest_s: float = REST_S  # and how long it rests before it goes on
@@ -95,6 +99,11 @@ class Plan:
     def bears_power_cuts(self) -> bool:
         """What transactions promise, memory alone does not survive."""
         return not (self.transactional and self.durability == "os")
+
+    @property
+    def loses_acknowledged(self) -> bool:
+        """The machine loses power, and with it what was acknowledged and not synced."""
+        return self.durability == "os" and self.bears_power_cuts and not {*POWER_CUTS}.isdisjoint(self.kinds)
 
     @property
     def visible_held(self) -> Held:
@@ -145,6 +154,15 @@ def add_what_one_broker_has(plan: Plan, chance: random.Random) -> None:
         plan.topics += (TopicPlan(carried, {"segment.ms": "200", **compaction}),)
     elif len(plan.folders) > 1 and chance.random() < 0.5:
         plan.folders += ("other",)
+    if chance.random() < 0.2:
+        plan.kinds += (SWAPPED, SWAPPED)
+    if chance.random() > 0.8:
+        plan.busy_logs = True
+        plan.settings["log.retention.check.interval.ms"] = "500"
+    plan.shortens = chance.random() > 0.6 and any(
+        each.topic.name == PASSING and each.topic.trimmed for each in plan.topics
+    )
+    plan.haunts = plan.transactional and chance.random() < 0.4
 
 
 def add_transactions(plan: Plan, chance: random.Random) -> None:

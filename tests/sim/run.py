@@ -50,8 +50,9 @@ from tests.sim.postman import Ghost, Postman
 from tests.sim.replicas import epochs_unlike_batches
 from tests.sim.sessions import SessionReader
 from tests.sim.sharing import Sharer
+from tests.sim.shortening import Shortener
 from tests.sim.transactions import CommittedReader, Transactor, fetch_committed
-from tests.sim.turns import short_turns
+from tests.sim.turns import busy_logs, short_turns
 from tests.sim.txn_checkers import TXN_CHECKERS
 from tests.sim.wavering import Waverer
 from tests.sim.workload import BROKER, PORT, Actor, Clients, Reader, forever, start_clients, until_true
@@ -207,7 +208,10 @@ class Simulation:
             logging.disable(logging.CRITICAL)
         world = self.world
         try:
-            with short_turns(world.stream("turns")):
+            with contextlib.ExitStack() as patches:
+                patches.enter_context(short_turns(world.stream("turns")))
+                if self.plan.busy_logs:
+                    patches.enter_context(busy_logs(world.stream("busy logs"), self.clients.waited_for))
                 self._start()
                 world.run(until=LONGEST_RUN, stop=self._stop)
         except Stalled as error:
@@ -228,6 +232,7 @@ class Simulation:
             *self._movers(),
             Expirer(self.clients, "expirer"),
             *(transactional_actors(self.clients) if self.plan.transactional else ()),
+            *([Shortener(self.clients, "shortener")] if self.plan.shortens else ()),
         ]
         actors = start_clients(world, self.clients, others)
         self.fate = Fate(world, host, self.plan, self.history, list(actors))
@@ -247,6 +252,7 @@ class Simulation:
 
     async def _broker_process(self, host: Host) -> None:
         """What `service.process` does with the real world, done with this one."""
+        self.clients.waited_for.clear()  # who waited has died
         env = SimEnv(host, self.plan.folders[0])
         asked_to_stop = asyncio.Event()
         config = BrokerConfig({"listeners": f"PLAINTEXT://{BROKER}:{PORT}", **self.plan.settings})

@@ -3,10 +3,11 @@ guard and marker takes a turn of its own, and anything may change in between. In
 for large ones.
 """
 
+import asyncio
 import contextlib
 import random
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, Literal
 from unittest import mock
 
 import log.compaction
@@ -25,6 +26,7 @@ import service.broker.replication
 import service.broker.transaction_gate
 import service.broker.writing
 import service.cluster.image
+from log.durability import LogDurability
 from service.turns import Turn
 
 SHORT: Final[tuple[tuple[Any, str, Any], ...]] = (
@@ -64,4 +66,40 @@ def short_turns(chance: random.Random) -> Iterator[None]:
                 patches.enter_context(mock.patch.object(module, name, value))
         if chance.random() < 0.4:
             patches.enter_context(mock.patch.object(log.laying, "LARGE_BYTES", chance.choice(LARGE)))
+        yield
+
+
+BUSY_ODDS, BUSY_SECONDS = 0.4, 0.4
+
+
+@contextlib.contextmanager
+def busy_logs(chance: random.Random, waited_for: set[str]) -> Iterator[None]:
+    """Who wants a log for himself often waits for it, as if somebody else were at work on it: what he decided before
+    may be wrong then. `waited_for` tells of whose folders.
+    """
+
+    class BusyLock(asyncio.Lock):
+        def __init__(self, folder: str) -> None:
+            super().__init__()
+            self._folder = folder
+
+        async def acquire(self) -> Literal[True]:
+            await super().acquire()
+            if chance.random() < BUSY_ODDS:
+                waited_for.add(self._folder)
+                try:
+                    await asyncio.sleep(BUSY_SECONDS * chance.random())
+                except BaseException:
+                    self.release()
+                    raise
+                finally:
+                    waited_for.discard(self._folder)
+            return True
+
+    def alone(durability: LogDurability) -> asyncio.Lock:
+        if durability._lock is None:
+            durability._lock = BusyLock(durability._log.folder)
+        return durability._lock
+
+    with mock.patch.object(LogDurability, "alone", alone):
         yield

@@ -161,6 +161,7 @@ class Clients:
     settled: int = 0  # actors that got through after everything healed
     expected: int = 0
     values: int = 0
+    waited_for: set[str] = field(default_factory=set)  # folders of logs that somebody waits for (`busy_logs`)
     node_ids: dict[str, int] = field(default_factory=dict)  # of the brokers of a cluster
     answered: Callable[[str, Struct], None] = lambda broker, request: None  # by a broker of a cluster
     new_line: Callable[[Clients, str], Any] = lambda clients, name: Line(clients, name)
