@@ -1035,7 +1035,13 @@ MUTANTS = (
         moves=True,
         fault=MOVED,
     ),
-    Mutant("decided move forgotten", "a log is what it was before", a_decided_move_is_forgotten, moves=True),
+    Mutant(
+        "decided move forgotten",
+        "a log is what it was before",
+        a_decided_move_is_forgotten,
+        moves=True,
+        fault=MOVED,
+    ),
     Mutant(
         "copy not durable",
         "a log moves before its copy is on the platter",
