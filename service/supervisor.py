@@ -5,7 +5,8 @@ socket. The first broker uses the data folder itself, so a single broker can bec
 have folders inside it. The ports of the brokers follow each other.
 
 What always holds: when this process ends, its brokers end too, even if it was killed. A broker that dies after it was
-up is started again, with pauses that grow while it does not stay up.
+up is started again, with pauses that grow while it does not stay up or can't be started. Whenever all are to end, those
+that are just being started end too.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +69,35 @@ class BrokerProcess:
         self._log = log
         self._command = command
         self._process: asyncio.subprocess.Process | None = None
+        self._leaves = False
 
     async def start(self) -> None:
-        """Start the process. Returns when the broker answers, and raises `StartError` if the process ends instead."""
+        """Start the process. Returns when the broker answers, and raises `StartError` if the process ends instead, or
+        the machine can't have another one now.
+        """
+        try:
+            process, log_end = await self._spawned()
+        except OSError as error:
+            raise StartError(f"broker {self.number} can't be started: {error}") from error
+        self._process = process
+        if self._leaves:
+            process.send_signal(signal.SIGTERM)
+        assert process.stdout is not None
+        line = await process.stdout.readline()
+        if not line:
+            status = await process.wait()
+            raise StartError(f"broker {self.number} did not start (status {status}){self._last_words(log_end)}")
+        try:
+            self.facts = json.loads(line)
+        except ValueError:
+            raise StartError(f"broker {self.number} said {line!r} instead of where it is") from None
+
+    async def _spawned(self) -> tuple[asyncio.subprocess.Process, int]:
+        """A new process, and where in its log its words begin."""
         log = None if self._log is None else os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         log_end = 0 if log is None else os.lseek(log, 0, os.SEEK_END)
         try:
-            process = self._process = await asyncio.create_subprocess_exec(
+            process = await asyncio.create_subprocess_exec(
                 *tied(self._command),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
@@ -83,12 +107,7 @@ class BrokerProcess:
         finally:
             if log is not None:
                 os.close(log)
-        assert process.stdout is not None
-        line = await process.stdout.readline()
-        if not line:
-            status = await process.wait()
-            raise StartError(f"broker {self.number} did not start (status {status}){self._last_words(log_end)}")
-        self.facts = json.loads(line)
+        return process, log_end
 
     def _last_words(self, log_end: int) -> str:
         """Why it did not start, from what it has written to the file for the operator, beyond `log_end`: its error, or
@@ -101,9 +120,15 @@ class BrokerProcess:
         told = errors or [line for line in lines if line.strip()]
         return f": {told[-1]}" if told else ""
 
+    def leave(self) -> None:
+        """Let the process end, or the one that is being started now."""
+        self._leaves = True
+        self.signal(signal.SIGTERM)
+        self.signal(signal.SIGCONT)  # a paused process hears nothing else before
+
     async def ended(self) -> int:
-        assert self._process is not None
-        return await self._process.wait()
+        """The status with which the process has ended; 0 if there was none."""
+        return 0 if self._process is None else await self._process.wait()
 
     def signal(self, number: int) -> None:
         if self._process is not None and self._process.returncode is None:
@@ -191,21 +216,27 @@ class Supervisor:
         self.members = [
             BrokerProcess(number, self._command(number, own), self._log) for number in range(1, self._count + 1)
         ]
-        try:
-            await asyncio.gather(*(member.start() for member in self.members))
-        except StartError:
-            await self._stop()
-            raise
+        starts = [asyncio.ensure_future(member.start()) for member in self.members]
+        all_up = asyncio.ensure_future(asyncio.wait(starts, return_when=asyncio.FIRST_EXCEPTION))
+        stopped = asyncio.ensure_future(stop.wait())
+        await asyncio.wait((all_up, stopped), return_when=asyncio.FIRST_COMPLETED)
+        failed = [error for start in starts if start.done() and (error := start.exception())]
+        if failed or stop.is_set():
+            stopped.cancel()
+            await self._stop(starts)
+            if failed:
+                raise failed[0]
+            return
         on_ready(self.members)
         keepers = [asyncio.ensure_future(self._keep(member, stop)) for member in self.members]
-        await stop.wait()
-        await self._stop()
-        await asyncio.gather(*keepers)
+        await stopped
+        await self._stop(keepers)
 
-    async def _stop(self) -> None:
+    async def _stop(self, starting: Sequence[asyncio.Future[None]]) -> None:
+        """`starting` are the tasks that may be about to start a process."""
         for member in self.members:
-            member.signal(signal.SIGTERM)
-            member.signal(signal.SIGCONT)  # a paused process hears nothing else before
+            member.leave()
+        await asyncio.gather(*starting, return_exceptions=True)
         await asyncio.gather(*(member.ended() for member in self.members))
 
     def kill(self) -> None:
@@ -223,7 +254,9 @@ class Supervisor:
             if loop.time() - began_s > STEADY_S:
                 pause_s = RESTART_S_MIN
             logger.error("broker %d has ended (status %d) and is started again", member.number, status)
-            await asyncio.sleep(pause_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await stop.wait()
             pause_s = min(2 * pause_s, RESTART_S_MAX)
             if stop.is_set():
                 return
