@@ -73,7 +73,10 @@ class Client:
     async def connect(self) -> None:
         """Connects, and asks which versions the broker knows. Raises OSError."""
         loop = asyncio.get_running_loop()
-        _, self._wire = await loop.create_connection(lambda: Wire(loop), self.host, self.port)
+        try:
+            _, self._wire = await loop.create_connection(lambda: Wire(loop), self.host, self.port)
+        except UnicodeError as error:
+            raise OSError(f"{self.host!r} can't be a host's name") from error
         try:
             await self._negotiate()
         except BaseException:

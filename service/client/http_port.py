@@ -19,7 +19,7 @@ async def why_no_http(broker: int, host: str, port: int, within_s: float) -> str
             answer = await _answer(host, port)
     except TimeoutError:
         return f"no answer within {within_s:g} s"
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the last of a host that can't be a name
         return str(error)
     if not answer.startswith(BEGINS):
         return "what answers there is not HTTP"

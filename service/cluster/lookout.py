@@ -21,7 +21,7 @@ from service.ports import Env
 logger = logging.getLogger("oncelog.controller")
 
 AGAIN_S = 1.0
-"""The pause before a broker that gave no connection is tried again."""
+"""The pause before a broker is tried again that gave no connection, or took it back at once."""
 CONNECT_S = 5.0
 
 
@@ -81,14 +81,16 @@ class Lookout:
                     if seen:
                         await self._on_dead(broker)
                     await asyncio.sleep(AGAIN_S)
-                except (OSError, TimeoutError):
+                except (OSError, TimeoutError, UnicodeError):  # the last of a host that can't be a name
                     await asyncio.sleep(AGAIN_S)
                 else:
-                    seen = True
+                    seen, since_s = True, loop.time()
                     try:
                         await line.broken
                     finally:
                         transport.abort()
+                    if loop.time() - since_s < AGAIN_S:  # it may have no place for one more connection
+                        await asyncio.sleep(AGAIN_S)
         finally:
             if self._watched.get(broker.id) == broker.epoch:
                 del self._watched[broker.id]

@@ -306,13 +306,13 @@ def parse_endpoint(key: str, entry: str, protocols: Mapping[str, str]) -> Endpoi
     name, separator, address = entry.partition("://")
     host, colon, port = address.rpartition(":")
     listener = name.strip().upper()
-    if not separator or not colon or not listener or not port.strip().isdigit() or int(port) > 65535:
+    if not separator or not colon or not listener or not port.strip().isdecimal() or int(port) > 65535:
         raise invalid(key, entry, "a listener is written NAME://host:port")
     if listener not in protocols:
         raise invalid(key, entry, f"listener {listener} has no security protocol in listener.security.protocol.map")
     if protocols[listener] not in SECURITY_PROTOCOLS:
         raise invalid("listener.security.protocol.map", protocols[listener], "not a security protocol")
-    return Endpoint(listener, host.strip("[] "), int(port), protocols[listener])
+    return Endpoint(listener, _host_of(key, entry, host), int(port), protocols[listener])
 
 
 def parse_web_endpoint(entry: str) -> Endpoint:
@@ -320,9 +320,17 @@ def parse_web_endpoint(entry: str) -> Endpoint:
     host, colon, port = address.rpartition(":")
     if scheme.lower() == "https":
         raise invalid("http.listeners", entry, f"it asks for encryption: {NO_SECURITY}")
-    if scheme.lower() != "http" or not separator or not colon or not port.isdigit() or int(port) > 65535:
+    if scheme.lower() != "http" or not separator or not colon or not port.isdecimal() or int(port) > 65535:
         raise invalid("http.listeners", entry, "a listener is written http://host:port")
-    return Endpoint(WEB, host.strip("[] "), int(port), WEB)
+    return Endpoint(WEB, _host_of("http.listeners", entry, host), int(port), WEB)
+
+
+def _host_of(key: str, entry: str, host: str) -> str:
+    try:
+        host.encode("idna")
+    except UnicodeError:  # nobody can look for such a name, not even in vain
+        raise invalid(key, entry, "between the dots of its host there is nothing, or too much") from None
+    return host.strip("[] ")
 
 
 def document_settings() -> str:
