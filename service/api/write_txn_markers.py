@@ -113,6 +113,10 @@ def _write(
 def _write_one(
     parts: WriteTxnMarkersParts, marker: WritableTxnMarker, topic: WritableTxnMarkerTopic, index: int
 ) -> Written:
+    if marker.producer_id < 0:
+        return ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    if marker.producer_epoch < 0:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
     topic_partition = TopicPartition(topic.name, index)
     partition = parts.partitions.get(topic_partition)
     if partition is not None and topic.topic_id not in (ZERO_UUID, partition.topic_id):

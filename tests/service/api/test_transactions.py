@@ -683,3 +683,23 @@ def test_who_asks_for_one_thing_many_times_is_told_it_once(tmp_path: Path) -> No
         assert len(topic.partitions[0].active_producers) == 1
 
     on_txn_stage(tmp_path, scene)
+
+
+def test_a_marker_of_a_producer_that_can_t_be_is_refused(tmp_path: Path) -> None:
+    """It was written, for every follower and reader to take."""
+
+    async def scene(stage: TxnStage) -> None:
+        await Writer(stage, "pay").init()
+        where = [WritableTxnMarkerTopic("orders", [0])]
+        for producer_id, epoch, expected in (
+            (-1, 0, ErrorCode.INVALID_PRODUCER_ID_MAPPING),
+            (-(2**63), 0, ErrorCode.INVALID_PRODUCER_ID_MAPPING),
+            (7, -1, ErrorCode.INVALID_PRODUCER_EPOCH),
+        ):
+            forged = WritableTxnMarker(producer_id, epoch, True, where, 0, 0)
+            answer = await stage.ask(WriteTxnMarkersRequest([forged]))
+            assert answer.markers[0].topics[0].partitions[0].error_code == expected
+        partition = stage.broker.partitions.get(TopicPartition("orders", 0))
+        assert partition is not None and partition.log.end_offset == 0
+
+    on_txn_stage(tmp_path, scene)
