@@ -316,7 +316,7 @@ class Holdings:
             self._replication.fail(partition)
         elif state is None:
             self._leave(partition)
-        elif state.leader != self._metadata.broker_id:
+        elif state.leader != self._metadata.broker_id or self._replication.must_raise(partition, state):
             self._coordination.followed(partition)
             self._replication.follow(partition, state, fsync=self._must_fsync(partition.log.config, state))
         elif self._replication.lead(partition, state, fsync=self._must_fsync(partition.log.config, state)):

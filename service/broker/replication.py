@@ -37,8 +37,9 @@ from service.broker.partition_table import PartitionTable
 from service.broker.throttling import Throttle, Throttles
 from service.client.connection import Client, ClientError
 from service.client.failures import error_name
+from service.cluster.controller import RaiseLeaderEpoch, Refusal
 from service.cluster.image import Delta, PartitionState, RegisteredBroker
-from service.cluster.metadata import ClusterMetadata
+from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.ports import Env
 from service.settings.broker import BrokerConfig
 from service.turns import Turn, breathe, done_in_turns, in_turns
@@ -76,6 +77,8 @@ BATCH_WORTH_BYTES = 16 << 10
 """So many bytes take about as long to append as a batch."""
 LIVES_A_TURN = 1_000
 """So many partitions are told in one turn that a follower has begun another life."""
+RAISED_AGAIN_S = 1.0
+"""The pause before a leader epoch that could not be raised is tried again."""
 SEGMENT_WORTH = 16
 """To begin a segment takes about as long as to append so many batches."""
 
@@ -98,6 +101,8 @@ class Replication:
         self._parts = parts
         self._partitions = partitions
         self._fetchers: dict[int, Fetcher] = {}
+        self._raising: dict[TopicPartition, int] = {}
+        """The leader epochs in which this broker is to lead, instead of one that the log has left behind."""
         self.in_sync = InSyncSets(parts.env, parts.config, parts.metadata, partitions)
         self.throttles = Throttles(parts.env, parts.metadata)
 
@@ -132,6 +137,41 @@ class Replication:
             partition.close_gap(now_ms=self._parts.env.clock.wall_ms())
         return begins
 
+    def must_raise(self, partition: Partition, state: PartitionState) -> bool:
+        """Whether this broker is to lead in an epoch that the log has left behind: the metadata was brought back from a
+        backup that is older. Followers would refuse what is written in it. So this broker asks for a later epoch.
+        """
+        latest = partition.log.epochs.latest
+        if latest <= state.leader_epoch:
+            return False
+        if partition.topic_partition not in self._raising:
+            logger.warning(
+                "%s: its log goes on to leader epoch %d, but the metadata knows %d: it is older. Whatever this broker's"
+                " log does not have is cut from the other copies",
+                *(partition.topic_partition, latest, state.leader_epoch),
+            )
+        if not self._raising:
+            self._parts.env.tasks.spawn("leader epochs that the metadata does not know", self._raise_epochs())
+        self._raising[partition.topic_partition] = latest + 1
+        return True
+
+    async def _raise_epochs(self) -> None:
+        metadata = self._parts.metadata
+        try:
+            while self._raising:
+                topic_partition, at_least = next(iter(self._raising.items()))
+                try:
+                    raised = await metadata.execute(RaiseLeaderEpoch(topic_partition, metadata.broker_id, at_least))
+                except MetadataLost:
+                    await asyncio.sleep(RAISED_AGAIN_S)
+                    continue
+                if isinstance(raised, Refusal) and raised.error is not ErrorCode.NOT_LEADER_OR_FOLLOWER:
+                    logger.error("%s can't lead in epoch %d: %s", topic_partition, at_least, raised.message)
+                if self._raising.get(topic_partition) == at_least:
+                    del self._raising[topic_partition]
+        finally:
+            self._raising.clear()
+
     def _release(self, partition: Partition) -> None:
         """If fewer replicas must be in sync than before, there may be enough now while others are still eligible. A
         proposal then takes the eligible ones out, so that nothing waits for them.
@@ -140,11 +180,11 @@ class Replication:
             self.in_sync.consider(partition)
 
     def follow(self, partition: Partition, state: PartitionState, *, fsync: bool) -> None:
-        """Another broker leads the partition, or no broker does."""
-        assert state.leader != self._parts.metadata.broker_id, "nobody copies from itself"
-        role = partition.follow(state.leader, state.leader_epoch, fsync=fsync)
+        """Another broker leads the partition, or no broker does, or this one `must_raise` the epoch before it does."""
+        leader = NOBODY if state.leader == self._parts.metadata.broker_id else state.leader
+        role = partition.follow(leader, state.leader_epoch, fsync=fsync)
         role.in_sync = self._parts.metadata.broker_id in state.isr
-        if state.leader == NOBODY:
+        if leader == NOBODY:
             self._forget(partition)
             return
         fetcher = self._fetchers.get(state.leader)

@@ -380,16 +380,19 @@ async def reassign_topic(
     """Change which brokers hold these topics; the plan is shown first. Returns when all is moved.
 
     Internal topics that were made while there was one broker get their copies so: oncelog topic reassign
-    __consumer_offsets __transaction_state --replication-factor 3.
+    __consumer_offsets __transaction_state --replication-factor 3. One that was not made yet is left out.
     """
     if (replication_factor is None) == (brokers is None):
         raise click.UsageError("Say --replication-factor or --brokers.")
     everybody = await cluster.metadata(None)
     names = list(dict.fromkeys(topics))
-    if missing := set(names) - {each.name for each in everybody}:
-        told = [f"topic {name} does not exist{MADE_WHEN.get(name, '')}" for name in names if name in missing]
-        raise CliError("; ".join(told), Exit.NOT_FOUND)
-    described = [await cluster.topic(name) for name in names]
+    there = {each.name for each in everybody}
+    if missing := [name for name in names if name not in there]:
+        told = "; ".join(f"topic {name} does not exist{MADE_WHEN.get(name, '')}" for name in missing)
+        if len(missing) == len(names) or not MADE_WHEN.keys() >= set(missing):
+            raise CliError(told, Exit.NOT_FOUND)
+        click.echo(told, err=True)  # it will be made with as many copies as there can be then
+    described = [await cluster.topic(name) for name in names if name in there]
     alive = await racks(cluster)
     if replication_factor is not None:
         moves = with_factor(described, replication_factor, everybody, alive)

@@ -71,6 +71,12 @@ def test_a_single_broker_becomes_the_first_of_several_and_one_that_dies_is_start
         assert (ended.status, ended.out) == (3, "")
         assert "__consumer_offsets does not exist yet: it is made with the first group;" in ended.err
         assert "__transaction_state does not exist yet: it is made with the first transaction\n" in ended.err
+        written = oncelog("produce", "before", "--txn-id", "first", stdin=b"kept too\n", bootstrap=serving.bootstrap)
+        assert written.status == 0, written.err
+        ended = oncelog(*internal, "--yes", bootstrap=serving.bootstrap)
+        assert ended.status == 0, ended.err
+        assert "__consumer_offsets does not exist yet" in ended.err
+        _wait(lambda: min(_in_sync(admin, "__transaction_state")) == 2, "one that is there gets its copies")
         create = ("topic", "create", "orders", "-p", "4", "--replication-factor", "1")
         created = oncelog(*create, bootstrap=serving.bootstrap)
         assert (created.status, created.out) == (0, "orders\t4\t1\n")
