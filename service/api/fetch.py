@@ -179,7 +179,9 @@ def _copier(parts: FetchParts, request: FetchRequest) -> Copier | None:
     if broker_id < 0:
         return None
     replication, has_readers = parts.replication, parts.config.replica_selector_class is not None
-    return Copier(broker_id, epoch, replication.in_sync, replication.throttles.leading, has_readers)
+    registered = parts.metadata.image.brokers.get(broker_id)
+    is_known = registered is not None and epoch <= registered.epoch
+    return Copier(broker_id, epoch, is_known, replication.in_sync, replication.throttles.leading, has_readers)
 
 
 def _nearer(parts: FetchParts, rack: str) -> Container[int]:

@@ -76,6 +76,8 @@ class Copier(NamedTuple):
 
     broker_id: int
     broker_epoch: int
+    is_known: bool
+    """The broker is registered, with this epoch or a later one. If not, it came a moment ago, or is none."""
     in_sync: InSyncSets
     throttle: Throttle
     has_readers: bool
@@ -411,6 +413,8 @@ class Reading:
         replicas = partition.replicas
         if copier.broker_id not in replicas.followers:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if not copier.is_known:
+            return ErrorCode.OFFSET_NOT_AVAILABLE  # if it were believed, no life with an earlier epoch would be counted
         if copier.broker_epoch < 0 or replicas.is_former_life(copier.broker_id, copier.broker_epoch):
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         copier.in_sync.fetched(
