@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,11 +23,12 @@ import msgspec
 from aiohttp import web
 
 from isolation.read_filter import AbortedBatches
-from log.batch import CorruptBatch, NewRecord, read_records
-from log.disk import DiskFault
+from log.batch import CorruptBatch, NewRecord, Record, read_records, split
+from log.disk import DiskFault, FileSlice
 from log.ids import TopicPartition
 from service.broker.internal_topics import HTTP_KEYS
 from service.broker.partition import Partition
+from service.turns import breathe
 from service.web.answers import sha256, sha256_of
 from service.web.forwarding import OF_EVENTS, RECORD_HEADER, forward, headers_of_records, media_of
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
@@ -40,11 +42,13 @@ if TYPE_CHECKING:
 REPLAYED = "Idempotency-Replayed"
 KEY_MAX = 255
 KEYS_MAX = 1_000_000
-"""How many keys are remembered for one partition of the topic, in 250 bytes of memory each. Beyond that new keys are
+"""How many keys are remembered for one partition of the topic, in 300 bytes of memory each. Beyond that new keys are
 refused; no remembered key is forgotten early.
 """
-RECORDS_AT_ONCE = 1_000
-"""How many keys are read in one turn of the loop: a few milliseconds. A kilobyte of answers counts as one more."""
+FORGOTTEN_AT_ONCE = 200
+"""How many old keys each request forgets at most. It brings one key, so they are all forgotten in time."""
+LEARNT_AT_ONCE_BYTES = 64 << 10
+"""How much is read of the stored keys in one turn of the loop: some hundred of them, in a few milliseconds."""
 UNPACKED_AT_ONCE_BYTES = 64 << 10
 """Longer batches of keys are unpacked beside the loop."""
 _STRING = r'"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"'
@@ -145,9 +149,9 @@ class Keys:
         memory = await self._memory(key)
         memory.forget_old(gateway)
         digest = _digest(key.encode())
-        known = memory.offsets.get(digest)
+        known = memory.find(gateway, digest)
         if known is not None:
-            remembered = await memory.recall(gateway, known[0], key)
+            remembered = await memory.recall(gateway, known, key)
             if remembered is not None:
                 if remembered.fingerprint != fingerprint:
                     raise _reused()
@@ -170,9 +174,9 @@ class Keys:
             return None
         memory.forget_old(self._gateway)
         sealed = KeyRecord(self, memory, key, sha256(asked, body))
-        if sealed.digest in memory.offsets or sealed.digest in self._under_way or len(memory.offsets) >= KEYS_MAX:
+        if memory.find(self._gateway, sealed.digest) is not None or sealed.digest in self._under_way:
             return None
-        return sealed
+        return sealed if len(memory.offsets) < KEYS_MAX else None
 
     def share(self, sealed: KeyRecord, placed: PlacedRecords, asker: Session) -> asyncio.Future[BatchOut]:
         self._under_way[sealed.digest] = sealed.fingerprint
@@ -199,28 +203,38 @@ class Keys:
             if memory is not None:
                 memory.note(sealed.digest, sealed.offset, sealed.now_ms)
         elif not isinstance(failure, Problem) or failure.outcome == "unknown" or sealed.offset >= 0:
-            self._memories.pop(index, None)  # the log knows, once it is decided
+            self._drop(index)  # the log knows, once it is decided
+
+    def _drop(self, index: int) -> None:
+        if (memory := self._memories.pop(index, None)) is not None:
+            memory.stop_learning()
 
     def now_ms(self) -> int:
         return self._gateway.env.clock.wall_ms()
 
     async def _memory(self, key: str) -> Memory:
-        """The keys of this key's partition, as far as they are known in this leadership."""
+        """The keys of this key's partition, as far as they are known in this leadership. Who asks waits for them for a
+        limited time, and they are learnt meanwhile and afterwards.
+        """
         topic = self._gateway.topic(HTTP_KEYS.name)
         index = HTTP_KEYS.partition_of(key, len(topic.partitions))
         where = TopicPartition(HTTP_KEYS.name, index)
-        deadline = asyncio.get_running_loop().time() + TIMEOUT_S
+        now_s = asyncio.get_running_loop().time
+        deadline_s = now_s() + TIMEOUT_S
         while True:
             partition = self._gateway.partitions.get(where)
             if partition is not None and partition.is_leading:
                 memory = self._memories.get(index)
                 if memory is None or not memory.is_led(partition):
+                    self._drop(index)
                     memory = self._memories[index] = Memory(where, partition)
+                if not memory.is_loaded:
+                    await asyncio.wait((memory.learning(self._gateway),), timeout=max(deadline_s - now_s(), 0))
                 # During the wait a write may have failed, and another memory may have taken this one's place.
-                if memory.is_loaded or (await memory.load(deadline) and self._memories.get(index) is memory):
+                if memory.is_loaded and self._memories.get(index) is memory:
                     return memory
-            if asyncio.get_running_loop().time() > deadline:
-                raise Problem("not-now", "what was written with Idempotency-Keys before is not decided yet")
+            if now_s() > deadline_s:
+                raise Problem("not-now", "what was written with Idempotency-Keys before is not known yet")
             await asyncio.sleep(PAUSE_S)
 
 
@@ -259,50 +273,65 @@ class Memory:
         self.where = where
         self.partition = partition
         self.epoch = partition.leader_epoch
-        self.offsets: dict[Digest, tuple[int, int]] = {}
+        self.offsets: OrderedDict[Digest, tuple[int, int]] = OrderedDict()
         """Where the record of each key is, and when it was written; the oldest first."""
         self._until = partition.log.end_offset
-        self._loading = asyncio.Lock()
+        self._learning: asyncio.Task[None] | None = None
         self.is_loaded = False
 
     def is_led(self, partition: Partition | None) -> bool:
         """Whether the key's partition, which is this one now, is led as when the memory began."""
         return partition is self.partition and partition.is_leading and partition.leader_epoch == self.epoch
 
-    async def load(self, deadline: float) -> bool:
-        """Read the keys that were written before. False: this leadership ended meanwhile."""
-        async with self._loading:
-            if self.is_loaded:
-                return True
-            partition = self.partition
-            while partition.last_stable_offset < self._until:
-                if not partition.is_leading or partition.leader_epoch != self.epoch:
-                    return False
-                if asyncio.get_running_loop().time() > deadline:
-                    return False
-                await asyncio.sleep(PAUSE_S)
-            try:
-                await self._scan()
-            except (DiskFault, CorruptBatch) as failure:
-                partition.unreadable(failure)
-                return False
-            self.is_loaded = partition.leader_epoch == self.epoch
-            return self.is_loaded
+    def learning(self, gateway: Gateway) -> asyncio.Task[None]:
+        """The task that reads the keys that were written before. It is begun anew if it has failed."""
+        if self._learning is None or self._learning.done():
+            name = f"learn the keys of {self.where}"
+            self._learning = gateway.env.tasks.spawn(name, self._learn(gateway))
+        return self._learning
 
-    async def _scan(self) -> None:
-        partition, log = self.partition, self.partition.log
-        ranges = partition.stable.aborted_ranges(log.start_offset, self._until)
-        aborted = AbortedBatches((each.producer_id, each.first_offset) for each in ranges)
-        read = 0
-        for header, batch in log.scan(log.start_offset, self._until):
-            if not aborted.covers(header, batch) and not header.is_control:
-                for record in read_records(batch, header):
-                    self.note(_digest(record.key or b""), record.offset, record.timestamp)
-                    read += len(record.value or b"") >> 10
-            read += max(header.record_count, 1)
-            if read >= RECORDS_AT_ONCE:
-                read = 0
-                await asyncio.sleep(0)
+    def stop_learning(self) -> None:
+        if self._learning is not None:
+            self._learning.cancel()
+
+    async def _learn(self, gateway: Gateway) -> None:
+        """`is_loaded` tells whether the keys are known in the end, or this leadership has ended, or stored bytes can't
+        be read.
+        """
+        partition = self.partition
+        while partition.last_stable_offset < self._until:
+            if not self.is_led(partition):
+                return
+            await asyncio.sleep(PAUSE_S)
+        try:
+            await self._read(gateway)
+        except (DiskFault, CorruptBatch) as failure:
+            partition.unreadable(failure)
+        else:
+            self.is_loaded = self.is_led(partition)
+
+    async def _read(self, gateway: Gateway) -> None:
+        """Read the log up to where it ended when this leadership began, in several turns of the loop."""
+        log = self.partition.log
+        at = log.start_offset
+        while True:
+            await breathe()
+            if not self.is_led(self.partition):
+                return
+            at = max(at, log.start_offset)
+            stored = log.read(at, max_bytes=LEARNT_AT_ONCE_BYTES, limit_offset=self._until, at_least_one=True)
+            if stored is None:
+                return
+            stored = log.checked(at, stored)
+            ranges = self.partition.stable.aborted_ranges(at, min(log.reach_of(stored), self._until))
+            aborted = [(each.producer_id, each.first_offset) for each in ranges]
+            oldest_ms = _oldest_ms(gateway)
+            if len(stored) > UNPACKED_AT_ONCE_BYTES:
+                found, at = await stored.in_thread(gateway.env.blocking, _keys_in, aborted, oldest_ms)
+            else:
+                found, at = _keys_in(stored, aborted, oldest_ms)
+            for digest, offset, written_ms in found:
+                self.note(digest, offset, written_ms)
 
     def note(self, digest: Digest, offset: int, written_ms: int) -> None:
         known = self.offsets.pop(digest, None)  # a key that is used again after its time is the newest now
@@ -310,21 +339,27 @@ class Memory:
             offset, written_ms = known
         self.offsets[digest] = offset, written_ms
 
+    def find(self, gateway: Gateway, digest: Digest) -> int | None:
+        """Where the record of the key is; None if there is none, or its time is over."""
+        known = self.offsets.get(digest)
+        return None if known is None or known[1] < _oldest_ms(gateway) else known[0]
+
     async def recall(self, gateway: Gateway, offset: int, key: str) -> Remembered | None:
         """The record of a key; None if it is gone because its time is over."""
         log = self.partition.log
         if offset < log.start_offset:
             return None
         try:
-            for header, batch in log.scan(offset):
-                if len(batch) > UNPACKED_AT_ONCE_BYTES:
-                    records = await gateway.env.blocking(list, read_records(batch, header))
-                else:
-                    records = list(read_records(batch, header))
-                for record in records:
-                    if record.offset == offset and record.key == key.encode() and record.value is not None:
-                        return _remembered.decode(record.value)
-                break
+            stored = log.read(offset, max_bytes=0, limit_offset=log.end_offset, at_least_one=True)
+            if stored is None:
+                records = []
+            elif len(stored) > UNPACKED_AT_ONCE_BYTES:
+                records = await stored.in_thread(gateway.env.blocking, _records_in)
+            else:
+                records = _records_in(stored)
+            for record in records:
+                if record.offset == offset and record.key == key.encode() and record.value is not None:
+                    return _remembered.decode(record.value)
         except (DiskFault, CorruptBatch) as failure:
             self.partition.unreadable(failure)
             raise Problem("not-now", "the record of the key can't be read") from None
@@ -332,13 +367,36 @@ class Memory:
         raise Problem("not-now", f"the record of the key is not at offset {offset}", outcome="unknown")
 
     def forget_old(self, gateway: Gateway) -> None:
-        """Forget keys whose time is over, so that they may be used again."""
-        oldest_ms = gateway.env.clock.wall_ms() - gateway.config.http_idempotency_retention_ms
-        while self.offsets:
-            digest, (_, written_ms) = next(iter(self.offsets.items()))
-            if written_ms >= oldest_ms:
-                break
-            del self.offsets[digest]
+        """Forget some keys whose time is over, the oldest ones."""
+        offsets, oldest_ms = self.offsets, _oldest_ms(gateway)
+        for _ in range(FORGOTTEN_AT_ONCE):
+            if not offsets or next(iter(offsets.values()))[1] >= oldest_ms:
+                return
+            offsets.popitem(last=False)
+
+
+def _oldest_ms(gateway: Gateway) -> int:
+    """A key that was written before may be used again."""
+    return gateway.env.clock.wall_ms() - gateway.config.http_idempotency_retention_ms
+
+
+def _keys_in(
+    stored: FileSlice, aborted: list[tuple[int, int]], oldest_ms: int
+) -> tuple[list[tuple[Digest, int, int]], int]:
+    """The keys in these batches that are not old, where their records are and when they were written; and the offset
+    behind these batches.
+    """
+    ranges, found, behind = AbortedBatches(aborted), list[tuple[Digest, int, int]](), 0
+    for header, batch in split(stored.read()):
+        behind = header.next_offset
+        if not ranges.covers(header, batch) and not header.is_control and header.max_timestamp >= oldest_ms:
+            for record in read_records(batch, header):
+                found.append((_digest(record.key or b""), record.offset, record.timestamp))
+    return found, behind
+
+
+def _records_in(stored: FileSlice) -> list[Record]:
+    return [record for header, batch in split(stored.read()) for record in read_records(batch, header)]
 
 
 def _digest(key: bytes) -> Digest:

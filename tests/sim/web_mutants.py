@@ -75,23 +75,22 @@ def an_answer_is_replayed_for_another_body() -> Iterator[None]:
 
 
 def a_new_leader_of_keys_knows_none_of_before() -> Planting:
-    async def scan(memory: Memory) -> None:
+    async def read(memory: Memory, gateway: Any) -> None:
         """The new leader begins with an empty memory."""
 
-    return replaced(Memory, "_scan", scan)
+    return replaced(Memory, "_read", read)
 
 
 def undecided_keys_are_not_waited_for() -> Planting:
     """A key that a new leader finds undecided may be committed a moment later."""
 
-    async def load(memory: Memory, deadline: float) -> bool:
-        if not memory.is_loaded:
-            memory._until = min(memory._until, memory.partition.last_stable_offset)
-            await memory._scan()
-            memory.is_loaded = True
-        return True
+    original = Memory._learn
 
-    return replaced(Memory, "load", load)
+    async def learn(memory: Memory, gateway: Any) -> None:
+        memory._until = min(memory._until, memory.partition.last_stable_offset)
+        await original(memory, gateway)
+
+    return replaced(Memory, "_learn", learn)
 
 
 def aborted_keys_are_remembered() -> Planting:

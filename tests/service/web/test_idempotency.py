@@ -7,17 +7,30 @@ import json
 import random
 import re
 import threading
+import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import pytest
 
-from log.ids import TopicPartition
+import service.web.idempotency
+from isolation.aborted import AbortedRange
+from log.batch import build_plain_batch, read_header, restamp
+from log.config import LogConfig
+from log.control import ControlType, build_marker
+from log.disk import Disk, DiskFault
+from log.ids import ProducerId, TopicPartition
+from log.partition_log import PartitionLog
 from service.broker.internal_topics import HTTP_KEYS
-from service.web.idempotency import Keys, Memory
-from tests.service.web.kit import ROOT, Answer, Http, Served, read_all
+from service.ports import RealEnv
+from service.web.idempotency import FORGOTTEN_AT_ONCE, Keys, Memory, Remembered, _digest
+from service.web.problems import Problem
+from tests.log.memory_disk import MemoryDisk
+from tests.service.web.kit import PATIENCE_S, ROOT, Answer, Http, Served, longest_turn_s, read_all
 
 BODY = {"records": [{"value": 1}, {"value": 2}]}
 
@@ -309,27 +322,169 @@ def test_the_order_and_the_letters_of_a_records_headers_belong_to_its_request(ht
         assert http.post(path, b"x", headers={**headers, **others}).status == 422
 
 
+# -- what was written before
+
+
+WHERE = TopicPartition(HTTP_KEYS.name, 0)
+
+
+def log_of_keys(keys: int, first_ms: int = 10**12) -> PartitionLog:
+    """Each key has a batch of its own and a marker, as if its request came alone; one comes a millisecond."""
+    log = PartitionLog.open(MemoryDisk(), "keys-0", LogConfig(), (), known=None, now_ms=0)
+    for number in range(keys):
+        record = msgspec.json.encode(Remembered("print", msgspec.Raw(b'{"outcome":"applied"}')))
+        offset, ms = 2 * number, first_ms + number
+        batch = build_plain_batch([(b"%d" % number, record)], ms, producer_id=7, producer_epoch=0, base_sequence=number)
+        restamp(batch, base_offset=offset, leader_epoch=0)
+        marker = build_marker(
+            ControlType.ABORT if number % 10 == 9 else ControlType.COMMIT, producer_id=7, producer_epoch=0,
+            coordinator_epoch=0, timestamp_ms=ms, base_offset=offset + 1, leader_epoch=0,
+        )  # fmt: skip
+        for each in batch, marker:
+            log.append(each, read_header(each), now_ms=0)
+    return log
+
+
+class Led:
+    """A partition of keys that this broker leads, without a cluster; every tenth key was aborted."""
+
+    def __init__(self, log: PartitionLog) -> None:
+        self.log, self.stable = log, self
+        self.is_leading, self.leader_epoch, self.last_stable_offset = True, 1, log.end_offset
+        self.failures: list[object] = []
+        self.unreadable = self.failures.append
+
+    def aborted_ranges(self, first: int, end: int) -> Iterator[AbortedRange]:
+        return (AbortedRange(ProducerId(7), at, at + 1) for at in range(18, end, 20) if at + 1 >= first)
+
+
+def beside(partitions: dict[TopicPartition, Any], now_ms: int = 10**12, kept_ms: int = 10**9) -> Any:
+    """What keys need of a gateway. Its clock can be set."""
+    env = RealEnv(cast(Disk, None))
+    env.clock = cast(Any, SimpleNamespace(wall_ms=lambda: gateway.now_ms))
+    config = SimpleNamespace(http_idempotency_retention_ms=kept_ms)
+    topic = SimpleNamespace(partitions=[*partitions.values()])
+    gateway: Any = SimpleNamespace(env=env, config=config, partitions=partitions, topic=lambda _: topic, now_ms=now_ms)
+    return gateway
+
+
+def digest_of(number: int) -> bytes:
+    return _digest(b"%d" % number)
+
+
+def test_keys_that_all_became_old_are_forgotten_a_few_with_each_request() -> None:
+    """A day after a night's import its 100,000 keys were forgotten in one turn of the loop, in 1.5 seconds."""
+    partition = Led(log_of_keys(0))
+    gateway = beside({WHERE: partition}, now_ms=0)
+    known = Memory(WHERE, cast(Any, partition))
+    for number in range(20_000):
+        known.note(digest_of(number), number, 0)
+    gateway.now_ms = 10**12
+    before_s = time.thread_time()
+    known.forget_old(gateway)
+    assert len(known.offsets) == 20_000 - FORGOTTEN_AT_ONCE
+    assert known.find(gateway, digest_of(19_999)) is None, "its time is over though it is not forgotten"
+    for _ in range(100):
+        known.forget_old(gateway)
+    assert not known.offsets
+    assert time.thread_time() - before_s < 0.5
+
+
+def test_the_keys_of_all_partitions_are_learnt_in_short_turns_of_the_loop() -> None:
+    """After a restart the partitions were read side by side, a thousand records of each in one turn: nobody was served
+    for most of a second.
+    """
+    log, kept = log_of_keys(3000), list[Memory]()
+    partition = Led(log)
+    gateway = beside({WHERE: partition})
+    kept += (Memory(WHERE, cast(Any, partition)) for _ in range(16))
+
+    async def learn() -> None:
+        await asyncio.wait([each.learning(gateway) for each in kept])
+
+    assert longest_turn_s(learn()) < 0.015
+    expected = {digest_of(number): (2 * number, 10**12 + number) for number in range(3000) if number % 10 != 9}
+    assert all(each.is_loaded and each.offsets == expected for each in kept)
+
+
+def test_keys_whose_time_is_over_are_not_learnt() -> None:
+    partition = Led(log_of_keys(3000))
+    gateway = beside({WHERE: partition}, now_ms=10**12 + 3000, kept_ms=100)
+    known = Memory(WHERE, cast(Any, partition))
+
+    async def learn() -> None:
+        await known.learning(gateway)
+
+    asyncio.run(learn())
+    assert min(known.offsets.values()) == (5800, 10**12 + 2900)
+    assert len(known.offsets) == 90
+
+
+def test_who_asks_for_a_key_waits_for_a_limited_time_while_the_keys_are_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time was looked at only before the log was read: a request waited for as long as that took."""
+    partition = Led(log_of_keys(10))
+    keys, go_on, begun = Keys(beside({WHERE: partition})), asyncio.Event(), 0
+    read = Memory._read
+    monkeypatch.setattr(service.web.idempotency, "TIMEOUT_S", 0.05)
+
+    async def slow(known: Memory, gateway: Any) -> None:
+        nonlocal begun
+        begun += 1
+        await go_on.wait()
+        await read(known, gateway)
+
+    monkeypatch.setattr(Memory, "_read", slow)
+
+    async def scene() -> None:
+        for _ in range(2):
+            async with asyncio.timeout(PATIENCE_S):
+                with pytest.raises(Problem) as refused:
+                    await keys._memory("k")
+            assert refused.value.kind.status == 503
+        go_on.set()
+        known = await keys._memory("k")
+        assert (len(known.offsets), begun) == (9, 1), "they are learnt once, though nobody waits"
+
+    asyncio.run(scene())
+
+
+def test_keys_are_learnt_anew_after_the_log_could_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    partition = Led(log_of_keys(10))
+    keys, read = Keys(beside({WHERE: partition})), PartitionLog.read
+    faults = [DiskFault(5, "not now", "keys-0")]
+
+    def faulty(log: PartitionLog, offset: int, **how: Any) -> Any:
+        if faults:
+            raise faults.pop()
+        return read(log, offset, **how)
+
+    monkeypatch.setattr(PartitionLog, "read", faulty)
+
+    async def scene() -> None:
+        assert len((await keys._memory("k")).offsets) == 9
+
+    asyncio.run(scene())
+    assert len(partition.failures) == 1
+
+
 def test_a_request_that_waited_for_a_memory_that_was_dropped_meanwhile_asks_the_next_one() -> None:
     """A write that failed drops the memory of its keys' partition, also while requests wait for their turn to use it. A
     repeat that went on with the dropped one would not know what was written since, and be written once more.
     """
-    where = TopicPartition(HTTP_KEYS.name, 0)
-    log = SimpleNamespace(start_offset=0, end_offset=0, scan=lambda *_: iter(()))
-    stable = SimpleNamespace(aborted_ranges=lambda *_: [])
-    partition: Any = SimpleNamespace(is_leading=True, leader_epoch=1, last_stable_offset=0, log=log, stable=stable)
-    topic = SimpleNamespace(partitions=[partition])
-    gateway: Any = SimpleNamespace(topic=lambda _: topic, partitions={where: partition})
+    partition = Led(log_of_keys(0))
+    keys = Keys(beside({WHERE: partition}))
 
     async def scene() -> None:
-        keys, dropped = Keys(gateway), Memory(where, partition)
-        keys._memories[0] = dropped
-        await dropped._loading.acquire()
+        first = Memory(WHERE, cast(Any, partition))
+        keys._memories[0] = first
         waiting = asyncio.create_task(keys._memory("k"))
         await asyncio.sleep(0)
-        dropped.is_loaded = True
-        keys._memories[0] = Memory(where, partition)
-        dropped._loading.release()
-        assert await waiting is keys._memories[0]
+        learning = first.learning(keys._gateway)
+        keys._drop(0)
+        second = keys._memories[0] = Memory(WHERE, cast(Any, partition))
+        first.is_loaded = True
+        assert await waiting is second
+        assert learning.cancelled(), "nobody needs it any more"
 
     asyncio.run(scene())
 

@@ -1064,7 +1064,8 @@ def memory() -> Memory:
 
 def keys_of(known: Memory) -> Keys:
     clock = SimpleNamespace(wall_ms=lambda: 1000)
-    keys = Keys(cast(Gateway, SimpleNamespace(env=SimpleNamespace(clock=clock))))
+    config = SimpleNamespace(http_idempotency_retention_ms=500)
+    keys = Keys(cast(Gateway, SimpleNamespace(env=SimpleNamespace(clock=clock), config=config)))
     keys._memories[0] = known
     return keys
 
@@ -1097,7 +1098,6 @@ def test_a_key_is_claimed_at_once_only_if_it_is_known_that_nobody_has_used_it(mo
     keys, partition = keys_of(known), cast(Any, known.partition)
     gateway = cast(Any, keys._gateway)
     gateway.partitions = {WHERE: partition}
-    gateway.config = SimpleNamespace(http_idempotency_retention_ms=500)
     partition.is_leading = True
     assert keys.claim(0, "a", b"asked", b"") is None, "what was written before is not read"
     known.is_loaded = True
