@@ -63,7 +63,7 @@ and data.
 """
 
 
-class _Members(msgspec.Struct):
+class _Members(msgspec.Struct, forbid_unknown_fields=True):
     """The members of those objects, as they came."""
 
     id: Raw | UnsetType = UNSET
@@ -77,7 +77,18 @@ class _Members(msgspec.Struct):
     data: Raw | UnsetType = UNSET
 
 
+class _Named(msgspec.Struct):
+    """The id of an entry, as it came."""
+
+    id: Raw | UnsetType = UNSET
+
+
+_UNKNOWN = re.compile("Object contains unknown field `(.*)`", re.DOTALL)
+"""What msgspec says of such a member."""
+_ID_BYTES_MAX = 12 * 80 + 2
+"""Of an id that is short enough, each half of a surrogate pair may be written as an escape."""
 _members = msgspec.json.Decoder(_Members)
+_named = msgspec.json.Decoder(_Named)
 _any_json = msgspec.json.Decoder(Raw).decode
 _raws = msgspec.json.Decoder(list[Raw])
 
@@ -148,12 +159,23 @@ class ErrorV3(msgspec.Struct):
     message: str
 
 
+class HeaderV2(msgspec.Struct):
+    """The value is base64."""
+
+    key: str
+    value: str | None = None
+
+
 class NewRecordV2(msgspec.Struct):
-    """The key and the value are base64, text or any JSON, as the media type says."""
+    """The key and the value are base64, text or any JSON, as the media type says. Headers and the timestamp, which is
+    milliseconds since 1970, are as in Strimzi's Kafka Bridge.
+    """
 
     key: Any = None
     value: Any = None
     partition: int | None = None
+    headers: list[HeaderV2] | None = None
+    timestamp: int | None = None
 
 
 class NewRecordsV2(msgspec.Struct):
@@ -199,6 +221,36 @@ def _bytes_of(form: str, data: Any) -> bytes | None:
     )
 
 
+def _only_v3(given: Any, known: frozenset[str]) -> None:
+    """Raises a problem if this object has other members: what was meant by them would be lost."""
+    for name in given.keys() - known if isinstance(given, dict) else ():
+        raise InstanceProblem("malformed", HTTPStatus.BAD_REQUEST, _unrecognized(name))
+
+
+def _only_v2(given: dict[str, Any], known: frozenset[str]) -> None:
+    for name in given.keys() - known:
+        raise InstanceProblem("invalid-request", HTTPStatus.UNPROCESSABLE_ENTITY, _unrecognized(name))
+
+
+def _unrecognized(name: str) -> str:
+    return f"Unrecognized field: {name[:100].encode(errors='replace').decode()}"
+
+
+def _header(given: Any, name: str) -> tuple[str, bytes | None]:
+    """A header, whose name is the member `name`."""
+    if not isinstance(given, dict) or not isinstance(given.get(name), str):
+        raise Problem("invalid-record", f"a header has a {name}, and a value in base64")
+    encoded(given[name])  # a problem if it is no text
+    content = given.get("value")
+    return given[name], None if content is None else _bytes_of("BINARY", content)
+
+
+def _headers(given: Any) -> list[Any]:
+    if given is not None and not isinstance(given, list):
+        raise Problem("invalid-record", f"headers are a list, of no more than {DECODED_AT_ONCE >> 10} KiB")
+    return given or []
+
+
 def _not_writable() -> Problem:
     return Problem("invalid-record", "a number is too large, or lists are too deep in one another")
 
@@ -209,7 +261,18 @@ def _v3_part(given: Any, what: str) -> tuple[bytes | None, str]:
     if not isinstance(given, dict) or not isinstance(given.get("type", "BINARY"), str):
         raise Problem("invalid-record", f"a {what} is an object with type and data")
     form = given.get("type", "BINARY")
-    return _bytes_of(form, given.get("data")), form
+    content = _bytes_of(form, given.get("data"))
+    _only_v3(given, _PART_V3)
+    return content, form
+
+
+_PART_V3 = frozenset({"type", "data"})
+_HEADER_V3, _HEADER_V2 = frozenset({"name", "value"}), frozenset({"key", "value"})
+_RECORD_V3 = frozenset({"key", "value", "headers", "partition_id", "timestamp"})
+_ENTRY_V3, _BODY_V3 = _RECORD_V3 | {"id"}, frozenset({"entries"})
+_RECORD_V2 = frozenset({"key", "value", "partition", "headers", "timestamp"})
+_BODY_V2 = frozenset({"records", "key_schema", "key_schema_id", "value_schema", "value_schema_id"})
+"""Those of schemas mean nothing where there is none, as in the REST Proxy."""
 
 
 def _v3_record(given: Any, now_ms: int) -> tuple[NewRecord, int | None, dict[str, Any]]:
@@ -218,15 +281,10 @@ def _v3_record(given: Any, now_ms: int) -> tuple[NewRecord, int | None, dict[str
         raise Problem("malformed", "a record is an object")
     key, key_form = _v3_part(given.get("key"), "key")
     value, value_form = _v3_part(given.get("value"), "value")
-    wanted, headers = given.get("headers"), []
-    if wanted is not None and not isinstance(wanted, list):
-        raise Problem("invalid-record", f"headers are a list, of no more than {DECODED_AT_ONCE >> 10} KiB")
-    for header in wanted or ():
-        if not isinstance(header, dict) or not isinstance(header.get("name"), str):
-            raise Problem("invalid-record", "a header has a name, and a value in base64")
-        encoded(header["name"])  # a problem if it is no text
-        content = header.get("value")
-        headers.append((header["name"], None if content is None else _bytes_of("BINARY", content)))
+    headers = []
+    for header in _headers(given.get("headers")):
+        headers.append(_header(header, "name"))
+        _only_v3(header, _HEADER_V3)
     timestamp = given.get("timestamp")
     if timestamp is not None and (not isinstance(timestamp, str | int) or isinstance(timestamp, bool)):
         raise Problem("invalid-record", "a timestamp is a time as RFC 3339 writes it")
@@ -311,6 +369,8 @@ def _no_constant(name: str) -> Any:
 
 def _v3_error(problem: Problem) -> dict[str, Any]:
     status = PROBLEMS[problem.slug].status
+    if isinstance(problem, InstanceProblem):
+        return {"error_code": problem.code, "message": problem.detail}
     code = {400: 40002, 404: 404 if problem.slug == "not-found" else 40403}.get(status, status)
     return {"error_code": code, "message": problem.detail or PROBLEMS[problem.slug].title}
 
@@ -381,6 +441,7 @@ async def v3_records(gateway: Gateway, request: web.Request) -> web.StreamRespon
             if count % WRITTEN_AT_ONCE == 0:
                 await asyncio.sleep(0)
             try:
+                _only_v3(value, _RECORD_V3)
                 told = await _write(gateway, topic_name, *_v3_record(value, now_ms()))
             except Problem as problem:
                 told = _v3_error(problem)
@@ -401,9 +462,11 @@ async def v3_records(gateway: Gateway, request: web.Request) -> web.StreamRespon
 
 async def v3_batch(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     this_cluster(gateway, request)
-    entries = await _list_of(await body_of(request), "entries")
+    rest, entries = await _list_of(await body_of(request), "entries")
+    _only_v3(rest, _BODY_V3)
     if not 0 < len(entries) <= BATCH_MAX:
         raise Problem("invalid-request", f"entries are 1 to {BATCH_MAX} records")
+    await done_in_turns(_judge_ids(entries))
     successes, failures = [], []
     for number, given in enumerate(entries):
         if number % WRITTEN_AT_ONCE == WRITTEN_AT_ONCE - 1:
@@ -412,6 +475,7 @@ async def v3_batch(gateway: Gateway, request: web.Request) -> web.StreamResponse
         try:
             entry = await done_in_turns(_decoded_briefly(given, DEEP_V3))
             name = entry.get("id") if isinstance(entry, dict) else None
+            _only_v3(entry, _ENTRY_V3)
             if not isinstance(name, str) or not 0 < len(name) <= 80:
                 raise Problem("invalid-record", "an entry has an id of 1 to 80 characters")
             now_ms = gateway.env.clock.wall_ms()
@@ -422,15 +486,34 @@ async def v3_batch(gateway: Gateway, request: web.Request) -> web.StreamResponse
     return web.json_response({"successes": successes, "failures": failures}, status=207)
 
 
+def _judge_ids(entries: list[bytes]) -> Steps[None]:
+    """Raises a problem if two entries have the same id: an answer could not be told from the other. What has no id that
+    can be read is refused by itself.
+    """
+    found, turn = set[str](), Turn(DECODED_AT_ONCE)
+    for entry in entries:
+        try:
+            given = _named.decode(entry).id
+            name = json.loads(bytes(given)) if given is not UNSET and len(given) <= _ID_BYTES_MAX else None
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            name = None
+        if isinstance(name, str):
+            if name in found:
+                raise Problem("invalid-request", f"two entries have the id {name[:80]!r}")
+            found.add(name)
+        if turn.is_over(len(entry) + DECODED_AT_ONCE // RECORDS_AT_ONCE):
+            yield
+
+
 def this_cluster(gateway: Gateway, request: web.Request) -> None:
     """Raises a problem if the path names another cluster."""
     if request.match_info["cluster"] != gateway.image.cluster_id:
         raise Problem("not-found", f"this is cluster {gateway.image.cluster_id}")
 
 
-async def _list_of(body: bytes, name: str) -> list[bytes]:
-    """The list with this name in the body, whose items are decoded one by one; an empty one if there is none. A long
-    list is read in several turns of the loop.
+async def _list_of(body: bytes, name: str) -> tuple[dict[str, Any], list[bytes]]:
+    """The members of the body, and its list with this name, whose items are decoded one by one; an empty one if there
+    is none. A long list is read in several turns of the loop, and left out of the members.
     """
     scan = BodyScan(body, name=f'"{name}"'.encode())
     await scan.look()
@@ -440,10 +523,10 @@ async def _list_of(body: bytes, name: str) -> list[bytes]:
         found = _decoded(body)
         if not isinstance(found, dict):
             raise Problem("malformed", "the body is an object")
-        return []
+        return found, []
     if scan.rest_bytes > REST_BYTES_MAX:
         raise Problem("record-too-large", f"there is more beside the {name} than a request may have")
-    if not isinstance(_decoded(scan.rest), dict):
+    if not isinstance(rest := _decoded(scan.rest), dict):
         raise Problem("malformed", "the body is an object")
     some: list[bytes] = []
     for piece in scan.pieces:
@@ -455,13 +538,13 @@ async def _list_of(body: bytes, name: str) -> list[bytes]:
             # Half a surrogate pair is JSON for others: its record alone is refused.
             some += [json.dumps(each).encode() for each in _decoded(piece)]
         await asyncio.sleep(0)
-    return some
+    return rest, some
 
 
 def _decoded_briefly(text: bytes, deep: int, *, is_json: bool = False) -> Steps[Any]:
     """The JSON. Of a long one only the members that an API names are decoded, down to so many objects; what is long in
-    them is written as a short one is, and stays JSON. Objects are made of each two bytes of it otherwise. `is_json`:
-    that is known.
+    them is written as a short one is, and stays JSON. Objects are made of each two bytes of it otherwise. If an object
+    has a member that no API names, that is all that is told of it. `is_json`: that is known.
     """
     if len(text) <= DECODED_AT_ONCE or text[:1] == b'"':
         return _decoded(text)
@@ -475,6 +558,10 @@ def _decoded_briefly(text: bytes, deep: int, *, is_json: bool = False) -> Steps[
         if not deep or text[:1] != b"{":
             return _any_json(text)
         found = _members.decode(text)
+    except msgspec.ValidationError as error:
+        if (unknown := _UNKNOWN.fullmatch(str(error))) is None:
+            raise
+        return {unknown[1]: None}
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise Problem("malformed", f"the body is not JSON: {error}") from None
     yield
@@ -510,7 +597,7 @@ def refuse_v2(problem: Problem) -> web.Response:
     return web.Response(body=body, status=status, content_type=V2_MEDIA)
 
 
-_PREFIXES = (("/v3", JSON), ("/topics", V2_MEDIA), ("/consumers", V2_MEDIA))
+_PREFIXES = (("/v3", JSON), *((each, V2_MEDIA) for each in ("/topics", "/consumers", "/brokers", "/partitions")))
 
 
 def no_route(path: str, status: HTTPStatus) -> web.Response | None:
@@ -534,7 +621,8 @@ async def v2_records(gateway: Gateway, request: web.Request) -> web.StreamRespon
     if given_partition is not None and not _PARTITION.fullmatch(given_partition):
         raise _no_partition()
     now_ms = gateway.env.clock.wall_ms()
-    records = await _list_of(await body_of(request), "records")
+    rest_of_body, records = await _list_of(await body_of(request), "records")
+    _only_v2(rest_of_body, _BODY_V2)
     if not records:
         raise Problem("invalid-request", "records is missing")
     topic = await topic_to_write(gateway, name)
@@ -545,16 +633,19 @@ async def v2_records(gateway: Gateway, request: web.Request) -> web.StreamRespon
         each = await done_in_turns(_decoded_briefly(text, DEEP_V2))
         if not isinstance(each, dict):
             raise Problem("malformed", "a record is an object")
+        _only_v2(each, _RECORD_V2)
         partition = int(given_partition) if given_partition is not None else each.get("partition")
         if partition is not None and (not isinstance(partition, int) or isinstance(partition, bool)):
             raise Problem("malformed", "partition is a number")
         if partition is not None and partition not in topic.partitions:
             raise _no_partition()
         try:
-            key, value = _bytes_of(kind, each.get("key")), _bytes_of(kind, each.get("value"))
+            record = _v2_record(each, kind, now_ms)
+        except InstanceProblem:
+            raise
         except Problem as problem:
             raise problem.about_record(count - 1) from None
-        placed.add(partitioner.place(topic, partition, key), (key, value, (), now_ms))
+        placed.add(partitioner.place(topic, partition, record[0]), record)
         if turn.is_over(DECODED_AT_ONCE // RECORDS_AT_ONCE + len(text)):
             await asyncio.sleep(0)
     batches = []
@@ -573,6 +664,19 @@ async def v2_records(gateway: Gateway, request: web.Request) -> web.StreamRespon
         found.setdefault(batch.partition, []).extend(reports)
     offsets = [found[where][number] for where, number in placed.order]
     return web.Response(body=_v2_answer(offsets), content_type=V2_MEDIA)
+
+
+def _v2_record(given: dict[str, Any], form: str, now_ms: int) -> NewRecord:
+    """The record. Headers and timestamps are as Strimzi's Kafka Bridge takes them."""
+    key, value = _bytes_of(form, given.get("key")), _bytes_of(form, given.get("value"))
+    headers = []
+    for header in _headers(given.get("headers")):
+        headers.append(_header(header, "key"))
+        _only_v2(header, _HEADER_V2)
+    timestamp = given.get("timestamp")
+    if timestamp is not None and (not isinstance(timestamp, int) or isinstance(timestamp, bool)):
+        raise Problem("invalid-record", "a timestamp is milliseconds since 1970")
+    return key, value, tuple(headers), now_ms if timestamp is None else milliseconds(timestamp)
 
 
 def _no_partition() -> Problem:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from contextlib import suppress
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from aiohttp import web
@@ -228,6 +228,109 @@ def test_what_is_compatible_is_in_the_document(http: Http) -> None:
     assert asked.keys() == {"application/json", *forms}
 
 
+LONG = f'"{"x" * 200_000}"'
+PART = '{"type":"JSON","data":1}'
+
+
+@pytest.mark.parametrize("long", [False, True])
+@pytest.mark.parametrize(
+    ("record", "name"),
+    [
+        (f'{{"valeu":{PART}}}', "valeu"),
+        (f'{{"records":[{{"value":{PART}}}]}}', "records"),
+        (f'{{"value":{PART},"partition":0}}', "partition"),
+        ('{"value":{"type":"JSON","dta":1}}', "dta"),
+        (f'{{"value":{PART},"headers":[{{"name":"h","value":"eA==","more":1}}]}}', "more"),
+    ],
+)
+def test_what_version_3_does_not_name_is_refused(
+    served: Served, http: Http, topic: str, record: str, name: str, *, long: bool
+) -> None:
+    """It was passed over: a misspelt value was written as a tombstone, and reported as written."""
+    if long:
+        record = record.replace(":1}", f":{LONG}}}", 1)
+    assert http.post("/v1/topics", {"name": topic, "partitions": 1}).status == 201
+    path = f"/v3/clusters/{cluster(http)}/topics/{topic}/records"
+    good, headers = f'{{"value":{PART}}}', {"Content-Type": JSON}
+    raw = http.session.post(http.url + path, good + record + good, headers=headers, timeout=PATIENCE_S)
+    assert raw.status_code == 200
+    reports = [json.loads(line) for line in raw.text.split("\r\n") if line]
+    assert [(each["error_code"], each.get("message")) for each in reports] == [
+        *((200, None), (400, f"Unrecognized field: {name}"), (200, None))
+    ]
+    batch = http.post(f"{path}:batch", f'{{"entries":[{{"id":"1",{record[1:]}]}}', headers=headers)
+    (failed,) = batch.json["failures"]
+    assert (batch.status, failed["error_code"], failed["message"]) == (207, 400, f"Unrecognized field: {name}")
+    assert [each.value for each in read_all(served.bootstrap, topic)] == [b"1", b"1"]
+
+
+def test_what_a_batch_of_version_3_does_not_name_is_refused(http: Http, topic: str) -> None:
+    path = f"/v3/clusters/{cluster(http)}/topics/{topic}/records:batch"
+    answer = http.post(path, {"entries": [{"id": "1", "value": json.loads(PART)}], "receiver": 1})
+    assert (answer.status, answer.json) == (400, {"error_code": 400, "message": "Unrecognized field: receiver"})
+
+
+def test_a_batch_of_version_3_whose_entries_have_one_id_is_refused_as_a_whole(
+    served: Served, http: Http, topic: str
+) -> None:
+    """Both were written, and no answer could be told from the other."""
+    assert http.post("/v1/topics", {"name": topic, "partitions": 1}).status == 201
+    path = f"/v3/clusters/{cluster(http)}/topics/{topic}/records:batch"
+    entries = ",".join(f'{{"value":{PART},"id":"{each}"}}' for each in ("1", "a", "\\u0061"))
+    answer = http.post(path, f'{{"entries":[{entries}]}}', headers={"Content-Type": JSON})
+    assert (answer.status, answer.json["error_code"]) == (422, 422)
+    assert read_all(served.bootstrap, topic) == []
+
+
+@pytest.mark.parametrize("long", [False, True])
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ('{"receiver":"x","records":[{"value":1}]}', "receiver"),
+        ('{"records":[{"value":2},{"valeu":1}]}', "valeu"),
+        ('{"records":[{"value":1,"headers":[{"name":"h","key":"h"}]}]}', "name"),
+        ('{"valeu":1}', "valeu"),
+    ],
+)
+def test_what_version_2_does_not_name_is_refused(
+    served: Served, http: Http, topic: str, body: str, name: str, *, long: bool
+) -> None:
+    """It was passed over: a misspelt value was written as a tombstone, and reported as written."""
+    assert http.post("/v1/topics", {"name": topic, "partitions": 1}).status == 201
+    if long:
+        body = body.replace(":1", f":{LONG}")
+    answer = http.post(f"/topics/{topic}", body, headers={"Content-Type": "application/vnd.kafka.json.v2+json"})
+    if "records" in body or not long:
+        assert (answer.status, answer.json) == (422, {"error_code": 422, "message": f"Unrecognized field: {name}"})
+    else:
+        assert answer.status == 400
+    assert read_all(served.bootstrap, topic) == []
+
+
+def test_version_2_takes_headers_and_timestamps_as_strimzis_bridge_does(served: Served, http: Http, topic: str) -> None:
+    """They were dropped without a word."""
+    headers = {"Content-Type": "application/vnd.kafka.text.v2+json"}
+    record = {
+        "value": "v",
+        "timestamp": 1_700_000_000_000,
+        "headers": [{"key": "h", "value": "aGk="}, {"key": "h", "value": None}],
+    }
+    body = {"key_schema": None, "value_schema_id": None, "records": [record]}
+    assert http.post(f"/topics/{topic}", body, headers=headers).status == 200
+    (seen,) = read_all(served.bootstrap, topic)
+    assert (seen.value, seen.timestamp, seen.headers) == (b"v", 1_700_000_000_000, [("h", b"hi"), ("h", None)])
+    wrongs: list[dict[str, Any]] = [{"timestamp": "2026"}, {"timestamp": -1}, {"headers": {}}]
+    for wrong in *wrongs, {"headers": [{"key": "h", "value": "?"}]}:
+        answer = http.post(f"/topics/{topic}", {"records": [{"value": "v", **wrong}]}, headers=headers)
+        assert (answer.status, answer.json["error_code"]) == (422, 422), wrong
+
+
+@pytest.mark.parametrize("path", ["/brokers", "/partitions", "/topics"])
+def test_calls_of_version_2_that_are_not_there_are_told_as_theirs(http: Http, path: str) -> None:
+    answer = http.get(path)
+    assert answer.json == {"error_code": 404, "message": "HTTP 404 Not Found"}
+
+
 @pytest.mark.parametrize("count", [3, 50_000])
 def test_a_long_list_is_read_in_turns_and_in_order(count: int) -> None:
     """A body of 14 MB held the loop for three seconds."""
@@ -239,7 +342,9 @@ def test_a_long_list_is_read_in_turns_and_in_order(count: int) -> None:
         while not reading.done():
             turns += 1
             await asyncio.sleep(0)
-        assert list(map(json.loads, await reading)) == [{"id": str(number)} for number in range(count)]
+        rest, entries = await reading
+        assert list(map(json.loads, entries)) == [{"id": str(number)} for number in range(count)]
+        assert rest.keys() == {"more", "entries", "records"}
         return turns
 
     assert asyncio.run(main()) > count / 5000
@@ -256,7 +361,7 @@ def test_a_body_that_is_no_object_of_json_is_malformed(body: bytes) -> None:
 
 @pytest.mark.parametrize("body", [b"{}", b'{"records":7}', b'{"records":{"records":[1]}}', b'{"a":{"records":[1]}}'])
 def test_a_body_without_the_list_has_none(body: bytes) -> None:
-    assert asyncio.run(_list_of(body, "records")) == []
+    assert asyncio.run(_list_of(body, "records")) == (json.loads(body), [])
 
 
 LISTS = b"[" + b"[], " * 380_000 + b"[]]"
@@ -269,7 +374,7 @@ def test_lists_in_a_value_are_not_made_for_nothing(records: int) -> None:
     body = b'{"records":[%b]}' % b",".join([b'{"key":{"a":1},"value":%b}' % value] * records)
 
     async def work() -> None:
-        found = await _list_of(body, "records")
+        _, found = await _list_of(body, "records")
         assert len(found) == records
         for text in found:
             each = await done_in_turns(_decoded_briefly(text, DEEP_V2))
@@ -291,8 +396,12 @@ def test_long_json_is_written_in_the_form_of_short_json(served: Served, http: Ht
         body = f'{{"records":[{",".join(some)}]}}'
         path, media = f"/topics/{topic}", "application/vnd.kafka.json.v2+json"
     else:
-        some = [f'{{"id":"x","value":{{"type":"JSON","data":{each}}}}}' for each in values]
-        body = "".join(some) if call == "v3" else f'{{"entries":[{",".join(some)}]}}'
+        some = [f'"value":{{"type":"JSON","data":{each}}}}}' for each in values]
+        if call == "v3":
+            body = "".join(f"{{{each}" for each in some)
+        else:
+            entries = ",".join(f'{{"id":"{number}",{each}' for number, each in enumerate(some))
+            body = f'{{"entries":[{entries}]}}'
         path, media = f"/v3/clusters/{cluster(http)}/topics/{topic}/records" + ":batch" * (call == "batch"), JSON
     http.session.post(http.url + path, body, headers={"Content-Type": media}, timeout=PATIENCE_S).raise_for_status()
     found = [each.value for each in read_all(served.bootstrap, topic)]
@@ -325,10 +434,7 @@ def test_what_comes_of_a_stream_is_looked_through_in_turns(text: bytes) -> None:
 
 
 def test_a_long_record_of_version_3_is_read_as_a_short_one() -> None:
-    rest = (
-        b'{"headers":[{"name":"h","value":"eA=="}],"partition_id":1,'
-        b'"id":"7","timestamp":5,"value":{"type":"JSON","data":%b}}'
-    )
+    rest = b'{"headers":[{"name":"h","value":"eA=="}],"partition_id":1,"timestamp":5,"value":{"type":"JSON","data":%b}}'
     long = _v3_record(done_at_once(_decoded_briefly(rest % LISTS, DEEP_V3)), 0)
     short = _v3_record(done_at_once(_decoded_briefly(rest % b"[[], []]", DEEP_V3)), 0)
     assert (long[0][1], short[0][1]) == (LISTS.replace(b" ", b""), b"[[],[]]")
