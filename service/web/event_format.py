@@ -52,6 +52,8 @@ _TIME = re.compile(
     rf"([0-9]{{4}})-([0-9]{{2}})-([0-9]{{2}})[Tt]{_HOUR}:{_MINUTE}:({_MINUTE}|60)(\.[0-9]+)?"
     rf"([Zz]|[+-]{_HOUR}:{_MINUTE})"
 )
+URI = r"^[A-Za-z][A-Za-z0-9+.-]*:(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*\Z"
+"""RFC 3986, as far as a single look tells."""
 _NUMBER = re.compile(rb"-?[0-9]")
 _INTEGER = re.compile(rb"-?[0-9]{1,10}")
 _NAME = re.compile(r"[a-z0-9]+")
@@ -84,6 +86,17 @@ class CloudEvent(msgspec.Struct):
     data_base64: str | None = None
 
 
+class Optional(msgspec.Struct):
+    """Attributes that an event need not have, and that are something if it has them. A reader is not as strict: a
+    record that a Kafka client wrote is still shown as the event that it is.
+    """
+
+    subject: Annotated[str, Meta(min_length=1)] | None = None
+    dataschema: Annotated[str, Meta(pattern=URI)] | None = None
+    datacontenttype: Annotated[str, Meta(min_length=1)] | None = None
+    partitionkey: Annotated[str, Meta(min_length=1)] | None = None
+
+
 class EventOut(msgspec.Struct, gc=False):
     """An event as it is read: the members that it has in JSON."""
 
@@ -94,6 +107,7 @@ class EventOut(msgspec.Struct, gc=False):
 
 
 _event = msgspec.json.Decoder(CloudEvent)
+_optional = msgspec.json.Decoder(Optional)
 _encode = msgspec.json.Encoder().encode
 _members = msgspec.json.Decoder(dict[str, Raw])
 _any_json = msgspec.json.Decoder(Raw)
@@ -108,7 +122,9 @@ def from_structured(body: bytes, now_ms: int) -> NewRecord:
     try:
         refuse_bytes(body)
         members = _members.decode(body)  # what may be long is looked at once
-        event = _event.decode(_encode({name: each for name, each in members.items() if name != "data"}))
+        attributes = _encode({name: each for name, each in members.items() if name != "data"})
+        event = _event.decode(attributes)
+        _optional.decode(attributes)
     except msgspec.ValidationError as error:
         raise Problem("invalid-record", f"no CloudEvent of version 1.0: {error}") from None
     except (msgspec.DecodeError, RecursionError) as error:
@@ -162,12 +178,18 @@ def from_binary(given: Mapping[str, str], body: bytes, now_ms: int) -> NewRecord
     if attributes["specversion"] != "1.0":
         raise Problem("invalid-record", "CloudEvents of version 1.0 are known here")
     _check_time(attributes.get("time"))
+    media = given.get("Content-Type")
+    optional = attributes if media is None else {**attributes, "datacontenttype": media}
+    try:
+        msgspec.convert(optional, Optional)
+    except msgspec.ValidationError as error:
+        raise Problem("invalid-record", f"no CloudEvent of version 1.0: {error}") from None
     headers = [(f"ce_{name}", content.encode()) for name, content in attributes.items()]
-    if "Content-Type" in given:
-        if _is_of_events(given["Content-Type"]):  # whose attributes are in its body, and not where these are
+    if media is not None:
+        if _is_of_events(media):  # whose attributes are in its body, and not where these are
             detail = "an event has ce-* headers, or is application/cloudevents+json: not both"
             raise Problem("unsupported-media-type", detail)
-        headers.append((CONTENT_TYPE, given["Content-Type"].encode("utf-8", "surrogateescape")))
+        headers.append((CONTENT_TYPE, media.encode("utf-8", "surrogateescape")))
     key = attributes.get("partitionkey")
     return None if key is None else key.encode(), body, tuple(headers), now_ms
 

@@ -35,7 +35,7 @@ from service.web.producing import (
     write_together,
 )
 from service.web.records import Partitioner
-from service.web.routing import Route, header
+from service.web.routing import JSON, Route, header
 from service.web.unpacking import body_of
 
 ASKING, ALLOWED = "WebHook-Request-Origin", "WebHook-Allowed-Origin"
@@ -73,8 +73,8 @@ async def receive(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         records = [from_binary(headers_of_records(request), body, now_ms)]
     else:
         raise Problem("unsupported-media-type", "a CloudEvent has ce-* headers, or is application/cloudevents+json")
-    if not records:
-        raise Problem("invalid-request", "there are no events")
+    if not records:  # the format has empty batches
+        return web.Response(body=_encode(BatchOut("none", [], name)), content_type=JSON)
 
     async def write(seal: Seal | None) -> BatchOut:
         topic = await topic_to_write(gateway, name)
