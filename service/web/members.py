@@ -309,12 +309,13 @@ class Members:
         await self._gateway.ask_coordinator(GROUPS, member.group, request)
 
     async def _live(self, member: HttpMember) -> None:
-        loop = asyncio.get_running_loop()
+        now_s, session_s = asyncio.get_running_loop().time, member.join.session_timeout_ms / 1000
         try:
             while True:
                 left_s = self._beats_in_s(member)
-                await asyncio.sleep(left_s if left_s > 0 else member.interval_s)
-                is_silent = loop.time() - member.touched_s > member.join.session_timeout_ms / 1000
+                silent_in_s = max(member.touched_s + session_s - now_s(), 0.0)
+                await asyncio.sleep(min(left_s if left_s > 0 else member.interval_s, silent_in_s))
+                is_silent = now_s() >= member.touched_s + session_s
                 home = await self._gateway.coordinator(GROUPS, member.group)
                 if member.is_gone:
                     return

@@ -46,7 +46,7 @@ their text, if they have nothing but a number, and 1084 with a header, which is 
 """
 ITEM_S = 300.0
 """How long a body that is read as it comes may go without a whole line or record."""
-ENCODINGS = ("gzip", "deflate", "zstd", "identity")
+ENCODINGS = ("gzip", "x-gzip", "deflate", "zstd", "identity")
 BODY = web.RequestKey("body", bytes)
 GZIP = 31
 """zlib's `wbits` for a gzip header with the largest window; without a header they are negative."""
@@ -168,7 +168,8 @@ def encoding_of(request: web.Request) -> str:
     for name, known in ("Content-Encoding", ENCODINGS), ("Transfer-Encoding", ("chunked",)):
         if name in request.headers and (given := ", ".join(request.headers.getall(name))).lower() not in known:
             raise Problem("unsupported-media-type", f"{name}: {given[:100]}: {', '.join(known)} is known")
-    return request.headers.get("Content-Encoding", "identity").lower()
+    encoding: str = request.headers.get("Content-Encoding", "identity").lower()
+    return "gzip" if encoding == "x-gzip" else encoding  # RFC 9110, 8.4.1.3
 
 
 def has_come(request: web.Request) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import which
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -65,6 +67,24 @@ def test_requests_are_answered_as_the_page_has_them(http: Http, topic: str) -> N
         "last_token": int(token),
         "decided_by": body["decided_by"],
     }
+
+
+@pytest.mark.skipif(not which("curl"), reason="no curl")
+def test_each_command_in_a_sentence_does_what_the_sentence_says(http: Http, topic: str, tmp_path: Path) -> None:
+    """Only the programs were run, and lines were sent by PUT, which is refused."""
+    (tmp_path / "backup.tar").write_bytes(b"a file")
+    assert http.post("/v1/topics", {"name": topic, "partitions": 1}).status == 201
+    commands = re.findall(r"`(curl [^`]*)`", PAGE)
+    assert len(commands) == 2
+    for command in commands:
+        own = re.sub("(?<=/topics/)[a-z]+", topic, command).replace(HERE, http.url)
+        lines = '{"value":1}\n{"value":2}\n'
+        told = subprocess.run(
+            ["bash", "-c", f"{own} -sSf"], cwd=tmp_path, input=lines, capture_output=True, text=True, check=False
+        )
+        assert told.returncode == 0, (command, told.stdout, told.stderr)
+    records = http.get(f"/v1/topics/{topic}/partitions/0/records?values=base64").json["records"]
+    assert sorted(base64.b64decode(each["value_base64"]) for each in records) == [b"1", b"2", b"a file"]
 
 
 @dataclass

@@ -200,12 +200,31 @@ def test_a_group_that_is_ahead_of_the_log_has_no_lag(http: Http, topic: str) -> 
 
 def test_a_member_whose_client_is_silent_leaves(http: Http, topic: str) -> None:
     assert http.post("/v1/topics", {"name": topic}).status == 201
-    member = joined(http, topic, topic, session_timeout_ms=1000)
-    deadline = time.monotonic() + PATIENCE_S
+    member, began_s = joined(http, topic, topic, session_timeout_ms=1000), time.monotonic()
     while http.get(f"/v1/groups/{topic}").json.get("members"):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+        assert time.monotonic() < began_s + PATIENCE_S
+        time.sleep(0.05)
     assert http.get(member).status == 410
+
+
+def test_a_silent_member_leaves_when_its_time_is_over_and_not_with_its_next_heartbeat() -> None:
+    async def here(*_: object, **__: object) -> int:
+        return 1
+
+    async def scene() -> float:
+        mine = members.Members(cast(Any, SimpleNamespace(coordinator=here, node_id=1)))
+        mine.depart = mine.beat = here  # type: ignore[method-assign, assignment]
+        began_s = asyncio.get_running_loop().time()
+        member = HttpMember("g", "m", Join(["t"], session_timeout_ms=200), began_s, beaten_s=began_s, interval_s=5.0)
+        mine._members["g", "m"] = member
+        living = asyncio.create_task(mine._live(member))
+        await asyncio.sleep(0.1)
+        mine.find("g", "m")
+        await living
+        assert member.is_gone
+        return asyncio.get_running_loop().time() - began_s
+
+    assert 0.29 < asyncio.run(scene()) < 3.0
 
 
 def test_the_place_of_a_member_is_told_whatever_its_group_is_called(http: Http, topic: str) -> None:
