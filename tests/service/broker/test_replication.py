@@ -3,6 +3,7 @@
 import asyncio
 import errno
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -769,6 +770,8 @@ def test_a_follower_in_another_life_of_its_broker_is_counted_anew(tmp_path: Path
         later = metadata.broker_epoch + 100
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(metadata, "broker_epoch", later)
+            brokers = stage.broker(1).metadata.image.brokers
+            patch.setitem(brokers, 2, replace(brokers[2], epoch=later))
             replicas.began_another_life(2, later, now_ms=stage.broker(1).replication.in_sync.now_ms())
             assert replicas.followers[2].held_end_offset == -1
             await until(lambda: replicas.followers[2].held_end_offset == 1, within_s=2)
