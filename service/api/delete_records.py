@@ -3,6 +3,9 @@
 The logs of all named partitions begin there first. Then the request waits until every other replica that may lead next
 (in sync or eligible) has deleted the records, too: the next leader must not bring anything back. If one of them is
 down, the answer about its partition is a timeout. The leader has deleted by then, and the client may ask again.
+
+A log may be busy for long: it is flushed, or its cleaned files take their place. That holds up no other, and the answer
+about it is a timeout, too. Unlike above, the leader may have deleted nothing then.
 """
 
 import asyncio
@@ -15,6 +18,7 @@ from service.broker.internal_topics import INTERNAL_TOPICS
 from service.broker.partition import Partition, PartitionLost
 from service.broker.partition_table import PartitionTable
 from service.broker.session import Session
+from service.ports import Env
 from service.turns import NAMED_A_TURN, Steps, Turn, breathe, done_in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
@@ -28,6 +32,12 @@ from service.wire.messages import (
 
 HIGH_WATERMARK = -1
 NO_LOW_WATERMARK = -1
+SLOW_S = 0.05
+"""The longest time for which one log delays the next."""
+LEAST_S = 0.5
+"""The logs of this broker have so long in any case. Without that, a client that does not want to wait for others could
+delete nothing.
+"""
 
 
 @dataclass(slots=True)
@@ -37,7 +47,9 @@ class Deletion:
     place: TopicPartition
     wanted: DeleteRecordsPartition
     result: DeleteRecordsPartitionResult
+    raising: asyncio.Task[None] | None = None
     partition: Partition | None = None
+    """Set when its log begins there."""
     elsewhere: asyncio.Future[None] | None = None
     """The deletion on the other replicas, if that is not done yet."""
 
@@ -46,9 +58,12 @@ class Deletion:
 
 
 async def handle(
-    partitions: PartitionTable, session: Session, header: RequestHeader, request: DeleteRecordsRequest
+    env: Env, partitions: PartitionTable, session: Session, header: RequestHeader, request: DeleteRecordsRequest
 ) -> DeleteRecordsResponse:
-    deadline = asyncio.get_running_loop().time() + request.timeout_ms / 1000
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    deadline = began_s + request.timeout_ms / 1000
+    deadline_here = max(deadline, began_s + LEAST_S)
     deletions: list[Deletion] = []
     topics = await done_in_turns(_named(request, deletions))
     turn = Turn(NAMED_A_TURN)
@@ -56,7 +71,17 @@ async def handle(
         for one in deletions:
             if turn.is_over():
                 await breathe()
-            await _raise_start(partitions, one)
+            left_s = deadline_here - loop.time()
+            if _served(partitions, one) is None:
+                continue
+            if left_s <= 0:
+                one.refused(ErrorCode.REQUEST_TIMED_OUT)
+                continue
+            one.raising = env.tasks.spawn(f"deletion in {one.place}", _raise_start(partitions, one))
+            await asyncio.wait([one.raising], timeout=min(SLOW_S, left_s))
+        slow = [one.raising for one in deletions if one.raising is not None and not one.raising.done()]
+        if slow:
+            await asyncio.wait(slow, timeout=max(deadline_here - loop.time(), 0))
         for one in deletions:
             if turn.is_over():
                 await breathe()
@@ -83,21 +108,30 @@ def _named(request: DeleteRecordsRequest, deletions: list[Deletion]) -> Steps[li
     return topics
 
 
-async def _raise_start(partitions: PartitionTable, one: Deletion) -> None:
+def _served(partitions: PartitionTable, one: Deletion) -> Partition | None:
+    """The partition, if its log may begin where the client wants. Otherwise the deletion is refused."""
     partition = partitions.get(one.place)
     if partition is None:
-        return one.refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    if one.place.topic in INTERNAL_TOPICS:
-        return one.refused(ErrorCode.INVALID_TOPIC_EXCEPTION)
-    if not partition.is_leading:
-        return one.refused(partition.not_leading.error)
-    if "delete" not in partition.log.config.cleanup_policy:
-        return one.refused(ErrorCode.POLICY_VIOLATION)
-    if partition.is_catching_up:  # an earlier leader may have known of a higher high watermark
-        return one.refused(ErrorCode.LEADER_NOT_AVAILABLE)
+        one.refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    elif one.place.topic in INTERNAL_TOPICS:
+        one.refused(ErrorCode.INVALID_TOPIC_EXCEPTION)
+    elif not partition.is_leading:
+        one.refused(partition.not_leading.error)
+    elif "delete" not in partition.log.config.cleanup_policy:
+        one.refused(ErrorCode.POLICY_VIOLATION)
+    elif partition.is_catching_up:  # an earlier leader may have known of a higher high watermark
+        one.refused(ErrorCode.LEADER_NOT_AVAILABLE)
+    elif not HIGH_WATERMARK <= one.wanted.offset <= partition.high_watermark:
+        one.refused(ErrorCode.OFFSET_OUT_OF_RANGE)
+    else:
+        return partition
+    return None
+
+
+async def _raise_start(partitions: PartitionTable, one: Deletion) -> None:
+    if (partition := _served(partitions, one)) is None:  # something has changed before this began
+        return None
     offset = partition.high_watermark if one.wanted.offset == HIGH_WATERMARK else one.wanted.offset
-    if not 0 <= offset <= partition.high_watermark:
-        return one.refused(ErrorCode.OFFSET_OUT_OF_RANGE)
     try:
         await raise_start_offset(partition.log, offset)
     except DiskFault as fault:
@@ -114,8 +148,13 @@ async def _raise_start(partitions: PartitionTable, one: Deletion) -> None:
 
 
 async def _end(one: Deletion, deadline: float) -> None:
+    if one.raising is None:
+        return None  # refused
+    if not one.raising.done():
+        return one.refused(ErrorCode.REQUEST_TIMED_OUT)
+    one.raising.result()
     if one.partition is None:
-        return  # refused
+        return None  # refused since
     try:
         if one.elsewhere is not None:
             async with asyncio.timeout_at(deadline):
@@ -126,10 +165,13 @@ async def _end(one: Deletion, deadline: float) -> None:
         one.refused(ErrorCode.REQUEST_TIMED_OUT)
     else:
         one.result.low_watermark = one.partition.log.start_offset
+    return None
 
 
 def _forget(deletions: list[Deletion]) -> None:
     """Nobody waits any more for what is not done."""
     for one in deletions:
+        if one.raising is not None:
+            one.raising.cancel()
         if one.elsewhere is not None and not one.elsewhere.cancel() and not one.elsewhere.cancelled():
             one.elsewhere.exception()

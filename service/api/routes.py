@@ -123,7 +123,7 @@ HANDLED: dict[ApiKey, Row] = {
     ApiKey.API_VERSIONS: row(api_versions.handle, lambda b: (b.metadata, b.offered), anybody),
     ApiKey.CREATE_TOPICS: row(create_topics.handle, lambda b: (b.metadata, b.config, b.env), anybody),
     ApiKey.DELETE_TOPICS: row(delete_topics.handle, lambda b: (b.metadata, b.config), anybody),
-    ApiKey.DELETE_RECORDS: row(delete_records.handle, lambda b: (b.partitions,), anybody),
+    ApiKey.DELETE_RECORDS: row(delete_records.handle, lambda b: (b.env, b.partitions), anybody),
     ApiKey.INIT_PRODUCER_ID: row(
         init_producer_id.handle, lambda b: (b.coordination.transactions, b.coordination.producer_ids), anybody
     ),
