@@ -115,13 +115,16 @@ def _answer(
     by_id: bool,
 ) -> FetchResponse | Awaitable[FetchResponse]:
     fetch_session: FetchSession | None = None
+    copier = _copier(parts, request)
     if request.session_epoch in (FIRST_EPOCH, SESSIONLESS_EPOCH):
         if request.session_id:
             parts.fetch_sessions.close(request.session_id)
         if request.session_epoch == FIRST_EPOCH:
             now_ms = parts.env.clock.wall_ms()
             fresh_id = parts.env.rng.randrange(1, 2**31)
-            fetch_session = parts.fetch_sessions.open(fresh_id, wanted, by_topic_id=by_id, now_ms=now_ms)
+            fetch_session = parts.fetch_sessions.open(
+                fresh_id, wanted, by_topic_id=by_id, now_ms=now_ms, is_follower=copier is not None
+            )
     else:
         fetch_session = parts.fetch_sessions.find(request.session_id)
         if fetch_session is None:
@@ -144,7 +147,6 @@ def _answer(
     isolation: AnyIsolation = Isolation.READ_UNCOMMITTED
     if request.isolation_level == READ_COMMITTED:
         isolation = Isolation.READ_COMMITTED
-    copier = _copier(parts, request)
     if copier is not None:
         isolation = FollowerIsolation.LOG_END
     if fetch_session is not None:

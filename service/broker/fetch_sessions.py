@@ -3,7 +3,8 @@ carry only what changed.
 
 What always holds: every session has an id of its own. Each request of a session carries the next epoch, so that a lost
 or repeated request is noticed. A partition that has nothing new is left out of the answer. The number of sessions is
-bounded; a reader for which there is no room is served without a session.
+bounded; a reader for which there is no room is served without a session. There is always room for a follower, unless
+followers have it all: it takes the place of a client.
 
 A request costs what has changed, not what the session holds. A partition is quiet when the reader was told all there
 is: it is not looked at again until it says that it has moved, or the reader names it. Should a partition fail to say
@@ -12,6 +13,7 @@ so, it is found all the same: all partitions are looked at again and again, some
 Pure: time and fresh ids come in as arguments.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
@@ -21,7 +23,10 @@ from isolation.read_view import AnyIsolation
 SESSIONLESS_EPOCH = -1
 FIRST_EPOCH = 0
 EPOCH_MAX = 2**31 - 1
-IDLE_BEFORE_EVICTION_MS = 120_000  # Kafka's bound: a busy session is never thrown out for a new one
+SAFE_MS = 120_000
+"""For so long after it began, or was last used, a client's session does not lose its place to another client, and a
+follower's does not to another follower. Kafka's bound.
+"""
 
 LOOK_AROUND_MS = 5_000
 LOOKED_AT_A_SECOND = 500
@@ -30,6 +35,8 @@ LET_GO_AT_ONCE = 1_000
 HEARD_WITHIN_MS = 500  # Kafka's bound: how long a follower waits for an answer about nothing
 
 Key = TypeVar("Key")
+Weight = tuple[bool, int, int]
+"""What decides which session loses its place: whether it is a follower's, how many partitions it has, and its id."""
 SessionKey = tuple[str | bytes, int]  # topic name (before version 13) or topic id, and partition
 
 
@@ -163,7 +170,11 @@ class FetchSession:
     by_topic_id: bool
     wanted: dict[SessionKey, WantedPartition]
     epoch: int
+    weight: Weight
+    began_ms: int
     used_ms: int
+    is_closed: bool = False
+    """Nobody goes on with it. What waits in it is not told of news any more."""
     stirred: dict[SessionKey, WantedPartition] = field(default_factory=dict)
     """What is not quiet, in the order in which the partitions take turns."""
     readers: dict[WaitingReader, None] = field(default_factory=dict)
@@ -246,6 +257,9 @@ class FetchSessions:
     def __init__(self, *, slots: int) -> None:
         self._slots = slots
         self._sessions: dict[int, FetchSession] = {}  # oldest use first
+        self._young: dict[int, FetchSession] = {}  # oldest first
+        self._grown: list[Weight] = []
+        """The weights of the others, sorted."""
         self._closed: list[FetchSession] = []
 
     def __len__(self) -> int:
@@ -256,8 +270,16 @@ class FetchSessions:
 
     def close(self, session_id: int) -> None:
         if (session := self._sessions.pop(session_id, None)) is not None:
+            if self._young.pop(session_id, None) is None:
+                self._take_out(session.weight)
+            session.is_closed = True
+            for reader in session.readers:
+                reader.moved()
             self._closed.append(session)
             self._let_go()
+
+    def _take_out(self, weight: Weight) -> None:
+        del self._grown[bisect_left(self._grown, weight)]
 
     def _let_go(self) -> None:
         """A closed session hears nothing any more. If it has very many partitions, some are left to later requests."""
@@ -274,22 +296,55 @@ class FetchSessions:
         *,
         by_topic_id: bool,
         now_ms: int,
+        is_follower: bool = False,
     ) -> FetchSession | None:
         """A new session; None if there is no room, no partition is wanted, or the id is taken."""
         self._let_go()
         if not wanted or fresh_id in self._sessions:
             return None
         if len(self._sessions) >= self._slots:
-            oldest = next(iter(self._sessions.values()), None)
-            if oldest is None or now_ms - oldest.used_ms <= IDLE_BEFORE_EVICTION_MS:
+            loser = self._loser((is_follower, len(wanted), 0), now_ms)
+            if loser is None:
                 return None
-            self.close(oldest.session_id)
-        session = self._sessions[fresh_id] = FetchSession(fresh_id, by_topic_id, wanted, FIRST_EPOCH + 1, now_ms)
+            self.close(loser)
+        weight = is_follower, len(wanted), fresh_id
+        session = FetchSession(fresh_id, by_topic_id, wanted, FIRST_EPOCH + 1, weight, began_ms=now_ms, used_ms=now_ms)
+        self._sessions[fresh_id] = self._young[fresh_id] = session
         return session
 
+    def _loser(self, newcomer: Weight, now_ms: int) -> int | None:
+        """Which session loses its place to a new one, by Kafka's rule: one that was not used for long, or else the
+        lightest of those that are not safe, if the new one is a follower's and that one is not, or has more partitions.
+        No client's place is safe from a follower.
+        """
+        oldest = next(iter(self._sessions.values()), None)
+        if oldest is not None and now_ms - oldest.used_ms > SAFE_MS:
+            return oldest.session_id
+        while self._young:
+            session_id, eldest = next(iter(self._young.items()))
+            if now_ms - eldest.began_ms <= SAFE_MS:
+                break
+            del self._young[session_id]
+            insort(self._grown, eldest.weight)
+        lightest = self._grown[:1]
+        is_follower, _, _ = newcomer
+        if is_follower:
+            lightest += [young.weight for young in self._young.values() if not young.weight[0]]
+        if not lightest or newcomer < min(lightest):
+            return None
+        _, _, loser = min(lightest)
+        return loser
+
     def use(self, session: FetchSession, *, now_ms: int) -> None:
-        """Note that the session was used: it is now the last to be evicted."""
+        """Note that the session was used: it is now the last that has not been used for long."""
         self._let_go()
         session.epoch = 1 if session.epoch == EPOCH_MAX else session.epoch + 1
         session.used_ms = now_ms
         self._sessions[session.session_id] = self._sessions.pop(session.session_id)
+        is_follower, size, session_id = session.weight
+        if size != len(session.wanted):
+            if is_grown := session_id not in self._young:
+                self._take_out(session.weight)
+            session.weight = is_follower, len(session.wanted), session_id
+            if is_grown:
+                insort(self._grown, session.weight)

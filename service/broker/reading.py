@@ -185,7 +185,8 @@ class Reading:
         enough = budget
         if round_trip_us is not None:
             enough = max(NEAR_ANSWER_BYTES, round_trip_us * ANSWER_BYTES_PER_ROUND_TRIP_US, least)
-        size, counted, urgent = 0, 0, not self.wanted and self.session is None
+        session = self.session
+        size, counted, urgent = 0, 0, not self.wanted if session is None else session.is_closed
         in_turn = self._in_turn()
         done, a_read = 0, 1 if self.copier is None else A_FOLLOWERS_READ
         for key, wanted in list(in_turn):  # a session's may change meanwhile
@@ -441,7 +442,7 @@ class Reading:
             # This reader was not told of changes between the reading and now.
             if session is not None:
                 session.readers[self] = None
-                if any(wanted.has_moved for wanted in session.stirred.values()):
+                if session.is_closed or any(wanted.has_moved for wanted in session.stirred.values()):
                     self.moved()
             else:
                 for count, (key, data) in enumerate(self.found.items(), 1):

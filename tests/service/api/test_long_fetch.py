@@ -24,6 +24,7 @@ from service.wire.codec import RequestHeader, encode_response_in_steps
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import FetchPartition, FetchRequest, FetchTopic
 from tests.service.api.admin_stage import Stage, on_stage
+from tests.service.broker.cluster_stage import until
 from tests.service.broker.topic_stage import abort_together
 
 FETCH, VERSION = 1, 12
@@ -247,3 +248,28 @@ def test_records_of_partitions_that_fit_into_one_request_are_found_in_turns(
     on_stage(tmp_path, scene)
     assert sum(reads) == count
     assert max(reads) <= a_turn
+
+
+def test_a_follower_takes_a_clients_session_and_what_waits_in_it_is_answered(tmp_path: Path) -> None:
+    """It would hear nothing any more, and come 60 s later."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders")
+        partition = await stage.served("orders")
+        await write(partition, b"one")
+        topics = [FetchTopic("orders", partitions=[FetchPartition(0, fetch_offset=1, partition_max_bytes=999)])]
+        client, follower = Session("10.0.0.9", 1), Session("10.0.0.2", 2)
+        lost = (await ask(stage, FetchRequest(topics=topics, max_wait_ms=0, session_epoch=0), client)).session_id
+        assert lost
+        waits = FetchRequest(max_wait_ms=60_000, min_bytes=1, session_id=lost, session_epoch=1)
+        waiting = asyncio.ensure_future(ask(stage, waits, client))
+        await until(lambda: bool(stage.broker.fetch_sessions._sessions[lost].readers))
+        copies = FetchRequest(topics=topics, replica_id=2, max_wait_ms=0, session_epoch=0)
+        assert (await ask(stage, copies, follower)).session_id
+        async with asyncio.timeout(10):
+            answer = await waiting
+        assert (answer.error_code, answer.session_id, answer.responses) == (ErrorCode.NONE, lost, [])
+        again = FetchRequest(session_id=lost, session_epoch=2)
+        assert (await ask(stage, again, client)).error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+
+    on_stage(tmp_path, scene, {"max.incremental.fetch.session.cache.slots": "1"})

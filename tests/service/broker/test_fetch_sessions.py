@@ -6,10 +6,10 @@ from isolation.read_view import Isolation
 from service.broker.fetch_sessions import (
     EPOCH_MAX,
     HEARD_WITHIN_MS,
-    IDLE_BEFORE_EVICTION_MS,
     LET_GO_AT_ONCE,
     LOOK_AROUND_MS,
     LOOKED_AT_A_SECOND,
+    SAFE_MS,
     FetchSession,
     FetchSessions,
     LookAround,
@@ -23,9 +23,22 @@ def row(*indexes: int) -> dict[SessionKey, WantedPartition]:
 
 
 def opened(sessions: FetchSessions, session_id: int, now_ms: int = 0) -> FetchSession:
-    session = sessions.open(session_id, row(0), by_topic_id=False, now_ms=now_ms)
+    assert opens(sessions, session_id, 1, now_ms=now_ms)
+    session = sessions.find(session_id)
     assert session is not None
     return session
+
+
+def opens(
+    sessions: FetchSessions, session_id: int, partitions: int, *, now_ms: int = 0, is_follower: bool = False
+) -> bool:
+    wanted = row(*range(partitions))
+    opened = sessions.open(session_id, wanted, by_topic_id=False, now_ms=now_ms, is_follower=is_follower)
+    return opened is not None
+
+
+def held(sessions: FetchSessions) -> list[int]:
+    return [session_id for session_id in range(20) if sessions.find(session_id)]
 
 
 def test_a_new_session_expects_epoch_one() -> None:
@@ -39,8 +52,8 @@ def test_nothing_is_remembered_for_a_reader_of_nothing() -> None:
 def test_a_full_house_turns_newcomers_away_until_somebody_was_idle_for_long() -> None:
     sessions = FetchSessions(slots=1)
     opened(sessions, 1)
-    assert sessions.open(2, row(0), by_topic_id=False, now_ms=IDLE_BEFORE_EVICTION_MS) is None
-    assert sessions.open(2, row(0), by_topic_id=False, now_ms=IDLE_BEFORE_EVICTION_MS + 1) is not None
+    assert sessions.open(2, row(0), by_topic_id=False, now_ms=SAFE_MS) is None
+    assert sessions.open(2, row(0), by_topic_id=False, now_ms=SAFE_MS + 1) is not None
     assert sessions.find(1) is None
     assert len(sessions) == 1
 
@@ -50,9 +63,60 @@ def test_a_used_session_is_not_the_oldest_any_more() -> None:
     first = opened(sessions, 1)
     opened(sessions, 2)
     sessions.use(first, now_ms=10)
-    opened(sessions, 3, now_ms=IDLE_BEFORE_EVICTION_MS + 5)
+    opened(sessions, 3, now_ms=SAFE_MS + 5)
     assert sessions.find(2) is None
     assert sessions.find(1) is first
+
+
+def test_a_follower_takes_the_place_of_the_smallest_client_however_busy_and_young() -> None:
+    sessions = FetchSessions(slots=3)
+    for session_id, partitions in ((1, 3), (2, 2), (3, 4)):
+        assert opens(sessions, session_id, partitions)
+    assert opens(sessions, 4, 1, is_follower=True)
+    assert held(sessions) == [1, 3, 4]
+
+
+def test_a_followers_place_is_safe_from_clients_and_at_first_from_other_followers() -> None:
+    sessions = FetchSessions(slots=1)
+    assert opens(sessions, 1, 2, is_follower=True)
+    first = sessions.find(1)
+    assert first is not None
+    sessions.use(first, now_ms=SAFE_MS)
+    assert not opens(sessions, 2, 3, now_ms=SAFE_MS, is_follower=True)
+    assert not opens(sessions, 2, 3, now_ms=SAFE_MS + 1)
+    assert not opens(sessions, 2, 2, now_ms=SAFE_MS + 1, is_follower=True)
+    assert opens(sessions, 2, 3, now_ms=SAFE_MS + 1, is_follower=True)
+    assert held(sessions) == [2]
+
+
+def test_a_client_takes_the_place_of_one_that_began_long_ago_and_has_fewer_partitions() -> None:
+    sessions = FetchSessions(slots=2)
+    grows = opened(sessions, 1)
+    assert opens(sessions, 2, 2)
+    young = SAFE_MS // 2
+    for session_id in (1, 2):
+        session = sessions.find(session_id)
+        assert session is not None
+        sessions.use(session, now_ms=young)
+    assert not opens(sessions, 3, 9, now_ms=young), "both are young"
+    assert not opens(sessions, 3, 1, now_ms=SAFE_MS + 1)
+    grows.update(row(1, 2).items(), ())
+    sessions.use(grows, now_ms=SAFE_MS + 1)
+    assert not opens(sessions, 3, 2, now_ms=SAFE_MS + 1)
+    assert opens(sessions, 3, 3, now_ms=SAFE_MS + 1)
+    assert held(sessions) == [1, 3]
+    sessions.close(1)
+    assert opens(sessions, 4, 1, now_ms=SAFE_MS + 2), "there is room"
+    assert not opens(sessions, 5, 9, now_ms=SAFE_MS + 2)
+
+
+def test_a_request_that_waits_hears_that_its_session_has_lost_its_place() -> None:
+    sessions, waiting = FetchSessions(slots=1), Waiting()
+    lost = opened(sessions, 1)
+    lost.readers[waiting] = None
+    assert opens(sessions, 2, 1, is_follower=True)
+    assert lost.is_closed
+    assert waiting.woken == 1
 
 
 def test_the_epoch_wraps_past_zero() -> None:
@@ -121,10 +185,11 @@ class Waiting:
 
 
 def looked_at(
-    *, copier: tuple[int, int] | None = None, has_readers: bool = False
+    *, copier: tuple[int, int] | None = None, has_readers: bool = False, sessions: FetchSessions | None = None
 ) -> tuple[FetchSession, Partition, Waiting]:
     """A session of two partitions that is told all there is, and a request of it that waits."""
-    session = FetchSessions(slots=1).open(1, row(0, 1), by_topic_id=False, now_ms=0)
+    sessions = FetchSessions(slots=1) if sessions is None else sessions
+    session = sessions.open(1, row(0, 1), by_topic_id=False, now_ms=0)
     assert session is not None
     ask(session, at_ms=0, copier=copier, has_readers=has_readers)
     partition, waiting = Partition(), Waiting()
@@ -250,11 +315,10 @@ def test_a_look_around_takes_some_with_each_request_and_each_once_in_the_round()
 
 
 def test_a_session_that_is_closed_or_drops_a_partition_watches_it_no_more() -> None:
-    session, partition, _ = looked_at()
+    sessions = FetchSessions(slots=1)
+    session, partition, _ = looked_at(sessions=sessions)
     session.update([], [("t", 1)])
     assert list(partition.watchers) == [session.wanted["t", 0]]
-    sessions = FetchSessions(slots=1)
-    sessions._sessions[session.session_id] = session
     sessions.close(session.session_id)
     assert not partition.watchers
 
