@@ -56,7 +56,7 @@ from service.web.following import SharedReading
 from service.web.forwarding import FORWARDED, OF_EVENTS, media_of, waited_s
 from service.web.gateway import ASKING, Gateway
 from service.web.holding import HOLDER, SMALL_BYTES
-from service.web.idempotency import REPLAYED, Keys
+from service.web.idempotency import Keys
 from service.web.instances import Instances
 from service.web.lane import General, Lane, Lanes
 from service.web.members import Members
@@ -64,7 +64,7 @@ from service.web.origins import Origins
 from service.web.pages import routes as pages
 from service.web.problems import MEDIA_TYPE, Problem, of_failure
 from service.web.producers import ProducerPool
-from service.web.routing import ENDED, FOLLOWS, IDEMPOTENCY_KEY, NDJSON, STREAMING, Route
+from service.web.routing import ENDED, FOLLOWS, IDEMPOTENCY_KEY, NDJSON, REPLAYED, STREAMING, Route
 from service.web.sending import ProducerIds
 from service.web.sharing import Sharing
 from service.web.taking import CAME_S, UNREAD_S, Given, Taking, is_there

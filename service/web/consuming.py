@@ -389,6 +389,7 @@ ROUTES = (
         ),
         answer=Page,
         more_media=(BATCHED,),
+        headers={"Next-Offset": "Of a batch of events: where the next page begins."},
         problems=(400, 404, 406, 416, 503),
         parameters=(
             text("offset", "`earliest`, `latest`, a number, or `@` and a time: @1700000000000, @2026-01-01T00:00:00Z."),
@@ -402,7 +403,7 @@ ROUTES = (
         *("GET", "/v1/topics/{topic}/stream", stream, "A topic as it grows: server-sent events, or NDJSON.", "records"),
         answer_media=SSE,
         answers_head=False,
-        more_media=(NDJSON,),
+        line=RecordOut,
         problems=(400, 404, 416, 422, 429, 503),
         parameters=(
             text("from", "Where to begin without a cursor: as `offset` of a page; `latest` by default."),

@@ -33,13 +33,12 @@ from service.web.answers import sha256, sha256_of
 from service.web.forwarding import OF_EVENTS, RECORD_HEADER, forward, headers_of_records, media_of
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.problems import Problem
-from service.web.routing import IDEMPOTENCY_KEY, JSON
+from service.web.routing import IDEMPOTENCY_KEY, JSON, REPLAYED
 
 if TYPE_CHECKING:
     from service.broker.session import Session
     from service.web.producing import BatchOut, PlacedRecords, Seal
 
-REPLAYED = "Idempotency-Replayed"
 KEY_MAX = 255
 KEYS_MAX = 1_000_000
 """How many keys are remembered for one partition of the topic, in 300 bytes of memory each. Beyond that new keys are

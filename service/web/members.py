@@ -788,11 +788,13 @@ _MEMBERS = "/v1/groups/{group}/members"
 _ONE = _MEMBERS + "/{member}"
 ROUTES = (
     Route("POST", _MEMBERS, join, "Join a group; the broker beats for the member while its client asks now and then.",
-          "groups", body=Join, answer=MemberJoined, status=201, problems=(400, 409, 422, 429, 503, 504)),
+          "groups", body=Join, answer=MemberJoined, status=201, problems=(400, 409, 422, 429, 503, 504),
+          headers={"Location": "The member."}),
     Route("GET", _ONE, describe, "What a member reads.", "groups", answer=MemberJoined,
           tells_of_client=True, problems=(410, 503)),
     Route("GET", _ONE + "/records", poll, "Records of the member's partitions.", "groups", answer=Polled,
           more_media=(BATCHED,), problems=(400, 406, 409, 410, 503), answers_head=False,
+          headers={"Commit-Token": "Of a batch of events: commits them, and everything before them."},
           tells_of_client=True, parameters=(
               integer("max_records", "At most so many records.", least=1, most=RECORDS_MAX),
               integer("max_bytes", "About so many stored bytes.", least=1, most=PAGE_BYTES_MAX),

@@ -17,7 +17,7 @@ from aiohttp import web
 from service.web.documents import documents
 from service.web.gateway import Gateway
 from service.web.problems import MEDIA_TYPE, PROBLEMS, Problem, ProblemDetails, ProblemKind
-from service.web.routing import JSON, SSE, Parameter, Route
+from service.web.routing import IDEMPOTENCY_KEY, JSON, NDJSON, REPLAYED, SSE, Parameter, Route
 
 _BRACES = re.compile(r"\{(\w+)(?::[^{}]*(?:\{[^{}]*\}[^{}]*)*)?\}")
 ABOUT = """\
@@ -31,6 +31,8 @@ refuses a key (400); where nothing is changed, it means nothing.
 
 Integers may be larger than 2^53; where records are read, `int64=string` shows those as strings.
 """
+_OF_PROBLEMS: Final = {"Retry-After": "After how many seconds to send it again, where that may help."}
+_OF_REPEATED: Final = {REPLAYED: "`true` if this is the answer of an earlier request with the same key."}
 WHOLE_NUMBERS = frozenset({"partition", "number", "offset"})
 EXAMPLES: Final[Mapping[tuple[str, str], Any]] = {
     ("POST", "/v1/topics"): {"name": "orders", "partitions": 3},
@@ -70,16 +72,32 @@ def _parameter(parameter: Parameter) -> dict[str, Any]:
     return {
         "name": parameter.name,
         "in": parameter.place,
-        "required": False,
+        "required": parameter.is_needed,
         "schema": parameter.schema,
         "description": parameter.about,
     }
 
 
+def _headers(told: Mapping[str, str]) -> dict[str, Any]:
+    return {name: {"description": about, "schema": {"type": "string"}} for name, about in told.items()}
+
+
+def _told(route: Route) -> dict[str, Any]:
+    """The headers of the answer if all is well."""
+    is_repeatable = any(each.name == IDEMPOTENCY_KEY for each in route.parameters)
+    return _headers({**(_OF_REPEATED if is_repeatable else {}), **route.headers})
+
+
+def _lines(schema: dict[str, Any]) -> dict[str, Any]:
+    """Lines of JSON; version 3.1 of OpenAPI has no other word for them."""
+    about = "Lines of JSON, each of which is of the type in `contentSchema`."
+    return {"type": "string", "contentMediaType": NDJSON, "contentSchema": schema, "description": about}
+
+
 def document(routes: Sequence[Route]) -> dict[str, Any]:
     """The document, in OpenAPI 3.1."""
     shown = [route for route in routes if route.documented]
-    types = [kind for route in shown for kind in (route.body, route.answer) if kind is not None]
+    types = [kind for route in shown for kind in (route.body, route.answer, route.line) if kind is not None]
     types += [route.refusal[1] for route in shown if route.refusal is not None]
     unique = list(dict.fromkeys([*types, ProblemDetails]))
     schemas, components = msgspec.json.schema_components(
@@ -104,12 +122,16 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
                 answer["content"] = {route.answer_media: {"schema": {"type": "string"}}}
             for media in route.more_media:
                 answer.setdefault("content", {})[media] = {"schema": {}}
+            if route.line is not None and status != 204:
+                answer.setdefault("content", {})[NDJSON] = {"schema": _lines(schema_of[route.line])}
+            if headers := _told(route):
+                answer["headers"] = headers
             responses[str(status)] = answer
         told = dict(as_problem)
         if route.refusal is not None:
             media, kind = route.refusal
             told[media] = {"schema": schema_of[kind]}
-        problem = {"description": "A problem", "content": told}
+        problem = {"description": "A problem", "content": told, "headers": _headers(_OF_PROBLEMS)}
         has_body = route.body is not None or bool(route.body_media)
         for status in sorted({400, *route.problems, *((413,) if has_body else ())}):  # what can't be read is refused
             responses[str(status)] = problem

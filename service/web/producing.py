@@ -849,6 +849,7 @@ ROUTES = (
         body_media=(NDJSON, OCTETS),
         answer=BatchOut,
         problems=_PROBLEMS,
+        line=Report,
         parameters=(KEY_HEADER, *_OCTETS),
     ),
     Route(
@@ -857,7 +858,10 @@ ROUTES = (
         body_bytes_max=None,
         answer=BatchOut,
         problems=_PROBLEMS,
-        parameters=(KEY_HEADER, *_OCTETS),
+        parameters=(
+            Parameter(KEY_HEADER.name, KEY_HEADER.schema, KEY_HEADER.about, "header", is_needed=True),
+            *_OCTETS,
+        ),
     ),
     Route(
         *("POST", "/v1/records", write_batch, f"Write records to any topics. {_ABOUT}{_STREAM}", "records"),
@@ -865,6 +869,7 @@ ROUTES = (
         body_bytes_max=None,
         body_media=(NDJSON,),
         answer=BatchOut,
+        line=Report,
         problems=_PROBLEMS,
         parameters=(KEY_HEADER,),
     ),

@@ -16,11 +16,11 @@ from service.broker.internal_topics import HTTP_KEYS
 from service.broker.session import Session
 from service.client.failures import ClientFailure
 from service.web.gateway import ASKING, Gateway
-from service.web.idempotency import REPLAYED, KeyRecord, asked_for, read_key
+from service.web.idempotency import KeyRecord, asked_for, read_key
 from service.web.problems import Problem, of_failure
 from service.web.producing import BatchOut, PlacedRecords, Seal, write_together
 from service.web.quick import BODY_BYTES_MAX, NOT_NOW, Answer, Plain, Told, partition_of, read_json
-from service.web.routing import JSON, OCTETS
+from service.web.routing import JSON, OCTETS, REPLAYED
 
 READ: dict[str, Callable[[bytes], list[Plain] | None]] = {JSON: read_json, OCTETS: lambda body: [(None, body)]}
 _REPLAYED = f"{REPLAYED}: true\r\n".encode()

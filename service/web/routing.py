@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -20,7 +20,7 @@ JSON = "application/json"
 NDJSON = "application/x-ndjson"
 OCTETS = "application/octet-stream"
 SSE = "text/event-stream"
-IDEMPOTENCY_KEY = "Idempotency-Key"
+IDEMPOTENCY_KEY, REPLAYED = "Idempotency-Key", "Idempotency-Replayed"
 BODY_BYTES = 256 << 10
 """The longest body in which no records are: what it asks for is made of it in one turn of the loop."""
 LIST_BYTES = 1 << 20
@@ -41,6 +41,7 @@ class Parameter:
     schema: dict[str, Any]
     about: str
     place: str = "query"
+    is_needed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,10 @@ class Route:
     answer_media: str = JSON
     more_media: Sequence[str] = ()
     """Other media types the answer may have."""
+    line: Any = None
+    """The type of a line, if the answer may be lines of JSON."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """The headers of the answer that tell something, and what that is."""
     status: int = 200
     also: Sequence[int] = ()
     """Further statuses that are not problems."""

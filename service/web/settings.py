@@ -128,7 +128,8 @@ def _versions(request: web.Request) -> frozenset[str] | None:
 def _routes(path: str, kind: ResourceType, whose: str, tag: str) -> tuple[Route, Route]:
     return (
         Route("GET", path, _shows(kind), f"All settings {whose}; the ETag is the version of those that were set.", tag,
-              answer=Configs, problems=(400, 404, 503), parameters=(flag("documentation", "With what each means."),)),
+              answer=Configs, problems=(400, 404, 503), parameters=(flag("documentation", "With what each means."),),
+              headers={"ETag": "The version, for `If-Match`."}),
         Route("PATCH", path, _changes(kind), f"Change settings {whose}; null brings the default back.", tag, body=Patch,
               status=204, problems=(400, 404, 412, 422, 503, 504), parameters=(
                   flag("validate_only", "Only say whether it could be done."),

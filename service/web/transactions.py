@@ -892,7 +892,8 @@ _ALL = "/v1/transactions"
 _ONE = _ALL + "/{txn:[^/:]+}"
 ROUTES = (
     Route("POST", _ALL, begin, "Begin a transaction; what the id's former owner left open is aborted.", "transactions",
-          body=Begin, answer=Begun, status=201, problems=(400, 403, 409, 422, 429, 503, 504)),
+          body=Begin, answer=Begun, status=201, problems=(400, 403, 409, 422, 429, 503, 504),
+          headers={"Location": "The transaction."}),
     Route("GET", _ALL, list_all, "Transactional ids and what they do.", "transactions", answer=TransactionList,
           problems=(400, 503), parameters=(
               text("state", "Those in this state.", *STATES),
@@ -903,7 +904,8 @@ ROUTES = (
     Route("PUT", _ONE + "/batches/{number}", put_batch,
           "Write a batch: 0, then 1, and so on. The same number again is answered again, and written once.",
           "transactions", body=BatchIn, body_bytes_max=None, answer=BatchOut,
-          problems=(400, 404, 409, 410, 413, 422, 429, 503, 504)),
+          problems=(400, 404, 409, 410, 413, 422, 429, 503, 504),
+          headers={"Batch-Replayed": "`true` if the batch was written before."}),
     Route("PUT", _ONE + "/offsets/{group}", put_offsets, "Commit what a group has read, with the transaction.",
           "transactions", body=GroupOffsetsIn, body_bytes_max=LIST_BYTES, answer=TransactionOutcome,
           problems=(400, 404, 409, 410, 422, 429, 503, 504)),

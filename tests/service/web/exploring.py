@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 
 from tests.service.web.kit import PATIENCE_S, Http, Served
+
+NDJSON = "application/x-ndjson"
+LINES = [b'{"value":1}', b'{"key":"k","value_string":"v"}', b'{"topic":"explored","value":2}', b"", b"x"]
+schemathesis.openapi.media_type(NDJSON, st.lists(st.sampled_from(LINES)).map(b"\n".join))
 
 SHAPE = [response_schema_conformance, content_type_conformance]
 INSTANCE = {"group": "explored", "instance": "explored"}
@@ -39,11 +45,15 @@ def explore(served: Served, cases: int) -> tuple[Counter[GenerationMode], Counte
     schema.config.update(base_url=served.url)
     asked: Counter[GenerationMode] = Counter()
     done: Counter[str] = Counter()
+    sent: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for result in schema.get_all_operations():
         operation = result.ok()
         documented = document["paths"][operation.path][operation.method.lower()]["responses"]
         for mode in GenerationMode:
-            asked[mode] += _explore_one(operation, mode, documented, served.url, cluster, cases, done)
+            asked[mode] += _explore_one(operation, mode, documented, served.url, cluster, cases, done, sent)
+        body = document["paths"][operation.path][operation.method.lower()].get("requestBody", {"content": ()})
+        unsent = body["content"] - sent[operation.label].keys()
+        assert not unsent, (operation.label, unsent)
     return asked, done
 
 
@@ -55,6 +65,7 @@ def _explore_one(
     cluster: str,
     cases: int,
     done: Counter[str],
+    sent: Mapping[str, Counter[str]],
 ) -> int:
     asked = 0
 
@@ -80,6 +91,7 @@ def _explore_one(
             case.path_parameters.update(INSTANCE)
         answer = case.call(timeout=PATIENCE_S)
         asked += 1
+        sent[operation.label][str(case.media_type)] += 1
         done[operation.label] += answer.status_code < 400
         shown = case.method, answer.request.url, answer.request.body, answer.status_code, answer.text[:500]
         assert answer.status_code < 500 or answer.status_code in (503, 504), shown
@@ -103,6 +115,10 @@ def _explore_one(
     )
     try:
         limits(given(case=operation.as_strategy(generation_mode=mode))(once))()
+        if mode is GenerationMode.POSITIVE:  # and each kind of body for certain
+            for media in {each.media_type for each in operation.body} - sent[operation.label].keys():
+                of_kind = operation.as_strategy(generation_mode=mode).filter(lambda case: case.media_type == media)  # noqa: B023
+                settings(limits, max_examples=1)(given(case=of_kind)(once))()
     except Unsatisfiable:
         assert mode is GenerationMode.NEGATIVE, operation.label  # nothing that it takes could be wrong
     return asked

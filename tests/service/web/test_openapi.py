@@ -47,6 +47,34 @@ def test_the_document_says_which_numbers_may_be_asked_for_as_strings(http: Http)
     assert schemas["RecordOut"]["properties"]["partition"]["type"] == "integer"
 
 
+def test_the_document_says_what_headers_tell_and_which_lines_come_back(http: Http) -> None:
+    """They were not in it, and a PUT's key, without which it is refused, was optional."""
+    document = http.get("/openapi.json").json
+    paths, schemas = document["paths"], document["components"]["schemas"]
+    for path, kind in (("/v1/topics/{topic}/records", "Report"), ("/v1/records", "Report")):
+        lines = paths[path]["post"]["responses"]["200"]["content"]["application/x-ndjson"]["schema"]
+        assert lines["contentSchema"] == {"$ref": f"#/components/schemas/{kind}"}
+    assert {"line", "problem", "offset"} <= schemas["Report"]["properties"].keys()
+    told = {
+        name: {(method, path) for path, methods in paths.items() for method, operation in methods.items()
+               if name in operation["responses"].get(status, {}).get("headers", ())}
+        for name, status in {
+            "Location": "201", "ETag": "200", "Batch-Replayed": "200", "Next-Offset": "200", "Commit-Token": "200",
+            "Idempotency-Replayed": "200",
+        }.items()
+    }  # fmt: skip
+    assert all(told.values()), told
+    assert ("put", "/v1/topics/{topic}/records") in told["Idempotency-Replayed"]
+    for methods in paths.values():
+        assert all("Retry-After" in each["responses"]["default"]["headers"] for each in methods.values())
+    for method, is_needed in {"post": False, "put": True}.items():
+        (key,) = (
+            each for each in paths["/v1/topics/{topic}/records"][method]["parameters"]
+            if each["name"] == "Idempotency-Key"
+        )  # fmt: skip
+        assert key["required"] is is_needed
+
+
 def test_every_answer_of_a_transaction_says_its_outcome(http: Http) -> None:
     document = http.get("/openapi.json").json
     checked = 0
@@ -57,7 +85,7 @@ def test_every_answer_of_a_transaction_says_its_outcome(http: Http) -> None:
                 continue
             for status, answer in operation["responses"].items():
                 if status.startswith("2"):
-                    (content,) = answer["content"].values()
+                    content = answer["content"]["application/json"]
                     schema = document["components"]["schemas"][content["schema"]["$ref"].rpartition("/")[2]]
                     assert "outcome" in schema["properties"], (method, path, status)
                     checked += 1
