@@ -205,8 +205,14 @@ class LogDurability:
                 await self.settle(wanted)
 
     async def settle(self, wanted: int) -> None:
-        """Make durable everything below `wanted`, and whatever else is unsettled. The caller must hold `alone`."""
-        while self.flushed_offset < min(wanted, self._log.end_offset) or self.is_unsettled:
+        """Make durable everything below `wanted`, and whatever else is unsettled by now. The caller must hold `alone`.
+
+        What comes meanwhile is for the next flush: where somebody writes without a pause, there is always some. Only
+        what a cut takes back is done again.
+        """
+        cuts = -1
+        while self.flushed_offset < min(wanted, self._log.end_offset) or (cuts != self.cuts and self.is_unsettled):
+            cuts = self.cuts
             await self.clear()
             await self._flush_once()
         assert self.flushed_offset <= self._log.end_offset, "only bytes that are there are durable"
@@ -225,7 +231,7 @@ class LogDurability:
             if active is not None:
                 await active.fsync()
             if sealed or log.snapshots.pending or self.plan_left:
-                await self._store_hints()
+                await self._store_hints(end_offset)
             if 0 < (gaps_left := self.gaps_left) <= end_offset:
                 await write_offset(log.disk, log.folder, GAPS_OFFSET, gaps_left)
                 if self.gaps_left == gaps_left:  # no further gap has come meanwhile
@@ -251,8 +257,10 @@ class LogDurability:
             await disk.sync_dir("")
             self.folder_is_new = False
 
-    async def _store_hints(self) -> None:
-        """Epochs and snapshots, so that the next recovery need not read the segments that are durable now."""
+    async def _store_hints(self, end_offset: int) -> None:
+        """Epochs, and the snapshots up to that offset, so that the next recovery need not read the segments that are
+        durable now.
+        """
         log = self._log
         if log.epochs.changed:
             log.epochs.changed = False
@@ -261,7 +269,7 @@ class LogDurability:
             except BaseException:
                 log.epochs.changed = True  # the write may have been cancelled before it began
                 raise
-        await log.snapshots.store()
+        await log.snapshots.store(end_offset)
         if self.plan_left is not None:
             await write_offset(log.disk, log.folder, CLEANED_OFFSET, self.plan_left.cleaned_offset)
             await forget_plan(log.disk, log.folder)

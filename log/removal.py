@@ -102,16 +102,21 @@ async def remove_oldest(log: PartitionLog, how_many: Callable[[], int]) -> int:
         if wanted == len(log.segments) and (active is None or active.size_bytes):
             # The name of the new, empty segment says where the log goes on.
             log.start_segment(log.segments[-1].appended_ms)
-        # What the views know from these segments must be stored before the segments are removed.
         await log.durability.settle(log.end_offset)
-        # The last segment always stays: a record may have been appended to it during the wait.
-        leaving = log.segments[: min(how_many(), len(log.segments) - 1)]
-        assert not log.durability.flush_due, "all sealed segments are durable"
-        assert not log.snapshots.pending, "what the views know from them is stored"
+        leaving = log.segments[: min(how_many(), _stored(log))]
         freed_bytes = 0
         for first in range(0, len(leaving), REMOVED_AT_ONCE):
             freed_bytes += await _remove(log, leaving[first : first + REMOVED_AT_ONCE])
         return freed_bytes
+
+
+def _stored(log: PartitionLog) -> int:
+    """How many of the oldest segments are durable, and with them what the views know from them: that must be stored
+    before they are removed. Others may have been sealed during the wait for that. The last segment always stays: a
+    record may have been appended to it meanwhile.
+    """
+    unstored = [*log.snapshots.pending, *[segment.end_offset for segment in log.durability.unsynced]]
+    return log.segments.slot_from(min(unstored, default=log.end_offset + 1) - 1)
 
 
 async def _remove(log: PartitionLog, leaving: list[Segment]) -> int:

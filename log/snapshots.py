@@ -224,8 +224,11 @@ class Snapshots:
                     return snapshot
         return None
 
-    async def store(self) -> None:
+    async def store(self, end_offset: int) -> None:
+        """Store those that are pending now, up to that offset."""
         for offset, snapshot in sorted(self.pending.items()):
+            if offset > end_offset:
+                break
             data = bytearray()
             for _ in encoding(snapshot, data):
                 await asyncio.sleep(0)

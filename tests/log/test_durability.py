@@ -6,11 +6,13 @@ import random
 import pytest
 
 from log.batch import read_header
+from log.compaction import renew_snapshots
 from log.config import LogConfig
 from log.identity import read_topic_id
 from log.ids import TopicId
 from log.partition_log import PartitionLog
-from tests.log.building import FOLDER, base_offsets, fill, open_log, stamped
+from log.removal import remove_oldest
+from tests.log.building import FOLDER, base_offsets, contents, fill, open_log, stamped
 from tests.log.memory_disk import MemoryDisk
 
 SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=200)
@@ -27,6 +29,56 @@ def test_a_flush_counts_only_what_was_there_before_it() -> None:
         assert list(await asyncio.gather(log.flush(), log.flush())) == [5, 5]
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("what", ["flush", "remove", "renew"])
+def test_what_waits_for_a_flush_goes_on_though_segments_are_sealed_without_a_pause(what: str) -> None:
+    """One client wrote a segment with each batch, acknowledged by the leader alone: the flush that another client's
+    batch waited for never ended, nor did retention or a swap.
+    """
+    may_end = asyncio.Event()
+
+    class BusyDisk(MemoryDisk):
+        """For each call that waits for the disk, a segment is written and sealed."""
+
+        async def sync_dir(self, path: str) -> None:
+            await asyncio.sleep(0)
+            if not may_end.is_set():
+                fill(log, 8)
+            await super().sync_dir(path)
+
+    async def forget() -> None:
+        view.seen = view.seen[:1]
+
+    async def run() -> None:
+        fill(log, 20)
+        wanted, first = log.end_offset, log.segments[0]
+        async with asyncio.timeout(5):
+            if what == "flush":
+                assert await log.flush() >= wanted
+                assert log.durability.flush_due
+            elif what == "remove":
+                assert await remove_oldest(log, lambda: len(log.segments)) >= first.size_bytes
+                assert first.gone
+                assert log.start_offset <= wanted
+                assert min(log.snapshots.stored) <= log.start_offset < min(log.snapshots.pending)
+            else:
+                await renew_snapshots(log, 0, may=lambda: True, forget=forget)
+                assert log.snapshots.stored
+                assert log.snapshots.stored[0] >= wanted
+        assert log.flushed_offset < log.end_offset
+        may_end.set()
+        there.extend(contents(log))
+        await log.close()
+
+    disk, there = BusyDisk(), list[tuple[int, int]]()
+    log, view = open_log(disk, config=SMALL)
+    asyncio.run(run())
+    disk.cut_power(random.Random(1))
+    again, seen = open_log(disk, config=SMALL, recovery_point=log.flushed_offset)
+    assert contents(again) == there
+    assert seen.seen == view.seen
+    assert not again.damage
 
 
 def test_flushes_that_wait_for_each_other_share_the_work() -> None:
