@@ -142,6 +142,9 @@ class Disk(Protocol):
     def sweep(self) -> None:
         """Remove, in another thread, what was discarded before a crash and is still there."""
 
+    async def sync_files(self, files: Sequence[File]) -> None:
+        """`File.fsync` of all of these, at the same time. If some fail, it raises when all have ended."""
+
     async def sync_dir(self, path: str) -> None:
         """The names of this folder are durable when it returns. The data folder itself is the empty path."""
 
@@ -552,7 +555,26 @@ class RealDisk:
         self.check()
         await asyncio.get_running_loop().run_in_executor(self._writer, self._do, path, job, args)
 
-    async def in_syncers(self, path: str, job: Callable[..., object], *args: object) -> None:
+    async def sync_files(self, files: Sequence[File]) -> None:
+        pinned: list[File] = []
+        jobs: list[asyncio.Future[None]] = []
+        try:
+            for file in files:
+                file.pin()
+                pinned.append(file)
+            jobs += [self.in_syncers(file.path, _sync, os.fdatasync, file.fileno()) for file in pinned]
+            if jobs:
+                await asyncio.wait(jobs)
+        finally:
+            for job in jobs:
+                job.cancel()
+            for file in pinned:
+                file.unpin()
+        for failure in [job.exception() for job in jobs]:
+            if failure is not None:
+                raise failure
+
+    def in_syncers(self, path: str, job: Callable[..., object], *args: object) -> asyncio.Future[None]:
         """The same for jobs that need not wait for others. They run at the same time, and file systems join several
         fsyncs into one commit of their journal. To wake a thread takes longer than many an fsync, so one that is awake
         goes on as long as there are jobs.
@@ -565,7 +587,7 @@ class RealDisk:
             self._syncing += wakes_one
         if wakes_one:
             self._syncers.submit(self._sync_waiting)
-        await done
+        return done
 
     def _sync_waiting(self) -> None:
         """Do the jobs that wait, in one of the threads for them, until none does. Each is told at once: the next one

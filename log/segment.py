@@ -517,31 +517,21 @@ class Segment:
                 self.largest_timestamp, self.largest_timestamp_offset = largest, told
 
     async def fsync(self) -> None:
-        """Make the batches durable, and the indexes, too, if the segment is sealed. These leave memory then.
-
-        A segment that is removed meanwhile is not synced any further.
-        """
-        if not self.gone:
-            await self.file.fsync()
-        for suffix in (OFFSET_SUFFIX, TIME_SUFFIX):
-            if self.sealed and not self.gone:
-                await self._fsync_once(suffix)
-        self.note_synced()
+        """Make the batches durable, and the indexes, too, if the segment is sealed. These leave memory then."""
+        await sync_together(self._disk, [self])
 
     def note_synced(self) -> None:
         """All files of the segment are durable. From now on the indexes of a sealed one are read from their files."""
         if self.sealed and type(self._offsets) is GrowingIndex:
             self._offsets = self._times = None
 
-    async def _fsync_once(self, suffix: str) -> None:
-        try:
-            file = self._disk.open(self.path(suffix))
-        except FileNotFoundError:
-            return  # an index that is missing is rebuilt when it is needed
-        try:
-            await file.fsync()
-        finally:
-            file.close()
+    def stored_indexes(self) -> list[File]:
+        """The index files that are there, opened. One that is missing is rebuilt when it is needed."""
+        found = []
+        for suffix in (OFFSET_SUFFIX, TIME_SUFFIX):
+            with suppress(FileNotFoundError):
+                found.append(self._disk.open(self.path(suffix)))
+        return found
 
     def facts(self) -> SegmentFacts:
         """The facts for the manifest of a clean stop. The indexes of the active segment are written to files, and the
@@ -883,3 +873,19 @@ class Segment:
         self.close()
         for suffix in SUFFIXES:
             self._disk.discard(self.path(suffix))
+
+
+async def sync_together(disk: Disk, segments: Sequence[Segment]) -> None:
+    """`Segment.fsync` of each, all at the same time. What is removed before is not synced."""
+    there = [segment for segment in segments if not segment.gone]
+    sealed = [segment for segment in there if segment.sealed]
+    indexes: list[File] = []
+    try:
+        for segment in sealed:
+            indexes += segment.stored_indexes()
+        await disk.sync_files([*[segment.file for segment in there], *indexes])
+    finally:
+        for file in indexes:
+            file.close()
+    for segment in sealed:
+        segment.note_synced()

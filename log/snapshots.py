@@ -14,10 +14,11 @@ old snapshot that a crash brings back after a truncation is recognised and not u
 import asyncio
 import struct
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from log.batch import Buffer, crc32c
-from log.disk import Disk
+from log.disk import Disk, DiskFault, File
 from log.epochs import LeaderEpochs
 from log.ids import NO_EPOCH
 from log.steps import done_at_once
@@ -31,6 +32,9 @@ WORTH_A_STEP: Final = 1_000
 """After so many parts, or KB, other work may be done."""
 READ_AT_ONCE: Final = 1 << 20
 REMOVED_A_TURN: Final = 50
+STORED_AT_ONCE: Final = 16
+SMALL_BYTES: Final = 16 << 10
+"""A snapshot that is no larger is written in a few microseconds, so no thread is needed for that."""
 _HEADER: Final = struct.Struct(">4sHHIqi")
 _CHECKED_FROM: Final = 12
 
@@ -226,18 +230,43 @@ class Snapshots:
 
     async def store(self, end_offset: int) -> None:
         """Store those that are pending now, up to that offset."""
-        for offset, snapshot in sorted(self.pending.items()):
-            if offset > end_offset:
-                break
-            data = bytearray()
-            for _ in encoding(snapshot, data):
-                await asyncio.sleep(0)
-            await self._disk.write_atomic(self._path(offset), data)
-            if self.pending.get(offset) is snapshot:
-                del self.pending[offset]
-                self.stored = sorted({*self.stored, offset})
+        due = [snapshot for offset, snapshot in sorted(self.pending.items()) if offset <= end_offset]
+        for first in range(0, len(due), STORED_AT_ONCE):
+            await self._store(due[first : first + STORED_AT_ONCE])
+
+    async def _store(self, some: Sequence[Snapshot]) -> None:
+        """Several small ones are made durable together: each alone takes two waits for the disk. If a crash tears them,
+        they are passed over, as if they had never been stored.
+        """
+        written: dict[str, File] = {}
+        try:
+            for snapshot in some:
+                data, path = bytearray(), self._path(snapshot.offset)
+                for _ in encoding(snapshot, data):
+                    await asyncio.sleep(0)
+                if len(some) == 1 or len(data) > SMALL_BYTES or snapshot.offset in self.stored:
+                    await self._disk.write_atomic(path, data)
+                else:
+                    written[path] = file = self._disk.open(path, create=True)
+                    file.truncate(0)
+                    file.append((data,))
+            if written:
+                await self._disk.sync_files(list(written.values()))
+                await self._disk.sync_dir(self._folder)
+        except BaseException:
+            with suppress(DiskFault):  # they are not stored
+                for path in written:
+                    self._disk.unlink(path)
+            raise
+        finally:
+            for file in written.values():
+                file.close()
+        for snapshot in some:
+            if self.pending.get(snapshot.offset) is snapshot:
+                del self.pending[snapshot.offset]
+                self.stored = sorted({*self.stored, snapshot.offset})
             else:  # the log was cut below this offset meanwhile
-                self._disk.unlink(self._path(offset))
+                self._disk.unlink(self._path(snapshot.offset))
 
     def write(self) -> None:
         """Write all pending snapshots without syncing each; a sync of the whole disk follows. If a crash tears one, its

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from log.batch import Buffer
-from log.disk import DiskFault, Space
+from log.disk import DiskFault, File, Space
 
 SECTOR_BYTES = 512
 
@@ -206,6 +206,10 @@ class MemoryDisk:
 
     def sweep(self) -> None:
         """Nothing is left over: what is discarded is gone."""
+
+    async def sync_files(self, files: Sequence[File]) -> None:
+        for file in files:
+            await file.fsync()
 
     async def sync_dir(self, path: str) -> None:
         ours = [index for index, op in enumerate(self.pending_names) if posixpath.dirname(op.path) == path]

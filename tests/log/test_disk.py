@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -332,6 +333,28 @@ def test_a_thread_that_has_synced_one_file_goes_on_with_the_next_and_holds_up_no
         await disk.in_syncers("c", asked.wait)  # the threads have gone to sleep since
 
     asyncio.run(asyncio.wait_for(scene(), 20))
+    disk.close()
+
+
+def test_files_that_are_synced_together_are_so_at_the_same_time_and_each_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, both, synced = RealDisk(str(tmp_path)), threading.Barrier(2), list[int]()
+    files = [disk.open(name, create=True) for name in "ab"]
+    bad = files[0].fileno()
+
+    def sync(descriptor: int) -> None:
+        both.wait(10)
+        if descriptor == bad:
+            raise OSError(errno.EIO, "broken")
+        time.sleep(0.05)
+        synced.append(descriptor)
+
+    monkeypatch.setattr("log.disk.os.fdatasync", sync)
+    with pytest.raises(DiskFault, match="broken"):
+        asyncio.run(disk.sync_files(files))
+    assert synced == [files[1].fileno()]
+    assert disk.fault is not None
     disk.close()
 
 

@@ -23,6 +23,7 @@ which ends the process in the middle of one of its disk calls.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import random
@@ -33,7 +34,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from log.batch import Buffer
-from log.disk import DISCARDED, TEMPORARY, DiskFault, Space
+from log.disk import DISCARDED, TEMPORARY, DiskFault, File, Space
 
 if TYPE_CHECKING:
     from tests.sim.world import Host
@@ -544,6 +545,15 @@ class Mount:
             self.device.used_bytes -= len(node.cache)
 
     # -- what is awaited
+
+    async def sync_files(self, files: Sequence[File]) -> None:
+        """In any order, but not at the same time."""
+        with contextlib.ExitStack() as pins:
+            for file in files:
+                file.pin()
+                pins.callback(file.unpin)
+            for file in self.device.chance.sample(files, len(files)):
+                await file.fsync()
 
     async def sync_dir(self, path: str) -> None:
         self.check()
