@@ -1,8 +1,9 @@
 """Regular work: remove expired segments, make rolled segments durable, write down recovery points and high watermarks,
 forget idle producers, check that the data folders still exist, and look how much is in folders that nobody uses.
 
-Partitions are handled one after the other, with a pause after each one that had work, so that this never delays
-clients. A disk fault takes the folder out of service; the work goes on in the other folders.
+One look goes through all partitions, in turns, and finds what is due; it waits for no disk. A few workers of each
+folder do it, so a partition whose flush takes long, or whose log somebody else is at work on, holds up no others, and a
+slow disk no other disk. A disk fault takes the folder out of service; the work goes on in the other folders.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import errno
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 from log.batch import CorruptBatch
 from log.clock import ClockWatch
@@ -25,7 +27,7 @@ from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
 from service.ports import Env
 from service.settings.broker import BrokerConfig
-from service.turns import breathe, in_turns
+from service.turns import Turn, breathe, in_turns
 
 logger = logging.getLogger("oncelog.housekeeping")
 
@@ -34,7 +36,36 @@ FLUSH_CHECK_MS = 1_000
 SHORT_OF_ROOM_CHECK_MS = 10_000
 """Where producers are slowed down or refused because the disk is nearly full, retention is looked at this often."""
 PARTITIONS_A_TURN = 256
+SEGMENTS_A_TURN = 4_096
+"""To look at so many segments takes about two milliseconds. A partition without any takes as long as 16 of them."""
+WORKERS = 8
+"""How many partitions of a folder are flushed at the same time, and how many others lose what has expired."""
 FLUSH, RETENTION, PRODUCERS = "flush", "retention", "producers"
+
+
+class Due:
+    """The partitions of one folder in which a certain work is due, and those in which it is done now."""
+
+    def __init__(self, work: Callable[[Partition], Awaitable[None]]) -> None:
+        self._work = work
+        self._partitions: set[Partition] = set()
+        self._queue: asyncio.Queue[Partition] = asyncio.Queue()
+
+    def add(self, partition: Partition) -> None:
+        """What is due already, or under way, is not begun anew."""
+        if partition not in self._partitions:
+            self._partitions.add(partition)
+            self._queue.put_nowait(partition)
+
+    async def run(self) -> None:
+        """One worker; several run side by side. The work raises nothing."""
+        while True:
+            partition = await self._queue.get()
+            try:
+                await self._work(partition)
+            finally:
+                self._partitions.discard(partition)
+            await breathe()
 
 
 class Housekeeper:
@@ -45,44 +76,73 @@ class Housekeeper:
         self._config = config
         self._partitions = partitions
         self._folders = folders
-        self._unflushed_since_ms: dict[Partition, int] = {}
+        self._due = {
+            (what, folder): Due(partial(self._do, what, work))
+            for folder in folders
+            for what, work in ((FLUSH, lambda partition: partition.flush()), (RETENTION, self._remove_expired))
+        }
+        self._unflushed: dict[Partition, tuple[int, int]] = {}
+        """Since when a partition has held data that is not durable, and where its log ended then."""
+        self._unflushed_before: dict[Partition, tuple[int, int]] = {}
+        """The same as the look before has found it."""
         self.written_points: dict[LogFolder, dict[TopicPartition, int]] = {}
         self.written_high_watermarks: dict[LogFolder, dict[tuple[TopicId, int], int]] = {}
         self._forgetting: dict[LogFolder, dict[TopicPartition, None]] = {}
         self._distrusted: list[tuple[TopicPartition, int]] = []
-        self._cut_meanwhile: list[tuple[TopicPartition, int]] = []
+        self._cut_meanwhile: dict[LogFolder, list[tuple[TopicPartition, int]]] = {}
         """Cuts that have ended since recovery points began to be gathered: these may be older than the cut."""
-        self._writing_points = asyncio.Lock()
+        self._writing_points = {folder: asyncio.Lock() for folder in folders}
+        self._on_their_way: dict[LogFolder, dict[TopicPartition, int]] = {}
+        """Recovery points that are being written."""
         self._writing_high_watermarks = {folder: asyncio.Lock() for folder in folders}
         self._clock_watch = ClockWatch()
         self.failures = dict.fromkeys((FLUSH, RETENTION, PRODUCERS), 0)
         """How often each of these failed in one partition, which is tried again with the next round."""
 
     async def run(self) -> None:
-        clock = self._env.clock
-        retention_s = points_s = watermarks_s = producers_s = clock.monotonic()
-        await self.look_at_unused()
+        clock, tasks = self._env.clock, self._env.tasks
+        for (what, folder), due in self._due.items():
+            for worker in range(WORKERS):
+                tasks.spawn(f"{what} {worker} in {folder.name}", due.run())
+        for folder in self._folders:
+            tasks.spawn(f"checkpoints in {folder.name}", self._write_checkpoints(folder))
+        tasks.spawn("idle producers", self._look_for_idle_producers())
+        tasks.spawn("unused folders", self._look_at_unused_now_and_then())
+        retention_s = clock.monotonic()
         while True:
             await asyncio.sleep(FLUSH_CHECK_MS / 1000)
             now_s = clock.monotonic()
             self._clock_watch.look(int(now_s * 1000), clock.wall_ms())
             self._look_for_folders()
-            await self._each(FLUSH, self._flush_rolled)
+            self._unflushed_before, self._unflushed = self._unflushed, {}
+            await self._look(FLUSH, self._is_flush_due)
             if now_s - retention_s >= self._retention_check_ms / 1000:
                 retention_s = now_s
-                await self._each(RETENTION, self._remove_expired)
-                await self.look_at_unused()
-            if now_s - points_s >= self._config.log_flush_offset_checkpoint_interval_ms / 1000:
+                await self._look(RETENTION, self._has_expired)
+
+    async def _write_checkpoints(self, folder: LogFolder) -> None:
+        clock, config = self._env.clock, self._config
+        points_s = watermarks_s = clock.monotonic()
+        while True:
+            await asyncio.sleep(FLUSH_CHECK_MS / 1000)
+            now_s = clock.monotonic()
+            if now_s - points_s >= config.log_flush_offset_checkpoint_interval_ms / 1000:
                 points_s = now_s
-                for folder in self._folders:
-                    await self.write_points(folder)
-            if now_s - watermarks_s >= self._config.replica_high_watermark_checkpoint_interval_ms / 1000:
+                await self.write_points(folder)
+            if now_s - watermarks_s >= config.replica_high_watermark_checkpoint_interval_ms / 1000:
                 watermarks_s = now_s
-                for folder in self._folders:
-                    await self.write_high_watermarks(folder)
-            if now_s - producers_s >= self._config.producer_id_expiration_check_interval_ms / 1000:
-                producers_s = now_s
-                await self._each(PRODUCERS, self._forget_idle_producers)
+                await self.write_high_watermarks(folder)
+
+    async def _look_for_idle_producers(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.producer_id_expiration_check_interval_ms / 1000)
+            async for partition in in_turns(self._partitions, PARTITIONS_A_TURN):
+                await self._do(PRODUCERS, self._forget_idle_producers, partition)
+
+    async def _look_at_unused_now_and_then(self) -> None:
+        while True:
+            await self.look_at_unused()
+            await asyncio.sleep(self._retention_check_ms / 1000)
 
     @property
     def _retention_check_ms(self) -> int:
@@ -108,43 +168,65 @@ class Housekeeper:
                 elif name in folder.unused:
                     folder.unused[name] = size_bytes
 
-    async def _each(self, what: str, work: Callable[[Partition], Awaitable[None]]) -> None:
-        for count, partition in enumerate(self._partitions):
-            if partition.folder.failed is None and not partition.offline:
+    async def _look(self, what: str, is_due: Callable[[Partition], bool]) -> None:
+        """Find the partitions in which this is due."""
+        turn = Turn(SEGMENTS_A_TURN)
+        for partition in self._partitions:
+            if _is_served(partition):
                 try:
-                    await work(partition)
+                    if is_due(partition):
+                        self._due[what, partition.folder].add(partition)
                 except Exception as error:  # an error in one partition must not stop the work on the others
-                    self.failures[what] += 1
-                    if isinstance(error, DiskFault | CorruptBatch):
-                        partition.folder.blame(error, partition.topic_partition)
-                    else:
+                    if not self._is_foreseen(what, partition, error):
                         logger.exception("%s: %s failed; it is tried again later", partition.topic_partition, what)
-            if count % PARTITIONS_A_TURN == 0:
+            segments = len(partition.log.segments) if what == RETENTION else 0
+            if turn.is_over(SEGMENTS_A_TURN // PARTITIONS_A_TURN + segments):
                 await breathe()
 
-    async def _flush_rolled(self, partition: Partition) -> None:
-        log = partition.log
-        unflushed = log.flushed_offset < log.end_offset
-        if log.durability.flush_due or (unflushed and log.config.flush_ms <= self._unflushed_ms(partition)):
-            await partition.flush()
-        elif not unflushed:
-            self._unflushed_since_ms.pop(partition, None)
+    async def _do(self, what: str, work: Callable[[Partition], Awaitable[None]], partition: Partition) -> None:
+        if _is_served(partition):
+            try:
+                await work(partition)
+            except Exception as error:  # as above
+                if not self._is_foreseen(what, partition, error):
+                    logger.exception("%s: %s failed; it is tried again later", partition.topic_partition, what)
 
-    def _unflushed_ms(self, partition: Partition) -> int:
-        """For how long this partition has held data that is not durable."""
-        if partition.log.config.flush_ms == UNLIMITED:
-            return -1
-        now_ms = int(self._env.clock.monotonic() * 1000)
-        return now_ms - self._unflushed_since_ms.setdefault(partition, now_ms)
+    def _is_foreseen(self, what: str, partition: Partition, error: Exception) -> bool:
+        """Count the failure, and tell the folder if it may be the disk's."""
+        self.failures[what] += 1
+        if not isinstance(error, DiskFault | CorruptBatch):
+            return False
+        partition.folder.blame(error, partition.topic_partition)
+        return True
+
+    def _is_flush_due(self, partition: Partition) -> bool:
+        log = partition.log
+        is_late = log.config.flush_ms != UNLIMITED and self._waits_too_long(partition)
+        return log.durability.flush_due or is_late
+
+    def _waits_too_long(self, partition: Partition) -> bool:
+        """Whether data have waited for `flush.ms` to become durable."""
+        log, now_ms = partition.log, int(self._env.clock.monotonic() * 1000)
+        if log.flushed_offset >= log.end_offset:
+            return False
+        since_ms, ended = self._unflushed_before.get(partition, (now_ms, 0))
+        if ended <= log.flushed_offset:  # what was there then is durable: all of this came later
+            since_ms, ended = now_ms, log.end_offset
+        self._unflushed[partition] = since_ms, ended
+        return now_ms - since_ms >= log.config.flush_ms
+
+    def _has_expired(self, partition: Partition) -> bool:
+        return self._expired_segments(partition) > 0
 
     async def _remove_expired(self, partition: Partition) -> None:
+        """Remove what has expired of that which is there now."""
         log = partition.log
-        freed_bytes, segments = 0, len(log.segments)
-        while self._expired_segments(partition):
+        freed_bytes, reached, end_offset = 0, -1, log.end_offset
+        while (first := log.segments.first_base) is not None and reached < first < end_offset:
+            if not self._expired_segments(partition):
+                break
+            reached = first
             freed_bytes += await remove_oldest(log, lambda: self._expired_segments(partition))
-            if len(log.segments) >= segments:
-                break  # they may not go yet
-            segments = len(log.segments)
         if freed_bytes:
             logger.info(
                 "%s: removed what has expired, %d bytes; it starts at offset %d",
@@ -175,7 +257,7 @@ class Housekeeper:
         forgetting = self._forgetting.setdefault(folder, {})
         forgetting[topic_partition] = None
         try:
-            async with self._writing_points:
+            async with self._writing_points[folder]:
                 written = self.written_points.get(folder, {})
                 if topic_partition in written:  # those that wait for the same go with it: each writes all points
                     others = {key: point for key, point in written.items() if key not in forgetting}
@@ -188,7 +270,7 @@ class Housekeeper:
         """Remove recovery points when nobody can wait for room: if the list can't be written without them, there is
         none. Raises `DiskFault` if they are still there then.
         """
-        async with self._writing_points:
+        async with self._writing_points[folder]:
             written = self.written_points.get(folder, {})
             if not written.keys().isdisjoint(gone):
                 others = {key: point for key, point in written.items() if key not in gone}
@@ -198,7 +280,7 @@ class Housekeeper:
 
     async def note_in_a_start(self, folder: LogFolder, durable: Mapping[TopicPartition, int]) -> None:
         """Raise recovery points to what is known to be durable. Raises `DiskFault` if that can't be noted."""
-        async with self._writing_points:
+        async with self._writing_points[folder]:
             points = dict(self.written_points[folder])
             for topic_partition, offset in durable.items():
                 points[topic_partition] = max(offset, points.get(topic_partition, 0))
@@ -214,39 +296,51 @@ class Housekeeper:
         cut = partition.topic_partition, offset
         self._distrusted.append(cut)
         try:
-            async with self._writing_points:
-                for folder, written in list(self.written_points.items()):
-                    if written.get(partition.topic_partition, 0) > offset:
-                        fault = await self._write_points(folder, dict(written))
-                        if fault is not None and fault.errno in NO_ROOM:
-                            fault = await self._drop_points(folder)
-                        if fault is not None and folder.failed is None:
-                            raise fault
+            for folder in self._folders:
+                await self._lower_point(folder, partition.topic_partition, offset)
             yield
         finally:
             self._distrusted.remove(cut)
-            if self._writing_points.locked():
-                self._cut_meanwhile.append(cut)
+            for folder, writing in self._writing_points.items():
+                if writing.locked():
+                    self._cut_meanwhile.setdefault(folder, []).append(cut)
+
+    async def _lower_point(self, folder: LogFolder, topic_partition: TopicPartition, offset: int) -> None:
+        """Points that are only gathered yet are lowered before they are written (`_distrusted`)."""
+        lists = (self.written_points.get(folder, {}), self._on_their_way.get(folder, {}))
+        if all(points.get(topic_partition, 0) <= offset for points in lists):
+            return  # the disk of another folder may be slow: it is not waited for
+        async with self._writing_points[folder]:
+            written = self.written_points.get(folder, {})
+            if written.get(topic_partition, 0) > offset:
+                fault = await self._write_points(folder, dict(written))
+                if fault is not None and fault.errno in NO_ROOM:
+                    fault = await self._drop_points(folder)
+                if fault is not None and folder.failed is None:
+                    raise fault
 
     async def write_points(self, folder: LogFolder) -> None:
-        async with self._writing_points:
-            self._cut_meanwhile, points = [], {}
+        async with self._writing_points[folder]:
+            self._cut_meanwhile[folder], points = [], {}
             async for partition in in_turns(self._partitions, PARTITIONS_A_TURN):
                 if partition.folder is folder and partition.log.flushed_offset:
                     points[partition.topic_partition] = partition.log.flushed_offset
             await self._write_points(folder, points)
 
     async def _write_points(self, folder: LogFolder, points: dict[TopicPartition, int]) -> DiskFault | None:
-        for topic_partition, offset in (*self._distrusted, *self._cut_meanwhile):
+        for topic_partition, offset in (*self._distrusted, *self._cut_meanwhile.get(folder, ())):
             if topic_partition in points:
                 points[topic_partition] = min(points[topic_partition], offset)
         if folder.failed is not None or points == self.written_points.get(folder, {}):
             return None
+        self._on_their_way[folder] = points
         try:
             await write_recovery_points(folder.disk, points)
         except DiskFault as fault:
             folder.fail(fault)
             return fault
+        finally:
+            del self._on_their_way[folder]
         self.written_points[folder] = points
         return None
 
@@ -283,3 +377,7 @@ class Housekeeper:
                 folder.fail(fault)
                 return
             self.written_high_watermarks[folder] = known
+
+
+def _is_served(partition: Partition) -> bool:
+    return partition.folder.failed is None and not partition.offline

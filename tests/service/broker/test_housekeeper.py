@@ -8,20 +8,23 @@ import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import log.manifest
 import service.broker.housekeeper
 from log.disk import Disk, DiskFault
-from log.ids import TopicId
+from log.ids import TopicId, TopicPartition
 from log.manifest import RECOVERY_POINTS, read_high_watermarks, read_recovery_points, write_high_watermarks
 from log.partition_log import PartitionLog
-from log.removal import expired_segments
-from service.broker.housekeeper import Housekeeper
+from log.removal import expired_segments, remove_oldest
+from log.segment import Segment
+from service.broker.housekeeper import RETENTION, Housekeeper
 from service.broker.partition import Partition
 from service.ports import RealClock
 from service.stores.memory import MemoryServer
+from service.wire.messages import DeleteTopicsRequest, DeleteTopicState
 from tests.log.building import cut_log
 from tests.monitoring.scraped import scraped
 from tests.service.api.admin_stage import Stage, on_stage
@@ -90,8 +93,8 @@ def test_a_cut_that_ends_while_points_are_gathered_is_kept_in_mind(
 @pytest.mark.parametrize(
     ("work", "method", "settings"),
     [
-        ("flush", "_flush_rolled", {}),
-        ("retention", "_remove_expired", {"log.retention.check.interval.ms": "1"}),
+        ("flush", "_is_flush_due", {}),
+        ("retention", "_has_expired", {"log.retention.check.interval.ms": "1"}),
         ("producers", "_forget_idle_producers", {"producer.id.expiration.check.interval.ms": "1"}),
     ],
 )
@@ -107,11 +110,11 @@ def test_what_fails_in_one_partition_is_told_counted_tried_again_and_leaves_the_
     tried: Counter[str] = Counter()
     original = getattr(Housekeeper, method)
 
-    async def failing(keeper: Housekeeper, partition: Partition) -> None:
+    def failing(keeper: Housekeeper, partition: Partition) -> Any:
         tried[partition.topic_partition.topic] += 1
         if partition.topic_partition.topic == "evil":
             raise ZeroDivisionError
-        await original(keeper, partition)
+        return original(keeper, partition)
 
     monkeypatch.setattr(Housekeeper, method, failing)
 
@@ -128,6 +131,223 @@ def test_what_fails_in_one_partition_is_told_counted_tried_again_and_leaves_the_
     with caplog.at_level(logging.ERROR):
         on_stage(tmp_path, scene, settings)
     assert f"evil-0: {work} failed; it is tried again later" in caplog.text
+
+
+def test_a_flush_that_fails_unforeseen_is_told_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(service.broker.housekeeper, "FLUSH_CHECK_MS", 10)
+    flush = PartitionLog.flush
+
+    async def failing(log: PartitionLog) -> int:
+        if log.folder == "evil-0" and stage_is_on:
+            raise ZeroDivisionError
+        return await flush(log)
+
+    monkeypatch.setattr(PartitionLog, "flush", failing)
+    stage_is_on = True
+
+    async def scene(stage: Stage) -> None:
+        nonlocal stage_is_on
+        for topic in ("evil", "late"):
+            await stage.create(topic, 1)
+            await write(await stage.served(topic), b"x")
+            (await stage.served(topic)).log.roll(1)
+        late = await stage.served("late")
+        await until(lambda: not late.log.durability.flush_due and stage.broker.housekeeper.failures["flush"] > 2)
+        stage_is_on = False
+        evil = await stage.served("evil")
+        await until(lambda: not evil.log.durability.flush_due)
+
+    on_stage(tmp_path, scene, {"log.durability": "os"})
+    assert "evil-0: flush failed; it is tried again later" in caplog.text
+
+
+def test_a_partition_that_somebody_is_at_work_on_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One partition's long flush stopped retention, flushes and checkpoints of the whole broker."""
+    monkeypatch.setattr(service.broker.housekeeper, "FLUSH_CHECK_MS", 10)
+
+    async def scene(stage: Stage) -> None:
+        for topic in ("first", "other"):
+            await stage.create(topic, 1, retention_ms="1")
+        first, other = await stage.served("first"), await stage.served("other")
+        async with first.log.alone():
+            for each in (first, other):
+                await write(each, b"x")
+                each.log.roll(1)
+            await until(lambda: other.log.start_offset == 1 and not other.log.durability.flush_due)
+            await until(lambda: read_recovery_points(other.folder.disk).get(other.topic_partition) == 1)
+            assert first.log.start_offset == 0
+        await until(lambda: first.log.start_offset == 1)
+
+    intervals = {"log.retention.check.interval.ms": "1", "log.flush.offset.checkpoint.interval.ms": "1"}
+    on_stage(tmp_path, scene, {"log.durability": "os", **intervals})
+
+
+def test_a_slow_disk_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service.broker.housekeeper, "FLUSH_CHECK_MS", 10)
+    disks = [tmp_path / name for name in "ab"]
+    for each in disks:
+        each.mkdir()
+    slow: Disk | None = None
+    goes_on, hold, original = asyncio.Event(), Segment.fsync, log.manifest.write_recovery_points
+
+    async def fsync(segment: Segment) -> None:
+        if segment._disk is slow:
+            await goes_on.wait()
+        await hold(segment)
+
+    async def write_points(disk: Disk, points: Mapping[TopicPartition, int]) -> None:
+        if disk is slow:
+            await goes_on.wait()
+        await original(disk, points)
+
+    monkeypatch.setattr(Segment, "fsync", fsync)
+    monkeypatch.setattr(service.broker.housekeeper, "write_recovery_points", write_points)
+
+    async def scene(stage: Stage) -> None:
+        nonlocal slow
+        for topic in ("first", "other"):
+            await stage.create(topic, 1, retention_ms="1")
+        first, other = await stage.served("first"), await stage.served("other")
+        assert first.folder is not other.folder
+        slow = first.folder.disk
+        for each in (first, other):
+            await write(each, b"x")
+            each.log.roll(1)
+        await until(lambda: other.log.start_offset == 1)
+        await until(lambda: read_recovery_points(other.folder.disk).get(other.topic_partition) == 1)
+        writing = asyncio.ensure_future(stage.broker.housekeeper.write_points(first.folder))
+        await asyncio.sleep(0.02)
+        async with asyncio.timeout(5), stage.broker.housekeeper.distrusting(other, 0):
+            assert read_recovery_points(other.folder.disk)[other.topic_partition] == 0
+        goes_on.set()
+        await writing
+
+    intervals = {"log.retention.check.interval.ms": "1", "log.flush.offset.checkpoint.interval.ms": "1"}
+    on_stage(disks[0], scene, {"log.durability": "os", **intervals}, more_folders=disks[1:])
+
+
+def test_a_point_that_is_being_written_is_lowered_before_a_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on, original = asyncio.Event(), log.manifest.write_recovery_points
+
+    async def slowly(disk: Disk, points: Mapping[TopicPartition, int]) -> None:
+        await goes_on.wait()
+        await original(disk, points)
+
+    monkeypatch.setattr(service.broker.housekeeper, "write_recovery_points", slowly)
+
+    async def scene(stage: Stage) -> None:
+        partition = await ten_flushed(stage)
+        keeper, folder = stage.broker.housekeeper, partition.folder
+        writing = asyncio.ensure_future(keeper.write_points(folder))
+        await asyncio.sleep(0)
+        distrusting = keeper.distrusting(partition, 6)
+        begun = asyncio.ensure_future(distrusting.__aenter__())
+        await asyncio.sleep(0.02)
+        assert not begun.done(), "what is being written says that all is durable"
+        goes_on.set()
+        await begun
+        await writing
+        assert read_recovery_points(folder.disk)[partition.topic_partition] == 6
+        await distrusting.__aexit__(None, None, None)
+
+    on_stage(tmp_path, scene, {"log.durability": "os"})
+
+
+def test_retention_removes_what_was_there_when_it_began_though_more_expires_without_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Partition] = []
+
+    async def removing(log: PartitionLog, how_many: Callable[[], int]) -> int:
+        freed_bytes = await remove_oldest(log, how_many)
+        for _ in range(3):
+            await write(written[0], b"x", timestamp_ms=1)
+            log.roll(1)
+        return freed_bytes
+
+    monkeypatch.setattr("log.removal.EXPIRED_AT_ONCE", 3)
+    monkeypatch.setattr(service.broker.housekeeper, "remove_oldest", removing)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders", 1, retention_ms="1000")
+        partition = await stage.served("orders")
+        written.append(partition)
+        for _ in range(9):
+            await write(partition, b"x", timestamp_ms=1)
+            partition.log.roll(1)
+        async with asyncio.timeout(10):
+            await stage.broker.housekeeper._remove_expired(partition)
+        assert 9 <= partition.log.start_offset < partition.log.end_offset
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_log_with_flush_ms_is_flushed_so_long_after_the_flush_before_though_it_is_written_to_without_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked for every four seconds, it was flushed at each look from the first time on."""
+    at_ms = 0
+
+    class Clock(RealClock):
+        @staticmethod
+        def monotonic() -> float:
+            return at_ms / 1000
+
+    async def scene(stage: Stage) -> None:
+        nonlocal at_ms
+        await stage.create("orders", 1, flush_ms="4000")
+        partition, keeper = await stage.served("orders"), stage.broker.housekeeper
+        monkeypatch.setattr(keeper._env, "clock", Clock())
+        flushed = []
+        for at_ms in range(0, 20_000, 1_000):
+            keeper._unflushed_before, keeper._unflushed = keeper._unflushed, {}
+            await write(partition, b"x")
+            if keeper._is_flush_due(partition):
+                flushed.append(at_ms)
+                await partition.flush()
+                await write(partition, b"x")
+        assert flushed == [4_000, 9_000, 14_000, 19_000]
+
+    on_stage(tmp_path, scene, {"log.durability": "os"})
+
+
+def test_nothing_is_kept_of_partitions_that_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service.broker.housekeeper, "FLUSH_CHECK_MS", 10)
+
+    async def scene(stage: Stage) -> None:
+        keeper = stage.broker.housekeeper
+        await stage.create("orders", 1, flush_ms="60000")
+        await write(await stage.served("orders"), b"x")
+        await until(lambda: len(keeper._unflushed) == len(keeper._unflushed_before) == 1)
+        await stage.ask(DeleteTopicsRequest([DeleteTopicState("orders")], timeout_ms=30_000))
+        await until(lambda: not keeper._unflushed and not keeper._unflushed_before)
+
+    on_stage(tmp_path, scene, {"log.durability": "os"})
+
+
+def test_partitions_of_many_segments_are_looked_at_in_more_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One turn looked at 256 partitions with up to 1,000 segments each, which took 200 ms."""
+    monkeypatch.setattr(service.broker.housekeeper, "SEGMENTS_A_TURN", 256)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders", 20)
+        partition = await stage.served("orders", 19)
+        keeper = stage.broker.housekeeper
+        _, few = await with_turns(keeper._look(RETENTION, keeper._has_expired))
+        for _ in range(60):
+            await write(partition, b"x")
+            partition.log.roll(1)
+        monkeypatch.setattr(keeper, "_partitions", [partition] * 40)
+        _, many = await with_turns(keeper._look(RETENTION, keeper._has_expired))
+        assert (few < 4, many >= 5) == (True, True)
+
+    on_stage(tmp_path, scene, {"log.durability": "os"})
 
 
 def test_retention_goes_on_where_that_of_another_partition_fails(

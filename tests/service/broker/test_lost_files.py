@@ -273,13 +273,13 @@ def test_housekeeping_that_meets_rot_goes_on_with_the_next_partition(tmp_path: P
         await two_topics(stage)
         visited = []
 
-        async def work(partition: Partition) -> None:
+        def look(partition: Partition) -> bool:
             visited.append(partition.topic_partition.topic)
             rot(tmp_path / f"{partition.topic_partition}" / f"{0:020}.log")
-            list(partition.log.scan(0))
+            return bool(list(partition.log.scan(0)))
 
         housekeeper: Housekeeper = stage.broker.housekeeper
-        await housekeeper._each(FLUSH, work)
+        await housekeeper._look(FLUSH, look)
         assert sorted(visited) == ["bills", "orders"]
         assert stage.broker.folders[0].failed is None
 
@@ -293,11 +293,11 @@ def test_housekeeping_that_fails_unforeseen_goes_on_and_says_so(
         await two_topics(stage)
         visited = []
 
-        async def work(partition: Partition) -> None:
+        def look(partition: Partition) -> bool:
             visited.append(partition.topic_partition.topic)
             raise ValueError("bytes that nobody foresaw")
 
-        await stage.broker.housekeeper._each(RETENTION, work)
+        await stage.broker.housekeeper._look(RETENTION, look)
         assert sorted(visited) == ["bills", "orders"]
         assert stage.broker.folders[0].failed is None
         assert all(f"{topic}-0: retention failed" in caplog.text for topic in visited)
