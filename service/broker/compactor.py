@@ -21,7 +21,7 @@ from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
 from service.ports import Apart, Env, HelperNotStarted
 from service.settings.broker import BrokerConfig
-from service.turns import breathe, done_in_turns
+from service.turns import Turn, breathe, done_in_turns
 
 logger = logging.getLogger("oncelog.compaction")
 
@@ -29,6 +29,8 @@ BACKOFF_MS_MIN = 10
 """The shortest pause between two searches for work. Searching without a pause would starve everything else on the loop.
 """
 PARTITIONS_A_TURN = 64
+SEGMENTS_A_TURN = 2_048
+"""To look at so many segments takes about three milliseconds. A partition takes as long as 32 of them."""
 REST_S_MIN, REST_S_MAX = 60.0, 3_600.0
 """The shortest and the longest pause before a partition that could not be compacted is tried again."""
 PASSING_S = 5.0
@@ -95,12 +97,16 @@ class Compactor:
 
     async def _round(self) -> None:
         seen: dict[Partition, None] = {}
+        turn = Turn(SEGMENTS_A_TURN)
         async with self._env.apart() as apart:
-            for count, partition in enumerate(self._partitions):
+            for partition in self._partitions:
                 seen[partition] = None
-                if self.may_compact(partition) and not await self._try(partition, apart):
-                    return  # nor can another one be compacted now: the next round comes soon
-                if count % PARTITIONS_A_TURN == 0:
+                segments = 0
+                if self.may_compact(partition):
+                    segments = len(partition.log.segments)
+                    if not await self._try(partition, apart):
+                        return  # nor can another one be compacted now: the next round comes soon
+                if turn.is_over(SEGMENTS_A_TURN // PARTITIONS_A_TURN + segments):
                     await breathe()
         self._resting = {partition: rest for partition, rest in self._resting.items() if partition in seen}
 

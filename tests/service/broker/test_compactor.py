@@ -20,6 +20,7 @@ from service.broker import compactor
 from service.broker.partition import Partition
 from service.ports import HelperNotStarted, LoopTasks, report_failure
 from tests.service.api.admin_stage import Stage, on_stage
+from tests.turns import with_turns
 
 TABLE = {"cleanup_policy": "compact", "segment_bytes": "1048576", "min_cleanable_dirty_ratio": "0.0"}
 
@@ -153,6 +154,26 @@ def test_a_pass_that_hangs_is_ended_counted_and_tried_again(
         on_stage(tmp_path, scene, {"log.cleaner.backoff.ms": "10"})
     assert "table-0 can't be compacted: the process that reads and writes has not ended within" in caplog.text
     assert "Traceback" not in caplog.text
+
+
+def test_partitions_of_many_segments_are_looked_at_in_more_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One turn looked at 64 partitions, however many segments they had."""
+    monkeypatch.setattr(compactor, "SEGMENTS_A_TURN", 256)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders", 1, cleanup_policy="compact", min_compaction_lag_ms="3600000")
+        partition = await stage.served("orders")
+        monkeypatch.setattr(stage.broker.compactor, "_partitions", [partition] * 40)
+        _, few = await with_turns(stage.broker.compactor._round())
+        for _ in range(60):
+            fill(stage, partition, 1)
+            partition.log.roll(stage.broker.env.clock.wall_ms())
+        _, many = await with_turns(stage.broker.compactor._round())
+        assert many >= few + 8
+
+    on_stage(tmp_path, scene, {"log.cleaner.backoff.ms": "1000000"})
 
 
 def test_a_task_that_dies_is_told_and_counted(caplog: pytest.LogCaptureFixture) -> None:
