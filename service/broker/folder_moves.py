@@ -1,5 +1,6 @@
 """Moves partitions from one data folder of this broker to another, one after the other (`log/relocation.py` has the
-steps). A partition is served as usual while it is copied.
+steps). A partition is served as usual while it is copied. A move into a full folder lets others go first: one of them
+may make room.
 
 What always holds: a partition is in one folder, and changes to the other at one moment. A partition that can't be moved
 stays where it is, and the reason is logged. A move that is interrupted by a stop or a crash begins anew at the next
@@ -145,10 +146,16 @@ class FolderMoves:
         while True:
             self._news.clear()
             while self._queue:
-                self._carried_out = self._queue.popleft()
+                self._carried_out = self._next_with_room() or self._queue[0]
+                self._queue.remove(self._carried_out)
                 await self._carry_out(self._carried_out)
                 self._carried_out = None
             await self._news.wait()
+
+    def _next_with_room(self) -> FolderMove | None:
+        return next(
+            (move for move in self._queue if not (self._may_go_on(move) and move.target.headroom.is_short)), None
+        )
 
     async def _carry_out(self, move: FolderMove) -> None:
         partition = move.partition
@@ -162,6 +169,9 @@ class FolderMoves:
                         raise
                     folder = partition.folder if isinstance(fault, IndexesLost) else move.target
                     folder.blame(fault, partition.topic_partition)
+                if self._may_go_on(move) and move.target.headroom.is_short and self._next_with_room() is not None:
+                    self._queue.append(move)
+                    return
                 await asyncio.sleep(REST_S)
         except (DiskFault, CorruptBatch) as error:
             for folder in (move.target, partition.folder):

@@ -632,6 +632,48 @@ def test_what_is_on_a_full_disk_moves_away_and_producers_of_the_other_disk_are_s
     folders.live(scene)
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_move_into_a_full_folder_lets_those_go_first_that_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, begun: bool
+) -> None:
+    """It waited for room at the head of the queue for ever, and the move out of that folder waited behind it."""
+    monkeypatch.setattr("service.broker.folder_moves.REST_S", 0.02)
+    folders = Folders(tmp_path)
+
+    async def scene(stage: Stage) -> None:
+        for topic in ("moved", "large"):
+            await stage.create(topic)
+            await write(await stage.served(topic), 20, size=400_000)
+        partition, large = await stage.served("moved"), await stage.served("large")
+        full = large.folder
+        assert full.name == str(folders.two) != partition.folder.name
+
+        async def no_look() -> None:
+            pass
+
+        monkeypatch.setattr(full.headroom, "look", no_look)
+        full.headroom.is_short = not begun
+        if begun:
+            await hold_back(stage, 1)
+        assert await move(stage, folders.two) is ErrorCode.NONE
+        await until(lambda: stage.broker.moves._carried_out is not None)
+        if begun:
+            await until(lambda: bool(stage.broker.moves.under_way()[0].copied_bytes))
+            full.headroom.is_short = True
+            await hold_back(stage, 1 << 30)
+        await asyncio.sleep(0.1)
+        assert await move(stage, folders.one, "large") is ErrorCode.NONE
+        await moved(large, folders.one)
+        assert [each.partition for each in stage.broker.moves.under_way()] == [partition]
+        await asyncio.sleep(0.1)
+        full.headroom.is_short = False
+        await moved(partition, folders.two)
+        await write(partition, 10)
+        assert values(partition) == list(range(30))
+
+    folders.live(scene)
+
+
 def test_what_rots_is_not_copied_and_stays_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folders = Folders(tmp_path)
 
