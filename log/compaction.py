@@ -336,7 +336,11 @@ class _Cleaning:
             return
         await self.disk.write_atomic(f"{self.log.folder}/{PLAN}", plan.encode())
         if self._still_there():
-            await self._replace_segments(plan, breathe)
+            try:
+                await self._replace_segments(plan, breathe)
+            except DiskFault as fault:
+                self.log.durability.note_failure(fault)
+                raise
             for count, _ in enumerate(remove_old(self.disk, self.folder, plan), 1):
                 if count % REMOVED_A_TURN == 0:
                     await breathe()

@@ -8,6 +8,8 @@ What always holds:
 * There is one exception, a fault that passes by itself (`DiskFault.passing`): an append, a new file or folder, or an
   atomic write found no room or no free descriptor, or a name was refused. It is taken back whole, nothing has changed,
   and the caller may try again. A failed fsync never passes, for whatever reason it failed: the bytes may be lost.
+* A file or folder that is missing (`DiskFault.is_missing`) is final for what it belongs to, but not for the disk, as
+  long as the data folder is there: somebody has removed it.
 * `fsync`, `sync_dir` and `write_atomic` are awaited. The latter two run in the one writer thread of the disk, fsyncs in
   a few threads of their own. What was discarded is removed in one more. All else is a plain call into the page cache.
 * Nothing is durable before the `fsync` of its file, and of its folder's names, has returned.
@@ -65,6 +67,11 @@ class DiskFault(OSError):
     def passing(self) -> bool:
         """Nothing was changed, and the same may succeed later."""
         return self.errno in (*NO_ROOM, *NO_DESCRIPTORS, *NAME_REFUSED)
+
+    @property
+    def is_missing(self) -> bool:
+        """A file or folder is not there."""
+        return self.errno == errno.ENOENT
 
 
 class File(Protocol):
@@ -630,9 +637,10 @@ class RealDisk:
             raise self.fault
 
     def fail(self, error: OSError, path: str) -> DiskFault:
-        """Remember the first failure that does not pass; every change after it meets the same one."""
+        """Remember the first failure of the disk that does not pass; every change after it meets the same one."""
         fault = DiskFault(error.errno, error.strerror or str(error), path)
-        if self.fault is None and not fault.passing:
+        harms_one = fault.is_missing and os.path.isdir(self._root)
+        if self.fault is None and not fault.passing and not harms_one:
             self.fault = fault
         return fault
 

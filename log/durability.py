@@ -52,6 +52,7 @@ class LogDurability:
         "gaps_left",
         "kept_start",
         "leaving",
+        "lost",
         "names_changed",
         "plan_left",
         "truncated",
@@ -77,6 +78,10 @@ class LogDurability:
         """
         self.gaps_left = 0
         """The end of the latest gap between offsets that is not in the gaps checkpoint yet; 0: there is none."""
+        self.lost: DiskFault | None = None
+        """Why nothing of the log becomes durable any more: a file was missing, or the disk failed. What was begun then
+        is half done, so nothing is added to it.
+        """
         self.kept_start = 0
         """The start offset that this process has made durable in its checkpoint; 0: none."""
 
@@ -212,6 +217,8 @@ class LogDurability:
         What comes meanwhile is for the next flush: where somebody writes without a pause, there is always some. Only
         what a cut takes back is done again.
         """
+        if self.lost is not None:
+            raise self.lost.with_traceback(None)
         cuts = -1
         while self.flushed_offset < min(wanted, self._log.end_offset) or (cuts != self.cuts and self.is_unsettled):
             cuts = self.cuts
@@ -238,15 +245,20 @@ class LogDurability:
                 await write_offset(log.disk, log.folder, GAPS_OFFSET, gaps_left)
                 if self.gaps_left == gaps_left:  # no further gap has come meanwhile
                     self.gaps_left = 0
-        except BaseException:
+        except BaseException as error:
             # The flush failed, or was cancelled because the broker stops. What it had begun is noted as still to be
             # done, so that the last flush does it.
+            self.note_failure(error)
             self.unsynced = [*sealed, *self.unsynced]
             self.names_changed |= names_changed
             self.truncated |= truncated
             raise
         if cuts == self.cuts:  # after a cut the synced offsets may have been given to other bytes
             self.flushed_offset = max(self.flushed_offset, end_offset)
+
+    def note_failure(self, error: BaseException) -> None:
+        if isinstance(error, DiskFault) and not error.passing:
+            self.lost = self.lost or error
 
     async def _sync_names(self) -> None:
         disk, folder = self._log.disk, self._log.folder

@@ -135,7 +135,7 @@ async def _raise_start(partitions: PartitionTable, one: Deletion) -> None:
     try:
         await raise_start_offset(partition.log, offset)
     except DiskFault as fault:
-        partition.folder.fail(fault)
+        partition.harmed(fault)
         return one.refused(ErrorCode.KAFKA_STORAGE_ERROR)
     if partition.log.gone:  # the topic was deleted during the wait
         return one.refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)

@@ -31,7 +31,7 @@ async def close_logs(
             try:
                 state = await partition.log.close()
             except DiskFault as fault:
-                partition.folder.fail(fault)
+                partition.harmed(fault)
                 continue
             if state is not None:
                 states[partition.folder].append(state)
@@ -48,7 +48,8 @@ async def close_logs(
 
 async def _sync_together(partitions: PartitionTable, folder: LogFolder) -> None:
     """Make many files durable with one call. Otherwise a stop would take longer the more segments there are."""
-    unflushed = [each.log for each in partitions if each.folder is folder and each.log.durability.unsynced_files]
+    logs = [each.log for each in partitions if each.folder is folder and each.log.durability.lost is None]
+    unflushed = [log for log in logs if log.durability.unsynced_files]
     if folder.failed is not None or sum(log.durability.unsynced_files for log in unflushed) < SYNCED_TOGETHER:
         return
     ends = [log.end_offset for log in unflushed]

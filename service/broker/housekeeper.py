@@ -196,7 +196,10 @@ class Housekeeper:
         self.failures[what] += 1
         if not isinstance(error, DiskFault | CorruptBatch):
             return False
-        partition.folder.blame(error, partition.topic_partition)
+        if isinstance(error, DiskFault) and error.is_missing:
+            partition.harmed(error)
+        else:
+            partition.folder.blame(error, partition.topic_partition)
         return True
 
     def _is_flush_due(self, partition: Partition) -> bool:

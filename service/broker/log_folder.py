@@ -3,7 +3,7 @@
 A failed write or fsync takes the whole folder out of service until a restart. Nothing in it is acknowledged or appended
 any more, and this broker stops leading its partitions. Errors that pass take nothing out of service: no room on the
 disk (`headroom.py`), no file descriptor left, indexes that must be rebuilt. A file that is missing or can't be read
-affects its partition alone.
+affects its partition alone, unless the whole data folder is gone or emptied.
 """
 
 import asyncio

@@ -768,6 +768,14 @@ class Partition:
             self.fail()
         return OFFLINE
 
+    def harmed(self, fault: DiskFault) -> None:
+        """A change of this partition's files has failed. If one of them is missing, no other partition is harmed."""
+        if fault.is_missing and self.folder.disk.fault is None:
+            self.folder.blame(fault, self.topic_partition)
+            self.refused_for(fault)
+        else:
+            self.folder.fail(fault)
+
     # -- committing
 
     @property
@@ -800,9 +808,9 @@ class Partition:
         try:
             await self.log.flush()
         except DiskFault as fault:
-            if self.folder is folder:
+            if self.folder is folder and not fault.is_missing:
                 raise
-            self.folder.fail(fault)  # the partition has moved to another folder meanwhile: `folder` has not failed
+            self.harmed(fault)  # if the partition has moved to another folder meanwhile, `folder` has not failed
         else:
             self._held()
 

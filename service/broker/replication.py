@@ -230,7 +230,7 @@ class Replication:
         try:
             await partition.log.note_damage()
         except DiskFault as fault:
-            partition.folder.fail(fault)
+            partition.harmed(fault)
 
     def _forget(self, partition: Partition) -> None:
         for fetcher in self._fetchers.values():

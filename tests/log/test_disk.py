@@ -336,6 +336,26 @@ def test_a_thread_that_has_synced_one_file_goes_on_with_the_next_and_holds_up_no
     disk.close()
 
 
+def test_what_is_missing_makes_no_fault_of_the_disk_unless_the_data_folder_is(tmp_path: Path) -> None:
+    disk = RealDisk(str(tmp_path / "data"))
+    for there in (True, False):
+        if there:
+            disk.mkdir("")
+        else:
+            shutil.rmtree(tmp_path / "data")
+        with pytest.raises(FileNotFoundError):
+            disk.open("t-0/0.log")
+        with pytest.raises(DiskFault) as gone:
+            disk.open("t-0/0.log", create=True)
+        with pytest.raises(DiskFault):
+            asyncio.run(disk.write_atomic("t-0/1", b"x"))
+        with pytest.raises(DiskFault):
+            asyncio.run(disk.sync_dir("t-0"))
+        assert gone.value.is_missing
+        assert (disk.fault is None) is there
+    disk.close()
+
+
 def test_files_that_are_synced_together_are_so_at_the_same_time_and_each_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -480,7 +500,8 @@ def test_a_removal_that_fails_is_noted(tmp_path: Path) -> None:
 
     async def main() -> None:
         disk = RealDisk(str(tmp_path))
-        disk._remover.submit(disk._do, "x", os.unlink, ("no such file",))
+        (tmp_path / "file").touch()
+        disk._remover.submit(disk._do, "file", os.rmdir, (tmp_path / "file",))
         disk._remover.submit(lambda: None).result()
         with pytest.raises(DiskFault):
             await disk.sync_dir("")
@@ -530,23 +551,6 @@ def no_descriptors_left() -> Iterator[None]:
         for descriptor in taken:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-def test_a_folder_that_was_removed_under_the_broker_is_a_fault(tmp_path: Path) -> None:
-    disk = RealDisk(str(tmp_path))
-    disk.mkdir("orders-0")
-    file = disk.open("orders-0/1", create=True)
-    file.close()
-    (tmp_path / "orders-0" / "1").unlink()
-    (tmp_path / "orders-0").rmdir()
-    with pytest.raises(FileNotFoundError):
-        disk.open("orders-0/1")
-    disk.check()
-    with pytest.raises(DiskFault, match="No such file"):
-        disk.open("orders-0/2", create=True)
-    with pytest.raises(DiskFault):
-        disk.check()
-    disk.close()
 
 
 def test_a_file_that_was_removed_while_its_descriptor_had_been_given_back_is_a_fault_of_its_own(tmp_path: Path) -> None:

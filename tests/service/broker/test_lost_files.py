@@ -11,12 +11,14 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from log.batch import build_batch
+from log.disk import DiskFault
 from log.ids import TopicPartition
 from log.manifest import MANIFEST
 from log.segment import SUFFIXES
@@ -304,6 +306,44 @@ def test_housekeeping_that_fails_unforeseen_goes_on_and_says_so(
         assert "bytes that nobody foresaw" in caplog.text
 
     on_stage(tmp_path, scene, SETTINGS)
+
+
+@pytest.mark.parametrize("what", ["sealed segment", "folder", "folder, and a new segment"])
+def test_what_is_removed_of_a_partition_under_the_broker_takes_that_partition_alone_out_of_service(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    """One partition's file took the whole data folder out of service."""
+    metadata = MemoryServer(RealClock())
+
+    async def scene(stage: Stage) -> None:
+        await two_topics(stage)
+        partition = await stage.served("orders")
+        assert await error_of_write(stage, "orders") is ErrorCode.NONE
+        partition.log.roll(1)
+        if what == "sealed segment":
+            sealed = partition.log.segments[0]
+            sealed.close()
+            os.unlink(tmp_path / sealed.path())
+        else:
+            shutil.rmtree(tmp_path / "orders-0")
+            if "new" in what:
+                with suppress(DiskFault):
+                    partition.log.roll(1)
+        await error_of_write(stage, "orders")
+        await until(lambda: partition.offline)
+        assert await error_of_write(stage, "orders") is ErrorCode.KAFKA_STORAGE_ERROR
+        assert "orders-0 is damaged and no longer served" in caplog.text
+        await write(stage, "bills", 1)
+        assert (stage.broker.folders[0].failed, stage.broker.folders[0].disk.fault) == (None, None)
+
+    async def after(stage: Stage) -> None:
+        assert await errors_of_fetch(stage, bills=0) == {"bills": 0}
+        bills = await stage.served("bills")
+        assert (bills.log.recovery, bills.log.end_offset) == (None, 4), "it was closed as always"
+        await write(stage, "bills", 1)
+
+    on_stage(tmp_path, scene, SETTINGS, metadata=metadata)
+    on_stage(tmp_path, after, SETTINGS, metadata=metadata)
 
 
 def test_a_data_folder_that_is_emptied_under_the_broker_is_out_of_service(
