@@ -208,6 +208,7 @@ class _Cleaning:
         self.log = log
         self.disk = disk
         self.folder = log.folder
+        self.segment_bytes = log.config.segment_bytes
         self.work = work
         self.facts = facts
         self.now_ms = now_ms
@@ -255,7 +256,7 @@ class _Cleaning:
             segments,
             self.now_ms,
             config.delete_retention_ms,
-            config.segment_bytes,
+            self.segment_bytes,
             config.index_interval_bytes,
             aborted,
             last_batches,
@@ -410,7 +411,7 @@ class _Cleaning:
             return
         for segment in self.new:
             segment.close()
-        for group in groups_of(self.old, self.log.config.segment_bytes):
+        for group in groups_of(self.old, self.segment_bytes):
             for suffix in SUFFIXES:
                 path = f"{self.log.folder}/{segment_name(group[0].base_offset, suffix)}{CLEANED}"
                 if self.disk.exists(path):

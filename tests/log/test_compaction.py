@@ -4,6 +4,7 @@ import asyncio
 import random
 import tracemalloc
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -708,10 +709,11 @@ def test_a_batch_that_rotted_is_not_given_a_new_checksum() -> None:
     assert [checksum_ok(batch, header) for header, batch in bench.log.scan(0)] == [False, True]
 
 
-def test_times_that_run_out_of_their_field_are_kept_as_everybody_reads_them() -> None:
+@pytest.mark.parametrize("value", [None, b"1"])
+def test_times_that_run_out_of_their_field_are_kept_as_everybody_reads_them(value: bytes | None) -> None:
     """A batch may have come by another way than the checks of today, and the cleaner must live with it."""
     bench = Bench(MemoryDisk())
-    batch = build_batch([(b"a", b"1", (), 5), (b"b", None, (), 6), (b"c", b"1", (), 7)], leader_epoch=0)
+    batch = build_batch([(b"a", b"1", (), 5), (b"b", value, (), 6), (b"c", b"1", (), 7)], leader_epoch=0)
     header = read_header(batch)._replace(base_timestamp=2**63 - 2)
     append(bench.log, bytes(assemble(header, batch[HEADER_BYTES:])))
     bench.put((b"a", b"2"))
@@ -720,7 +722,24 @@ def test_times_that_run_out_of_their_field_are_kept_as_everybody_reads_them() ->
     cleaned(bench)
     header, batch = next((header, bytes(batch)) for header, batch in bench.log.scan(0))
     assert {record.key: record.timestamp for record in read_records(batch)} == {b"b": 2**63 - 1, b"c": -(2**63)}
-    assert header.delete_horizon_ms == NOW_MS + RETENTION_MS
+    assert header.delete_horizon_ms == (NOW_MS + RETENTION_MS if value is None else None)
+
+
+def test_a_pass_that_fails_leaves_no_files_though_the_size_of_segments_was_changed_meanwhile() -> None:
+    """They stayed until the next start."""
+    bench = Bench(MemoryDisk())
+    for number in range(40):
+        bench.put((b"%d" % number, bytes(100)))
+
+    async def failing(function: str, disk: Disk, job: CleaningJob) -> Cleaned:
+        made = await twice(function, disk, job)
+        assert len(list(made.segments)) > 1
+        bench.log.set_config(replace(bench.config, segment_bytes=1 << 20))
+        raise RuntimeError("and then it died")
+
+    with pytest.raises(RuntimeError):
+        asyncio.run(bench.clean(apart=failing))
+    assert not [name for name in bench.disk.listdir("table-0") if name.endswith(CLEANED)]
 
 
 def test_a_transaction_whose_batch_rotted_keeps_its_marker() -> None:
