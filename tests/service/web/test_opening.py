@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -13,9 +14,11 @@ from hypothesis import strategies as some
 
 from log.batch import NewRecord, build_batch
 from log.compress import Codec
+from log.disk import File, FileSlice
 from log.ids import TopicPartition
+from service.broker.reading import PartitionRead, Reading
 from service.web import fetching
-from service.web.fetching import PLAIN_RECORDS_MAX, Held, Lens, Piece, opened
+from service.web.fetching import PLAIN_RECORDS_MAX, Held, Lens, Piece, _pieces, opened
 from service.web.holding import Holder, Holding
 from service.web.problems import Problem
 from tests.service.web.kit import turns_of
@@ -73,6 +76,36 @@ def test_batches_that_are_opened_at_once_show_the_same_as_record_by_record(
         patched.setattr(fetching, "PLAIN_RECORDS_MAX", -1)
         one_by_one = asyncio.run(shown(bytes(data), FIRST + before, most))
     assert at_once == one_by_one
+
+
+def test_what_is_long_is_read_beside_the_loop_from_a_file_that_stays_open() -> None:
+    """16 MiB were read in one turn of the loop."""
+    pins, sizes = 0, [1 << 20, 16 << 20, 1 << 20]
+    read: list[tuple[int, bool, int]] = []
+
+    class Noting:
+        def pread(self, size: int, position: int) -> bytes:
+            read.append((size, threading.current_thread() is threading.main_thread(), pins))
+            return bytes(size)
+
+        def pin(self) -> None:
+            nonlocal pins
+            pins += 1
+
+        def unpin(self) -> None:
+            nonlocal pins
+            pins -= 1
+
+    found = {
+        ("t", index): PartitionRead(records=FileSlice(cast(File, Noting()), 0, size))
+        for index, size in enumerate(sizes)
+    }
+    gateway: Any = SimpleNamespace(env=SimpleNamespace(blocking=asyncio.to_thread))
+    pieces = asyncio.run(_pieces(gateway, cast(Reading, SimpleNamespace(found=found)), {"t": "t"}))
+    assert [len(each.data) for each in pieces] == sizes
+    assert [(size, is_in_loop) for size, is_in_loop, _ in read] == [(size, size == 1 << 20) for size in sizes]
+    assert all(those >= len(sizes) for _, _, those in read)
+    assert pins == 0
 
 
 def test_short_batches_are_opened_in_turns() -> None:
