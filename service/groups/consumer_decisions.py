@@ -19,7 +19,7 @@ epoch by itself. If the epoch is raised for another reason meanwhile, it keeps t
 the right one in its place.
 """
 
-from collections.abc import Callable, Collection, Iterable, Set
+from collections.abc import Callable, Collection, Iterable
 from itertools import product
 from typing import NamedTuple
 
@@ -340,7 +340,7 @@ class ConsumerDecisions:
             resolved = ResolvedRegex(topics, self._topics.version, draft.wall_ms)
             draft.records.append(regex_record(group.group_id, regex, resolved))
         if changed or is_over:
-            metadata_hash = self._hash_of(group, group.topics_subscribed().union(*news.values()), draft)
+            metadata_hash = self._hash_of(group, draft, and_topics=news.values())
             if changed or metadata_hash not in (None, group.metadata_hash):
                 epoch = self._raise_epoch(group, metadata_hash, draft)
                 if metadata_hash is not None:
@@ -388,7 +388,7 @@ class ConsumerDecisions:
         if subscription_changed:
             metadata_hash = self._hash_with(group, draft, without=group.replaced_by(member), and_by=member)
         else:
-            metadata_hash = self._hash_of(group, group.topics_subscribed(), draft)
+            metadata_hash = self._hash_of(group, draft)
         epoch = group.epoch
         if subscription_changed or metadata_hash not in (None, group.metadata_hash):
             epoch = self._raise_epoch(group, metadata_hash, draft)
@@ -412,10 +412,19 @@ class ConsumerDecisions:
             without=without, and_by=and_by
         ):
             return group.metadata_hash  # if a look has still to find it out, that look is under way
-        return self._hash_of(group, group.topics_subscribed(without=without, and_by=and_by), draft)
+        return self._hash_of(group, draft, without=without, and_by=and_by)
 
-    def _hash_of(self, group: ConsumerGroup, topics: Set[str], draft: Draft) -> int | None:
-        if len(topics) <= SMALL_STEPS_A_TURN:
+    def _hash_of(
+        self,
+        group: ConsumerGroup,
+        draft: Draft,
+        *,
+        without: Collection[ConsumerMember] = (),
+        and_by: ConsumerMember | None = None,
+        and_topics: Collection[frozenset[str]] = (),
+    ) -> int | None:
+        if group.topics_at_most(and_by=and_by) + sum(map(len, and_topics)) <= SMALL_STEPS_A_TURN:
+            topics = group.topics_subscribed(without=without, and_by=and_by).union(*and_topics)
             return fingerprint(self._topics, topics)
         self._deadlines.set_if_absent(("look", group.group_id, ""), draft.now_ms)
         return None
@@ -436,12 +445,15 @@ class ConsumerDecisions:
         """
         look, group.metadata_look = group.metadata_look, None  # what raises is begun anew
         if look is None:
-            look = MetadataLook(self._topics.version, fingerprint_in_small_steps(self._topics, group.topics_subscribed))
+            changed = group.tallies.changed = dict[str, None]()
+            names, is_one = group.names_subscribed(), group.is_subscribed_to
+            look = MetadataLook(self._topics.version, fingerprint_in_small_steps(self._topics, names, is_one, changed))
         metadata_hash = take(look.work, SMALL_STEPS_A_TURN)
         if metadata_hash is None:
             group.metadata_look = look
             self._deadlines.set(("look", group.group_id, ""), draft.now_ms)
             return
+        group.tallies.changed = None
         epoch = group.epoch
         if metadata_hash == group.metadata_hash:
             pass
@@ -458,7 +470,11 @@ class ConsumerDecisions:
     def maybe_assign(self, group: ConsumerGroup, epoch: int, member: ConsumerMember, draft: Draft) -> Goal:
         """The member's target, of a new assignment if one is due and small. A larger one is left to `assign_some`."""
         if group.assignment_epoch < epoch:
-            is_small = len(group.members) < TARGETS_AT_ONCE and len(member.subscribed_topics) <= SMALL_STEPS_A_TURN
+            is_small = (
+                len(group.members) < TARGETS_AT_ONCE
+                and len(member.subscribed_topics) <= SMALL_STEPS_A_TURN
+                and group.topics_at_most(and_by=member) <= SMALL_STEPS_A_TURN
+            )
             if is_small and self._may_assign(group, draft):
                 topics = group.topics_subscribed(without=group.replaced_by(member), and_by=member)
                 ahead = AssignmentRound(epoch, self._assign(group, group.members_with(member), topics))
@@ -476,7 +492,7 @@ class ConsumerDecisions:
             wait_ms = self._wait_before_assigning_ms(group, draft)
             self._deadlines.set(("assign", group.group_id, ""), draft.now_ms + wait_ms)
 
-    def _assign(self, group: ConsumerGroup, members: dict[str, ConsumerMember], topics: set[str]) -> TargetInSteps:
+    def _assign(self, group: ConsumerGroup, members: dict[str, ConsumerMember], topics: Iterable[str]) -> TargetInSteps:
         """Compute the target of the group for these members and topics, and the parts of it that differ from the old
         one.
         """
@@ -513,7 +529,7 @@ class ConsumerDecisions:
             if not self._may_assign(group, draft):
                 self.assign_later(group, draft)  # the interval or the wall clock was set meanwhile
                 return
-            ahead = AssignmentRound(group.epoch, self._assign(group, group.members.copy(), group.topics_subscribed()))
+            ahead = AssignmentRound(group.epoch, self._assign(group, group.members.copy(), group.names_subscribed()))
         if ahead.compute(STEPS_AT_ONCE):
             for name, instance_id, part in ahead.next_unwritten(TARGETS_AT_ONCE):
                 member = group.members.get(name) or group.static_member(instance_id)

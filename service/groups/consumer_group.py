@@ -213,15 +213,22 @@ class Tallies:
     supporting: dict[str, int] = field(default_factory=dict)  # by protocol: classic members that support it
     stable_at: dict[int, int] = field(default_factory=dict)  # by member epoch: stable members with that epoch
     classic: int = 0
+    # Soft: while a look at all topics is under way, those that members have named or left since its begin.
+    changed: dict[str, None] | None = field(default=None, compare=False)
 
     def replace(self, old: ConsumerMember | None, new: ConsumerMember | None) -> None:
         """Count `new` instead of `old`. Topics that both name, which may be thousands, are left as they are."""
         before = NO_NAMES if old is None else old.subscribed_topics
         after = NO_NAMES if new is None else new.subscribed_topics
-        _replace(self.naming, before, after)
+        self.replace_topics(self.naming, before, after)
         for member, by in ((old, -1), (new, 1)):
             if member is not None:
                 self._count(member, by)
+
+    def replace_topics(self, counts: dict[str, int], before: frozenset[str], after: frozenset[str]) -> None:
+        _replace(counts, before, after)
+        if self.changed is not None:
+            self.changed.update(dict.fromkeys(before ^ after))
 
     def _count(self, member: ConsumerMember, by: int) -> None:
         if member.regex_or_none is not None:
@@ -373,7 +380,7 @@ class ConsumerGroup:
         self, *, without: Collection[ConsumerMember] = (), and_by: ConsumerMember | None = None
     ) -> set[str]:
         """Every topic to which members subscribe, by name or by a resolved expression. The members in `without` don't
-        count; `and_by` does.
+        count; `and_by` does. Only for a few: see `topics_at_most`.
         """
         topics: set[str] = set()
         if len(without) < len(self.members):
@@ -382,6 +389,22 @@ class ConsumerGroup:
             unused = [self.matched[regex] for regex in given_up if not self.uses(regex, without=without)]
             topics |= _left(self.tallies.matching, _times(unused))
         return topics if and_by is None else topics | self.topics_of(and_by)
+
+    def topics_at_most(self, *, and_by: ConsumerMember | None = None) -> int:
+        """No fewer than the topics to which members subscribe, and `and_by`. To count them takes as long as to make a
+        set of them: milliseconds, if a few members name thousands of different topics.
+        """
+        most = len(self.tallies.naming) + len(self.tallies.matching)
+        if and_by is not None:
+            most += len(and_by.subscribed_topics.difference(self.tallies.naming))
+            resolved = self.resolved.get(and_by.regex_or_none or "")
+            if resolved is not None and and_by.subscribed_regex not in self.matched:
+                most += len(resolved.topics)
+        return most
+
+    def names_subscribed(self) -> Iterator[str]:
+        """Every topic to which members subscribe now, to be looked at in turns. One may come twice."""
+        return chain(list(self.tallies.naming), list(self.tallies.matching))
 
     def keeps_its_topics(self, *, without: Collection[ConsumerMember], and_by: ConsumerMember | None) -> bool:
         """Whether the members subscribe to the same topics without these and with that one. It is asked of what they
@@ -582,7 +605,7 @@ class ConsumerGroup:
         if after:
             self.matched[regex] = after
         if after is not before:
-            _replace(self.tallies.matching, before, after)
+            self.tallies.replace_topics(self.tallies.matching, before, after)
 
     def _hold(self, member: ConsumerMember, *, but: ConsumerMember | None) -> None:
         """Put the member into `holders`, but not for what it has held as `but`."""

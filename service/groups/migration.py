@@ -324,18 +324,26 @@ class Migration:
             put += 1 + len(part.claimed)
             yield from repeat(None, put // PUT_A_STEP)
             put %= PUT_A_STEP
-        if not self._leaves_some_out(made, given):  # otherwise the heartbeat raises the epoch: the hash does not match
-            made.metadata_hash = yield from fingerprint_in_small_steps(self._topics, made.topics_subscribed)
+        if not (
+            yield from self._leaves_some_out(made, given)
+        ):  # otherwise the heartbeat raises the epoch: the hash does not match
+            made.metadata_hash = yield from fingerprint_in_small_steps(
+                self._topics, made.names_subscribed(), made.is_subscribed_to, {}
+            )
         yield
         return Made(made, _records_of_upgrade(made, parts.values()))
 
-    def _leaves_some_out(self, made: ConsumerGroup, given: Mapping[bytes, int]) -> bool:
+    def _leaves_some_out(self, made: ConsumerGroup, given: Mapping[bytes, int]) -> SmallSteps[bool]:
         """Whether a partition of a subscribed topic is in nobody's target: the group was turned in the middle of a
         rebalance, or a topic has got more partitions since the last one. A static member that comes back with the same
         subscription changes nothing, so nobody would get such a partition. `given`: how many partitions are in targets.
         """
-        known = (self._topics.by_name(topic) for topic in made.topics_subscribed())
-        return any(facts is not None and given.get(facts.topic_id, 0) < facts.partitions for facts in known)
+        for topic in made.names_subscribed():
+            facts = self._topics.by_name(topic)
+            if facts is not None and given.get(facts.topic_id, 0) < facts.partitions:
+                return True
+            yield
+        return False
 
     def _upgraded_member(
         self, group: ClassicGroup, member: ClassicMember, known: Upgraded | None

@@ -4,7 +4,7 @@
 raised whenever an answer may have changed.
 """
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
@@ -38,17 +38,25 @@ def fingerprint(topics: TopicView, names: Iterable[str]) -> int:
     return _as_stored(sum(_mark(topics, name) for name in names))
 
 
-def fingerprint_in_small_steps(topics: TopicView, names: Callable[[], Set[str]]) -> SmallSteps[int]:
-    """The fingerprint of what `names` returns when this ends. It may return other names later than at the begin."""
-    total, counted = 0, frozenset[str]()
-    while (present := names()) != counted:
-        for name in present - counted:
-            total += _mark(topics, name)
-            yield
-        for name in counted - present:
-            total -= _mark(topics, name)
-            yield
-        counted = frozenset(present)
+def fingerprint_in_small_steps(
+    topics: TopicView, names: Iterable[str], is_one: Callable[[str], bool], changed: dict[str, None]
+) -> SmallSteps[int]:
+    """The fingerprint of all that `is_one` when this ends. `names`: all that are at the begin; a name may come twice.
+    Each that becomes one or is one no more is put into `changed` meanwhile.
+    """
+    counted: dict[str, int] = {}
+    for name in names:
+        if name not in counted and is_one(name):
+            counted[name] = _mark(topics, name)
+        yield
+    total = sum(counted.values())
+    while changed:
+        name, _ = changed.popitem()
+        total -= counted.pop(name, 0)
+        if is_one(name):
+            mark = counted[name] = _mark(topics, name)
+            total += mark
+        yield
     return _as_stored(total)
 
 

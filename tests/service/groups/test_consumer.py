@@ -762,6 +762,54 @@ def test_the_first_member_of_a_group_may_name_thousands_of_topics_without_a_seco
     assert group.metadata_hash == topics.fingerprint(driver.topics, names)
 
 
+def test_no_set_is_made_of_all_topics_of_members_that_name_very_many_together(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    topics_subscribed = ConsumerGroup.topics_subscribed
+
+    def count(group: ConsumerGroup, **named: Any) -> set[str]:
+        found = topics_subscribed(group, **named)
+        made.append(len(found))
+        return found
+
+    monkeypatch.setattr(ConsumerGroup, "topics_subscribed", count)
+    for member in "abc":
+        driver.beat(member, 0, subscribed_topics=tuple(f"{member}{number}" for number in range(SMALL_STEPS_A_TURN - 1)))
+        for _ in turns(driver):
+            pass
+    driver.topics.put("a0", 1)
+    driver.beat("b", group_of(driver).epoch)
+    for _ in turns(driver):
+        pass
+    driver.beat("c", LEAVE_EPOCH)
+    driver.beat("d", 0, subscribed_topics=None, subscribed_regex="o.*")
+    for _ in turns(driver):
+        pass
+    group = group_of(driver)
+    assert max(made) < SMALL_STEPS_A_TURN
+    assert group.assignment_epoch == group.epoch
+    assert group.metadata_hash == topics.fingerprint(driver.topics, ["a0", "orders"])
+    assert group.tallies.changed is None
+
+
+def test_a_look_at_very_many_topics_counts_what_members_have_named_and_left_meanwhile(driver: Driver) -> None:
+    names = [f"t{number}" for number in range(3 * SMALL_STEPS_A_TURN)]
+    for name in names:
+        driver.topics.put(name, 1)
+    driver.beat("a", 0, subscribed_topics=tuple(names))
+    driver.beat("b", 0, subscribed_topics=("orders",))
+    meanwhile = turns(driver)
+    next(meanwhile)
+    driver.beat("a", group_of(driver).members["a"].member_epoch, subscribed_topics=tuple(names[100:]))
+    next(meanwhile)
+    driver.beat("b", LEAVE_EPOCH)
+    driver.beat("c", 0, subscribed_topics=("events", names[3]))
+    for _ in meanwhile:
+        pass
+    assert group_of(driver).metadata_hash == topics.fingerprint(driver.topics, ["events", names[3], *names[100:]])
+
+
 def test_a_group_that_waits_for_a_target_gets_it_after_a_restart_without_a_heartbeat() -> None:
     driver = Driver()
     driver.beat("a", 0)
