@@ -3,8 +3,8 @@
 A coordinator may have a hundred thousand offsets, so this takes several turns of the loop. Each kind of work is a
 generator that looks at one offset after the other, in the machine's state at that moment, and writes tombstones. A turn
 ends after `LOOKED_AT_ONCE` looks or `GONE_AT_ONCE` records, and the work is due again at once. No progress is stored: a
-round that a crash interrupts begins anew. Deleted topics are found again when the log has been read, because every
-topic with offsets is looked up then.
+round that a crash interrupts begins anew. Deleted topics are found again when the log has been read: the topic of each
+offset is looked up then, in one pass over the groups. (A pass for each topic would be topics times groups.)
 """
 
 from collections import Counter
@@ -29,6 +29,7 @@ GONE_AT_ONCE = 300
 GONE_AT_ONCE_BYTES = 500_000
 
 EXPIRY: DeadlineName = ("offsets", "", "")
+MISSED: DeadlineName = ("forget", "", "")
 FORGETTING = ("offsets", "forget", "delete")  # the names of the deadlines for this work
 
 # Yields after every look. True: the records written so far must be applied before the work goes on.
@@ -69,9 +70,8 @@ class Forgetting:
         """Begin the work after the log was read."""
         self._clock.look(draft.now_ms, draft.wall_ms)
         self._deadlines.set(EXPIRY, draft.now_ms + self._settings.offsets_retention_check_interval_ms)
-        for topic in self._offsets.topics():
-            self._under_way[("forget", topic, "")] = self._forget(topic, None)
-            self._deadlines.set(("forget", topic, ""), draft.now_ms)
+        self._under_way[MISSED] = self._forget_missed()
+        self._deadlines.set(MISSED, draft.now_ms)
 
     def forget_topic(self, topic: str, topic_id: bytes, draft: Draft) -> None:
         """The topic was deleted: remove its offsets."""
@@ -142,10 +142,15 @@ class Forgetting:
         holds_offsets = self._offsets.has_any(group.group_id) or self._offsets.has_pending(group.group_id)
         return not holds_offsets and group.is_abandoned
 
-    def _forget(self, topic: str, deleted_id: bytes | None) -> Work:
-        """Write tombstones for the offsets of a deleted topic. Without an id: find out whether the topic still
-        exists.
-        """
+    def _forget_missed(self) -> Work:
+        """Write tombstones for the offsets of topics that were deleted while no coordinator was running."""
+        for group_id in self._offsets.group_ids():
+            yield False
+            for topic in self._offsets.topics_of(group_id):
+                yield from self._forget_in([group_id], topic, None)
+
+    def _forget(self, topic: str, deleted_id: bytes) -> Work:
+        """Write tombstones for the offsets of a deleted topic."""
         group_ids = iter(self._offsets.group_ids())
         while some := list(islice(group_ids, GROUPS_A_LOOK)):
             yield False

@@ -63,12 +63,6 @@ class Offsets:
     def pending_count(self, group_id: str) -> int:
         return sum(map(len, self._open.get(group_id, NOTHING).values()))
 
-    def topics(self) -> list[str]:
-        """Every topic of which a group has offsets."""
-        committed = (topic for topics in self._committed.values() for topic in topics)
-        pending = (topic for topics in self._open.values() for topic in topics)
-        return list(dict.fromkeys((*committed, *pending)))
-
     def group_ids(self) -> list[str]:
         """The groups that have offsets, committed or pending."""
         return [*self._committed, *(group_id for group_id in self._open if group_id not in self._committed)]

@@ -488,6 +488,20 @@ def test_a_topic_that_was_deleted_while_nobody_looked_is_forgotten_by_the_next_c
     assert (driver.committed(topic="events"), driver.committed("h", topic="events")) == (12, 21)
 
 
+def test_the_next_coordinator_looks_once_at_each_offset_and_not_at_every_group_for_each_topic() -> None:
+    driver = Driver(topics=Topics(**{f"t{number}": 1 for number in range(100)}))
+    for group in range(100):
+        for topic in (group, (group + 1) % 100):
+            driver.commit(11, topic=f"t{topic}", group=f"g{group}")
+    driver.topics.remove("t7")
+    driver.restart()
+    assert driver.committed("g7", topic="t8") == 11
+    written = turns_of(driver)
+    assert sum(written) == 2
+    assert len(written) == 2, "one to look, one to wake the groups"
+    assert [driver.committed(f"g{group}", topic="t7") for group in (6, 7)] == [-1, -1]
+
+
 def test_a_topic_made_again_does_not_inherit_what_a_transaction_committed(driver: Driver) -> None:
     driver.commit_in_transaction(7, 20)
     driver.topics.remove("orders")
