@@ -5,7 +5,7 @@ A `Fault` has the same name as its error code, so no table between the two is ne
 
 import asyncio
 from base64 import urlsafe_b64encode
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
@@ -13,14 +13,15 @@ from uuid import UUID
 from service.broker.coordinators import Coordinators
 from service.broker.session import Session
 from service.broker.shard import CoordinatorLoading, DecisionFailed, NotCoordinator
-from service.groups.commands import Command
+from service.groups.commands import Command, OffsetToCommit
 from service.groups.coordinator import GroupCoordinator
 from service.groups.verdicts import Fault
 from service.ports import Env
-from service.turns import MadeLater
+from service.turns import MadeLater, in_turns, slices_in_turns
 from service.wire.error_codes import ErrorCode
 
 Reply = TypeVar("Reply")
+Thing = TypeVar("Thing")
 Answer = TypeVar("Answer")
 Groups: TypeAlias = Coordinators[GroupCoordinator]
 
@@ -28,6 +29,10 @@ Groups: TypeAlias = Coordinators[GroupCoordinator]
 ALL_GROUP_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 OFFSETS_AT_ONCE = 250
 """How many offsets are written, read or deleted in one turn of the loop. Each takes ten to twenty microseconds."""
+OFFSETS_AT_ONCE_BYTES = 500_000
+"""So many bytes of notes and group ids are written at most: far less than the largest batch (1 MB), for each offset has
+some more.
+"""
 OPERATIONS_NOT_ASKED = -(1 << 31)
 REFUSED: dict[type[Exception], ErrorCode] = {
     NotCoordinator: ErrorCode.NOT_COORDINATOR,
@@ -92,6 +97,25 @@ def _made_of(
         return made(REFUSED[type(refused)])
     assert isinstance(reply, kind)
     return made(reply)
+
+
+async def offsets_in_turns(things: Iterable[Thing], group_id: str) -> AsyncIterator[list[Thing]]:
+    """What a request names, in slices of which each fits into one turn, and its records into one batch."""
+    async for some in slices_in_turns(things, OFFSETS_AT_ONCE):
+        async for part in in_turns(_that_fit(some, group_id), 1):
+            yield part
+
+
+def _that_fit(some: list[Thing], group_id: str) -> Iterator[list[Thing]]:
+    part, room, of_group = list[Thing](), OFFSETS_AT_ONCE_BYTES, len(group_id.encode())
+    for each in some:
+        size = of_group + (len(each.metadata.encode()) if isinstance(each, OffsetToCommit) else 0)
+        if size > room and part:
+            yield part
+            part, room = [], OFFSETS_AT_ONCE_BYTES
+        part.append(each)
+        room -= size
+    yield part
 
 
 def host_of(session: Session) -> str:

@@ -2,7 +2,8 @@
 10: topic ids).
 
 Partitions that do not exist are refused one by one; the coordinator hears of the others only, and not at all if there
-are none. Very many are committed OFFSETS_AT_ONCE at a time, and each time it is asked anew whether the member may.
+are none. Very many are committed OFFSETS_AT_ONCE at a time, fewer with long notes, and each time it is asked anew
+whether the member may.
 """
 
 from __future__ import annotations
@@ -11,12 +12,20 @@ from collections.abc import Awaitable, Iterable, Iterator
 from functools import lru_cache
 
 from log.ids import TopicId
-from service.api.group_answers import OFFSETS_AT_ONCE, Groups, answer_with, ask, error_code
+from service.api.group_answers import (
+    OFFSETS_AT_ONCE,
+    OFFSETS_AT_ONCE_BYTES,
+    Groups,
+    answer_with,
+    ask,
+    error_code,
+    offsets_in_turns,
+)
 from service.broker.session import Session
 from service.cluster.image import Image, Topic
 from service.cluster.metadata import ClusterMetadata
 from service.groups.commands import CommitOffsets, CommitReply, OffsetToCommit
-from service.turns import NAMED_A_TURN, in_turns, slices_in_turns
+from service.turns import NAMED_A_TURN, in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -60,6 +69,7 @@ def _all_there(image: Image, request: OffsetCommitRequest, *, by_id: bool) -> tu
     if len(request.topics) > OFFSETS_AT_ONCE:
         return None
     offsets: list[OffsetToCommit] = []
+    room, of_group = OFFSETS_AT_ONCE_BYTES, len(request.group_id.encode())
     for wanted in request.topics:
         topic = _find(image, wanted, by_id=by_id)
         if topic is None or len(offsets) + len(wanted.partitions) > OFFSETS_AT_ONCE:
@@ -69,9 +79,11 @@ def _all_there(image: Image, request: OffsetCommitRequest, *, by_id: bool) -> tu
             index = each.partition_index
             if index not in there:
                 return None
-            facts = each.committed_offset, each.committed_leader_epoch, each.committed_metadata or ""
+            note = each.committed_metadata
+            room -= of_group + len(note.encode()) if note else of_group
+            facts = each.committed_offset, each.committed_leader_epoch, note or ""
             offsets.append(_new(OffsetToCommit, (name, topic_id, index, *facts)))
-    return tuple(offsets) or None
+    return tuple(offsets) or None if room >= 0 else None
 
 
 async def _commit_in_turns(
@@ -82,7 +94,7 @@ async def _commit_in_turns(
     wanted: Iterator[OffsetToCommit | _Refused | None],
 ) -> OffsetCommitResponse:
     answers = _Answers()
-    async for some in slices_in_turns(wanted, OFFSETS_AT_ONCE):
+    async for some in offsets_in_turns(wanted, request.group_id):
         # Others have had turns since these were looked up. A topic may have been deleted, or made again.
         image = metadata.image
         if offsets := answers.without_refused(_still_there(image, each) for each in some):

@@ -4,11 +4,11 @@ offsets of all topics may be deleted.
 
 from collections.abc import Iterator
 
-from service.api.group_answers import OFFSETS_AT_ONCE, Groups, ask, error_code
+from service.api.group_answers import Groups, ask, error_code, offsets_in_turns
 from service.broker.session import Session
 from service.cluster.metadata import ClusterMetadata
 from service.groups.commands import DeleteOffsets, DeleteOffsetsReply
-from service.turns import NAMED_A_TURN, in_turns, slices_in_turns
+from service.turns import NAMED_A_TURN, in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -25,7 +25,7 @@ async def handle(
     if not request.group_id:
         return OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     answers: dict[str, list[OffsetDeleteResponsePartition]] = {}
-    async for some in slices_in_turns(_named(request), OFFSETS_AT_ONCE):
+    async for some in offsets_in_turns(_named(request), request.group_id):
         existing: dict[str, list[int]] = {}
         for name, index in filter(None, some):
             topic = metadata.image.topics.get(name)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from log.ids import TopicId
-from service.api.group_answers import OFFSETS_AT_ONCE, Groups, ask, error_code
+from service.api.group_answers import Groups, ask, error_code, offsets_in_turns
 from service.broker.acceptance import RefusedBatch
 from service.broker.session import Session
 from service.broker.shard import CoordinatorLoading, NotCoordinator
@@ -18,7 +18,7 @@ from service.broker.transaction_gate import TransactionalWriter, TransactionGate
 from service.cluster.metadata import ClusterMetadata
 from service.groups.commands import CommitReply, CommitTransactionalOffsets, OffsetToCommit
 from service.ports import Clock
-from service.turns import NAMED_A_TURN, Steps, Turn, done_in_turns, slices_in_turns
+from service.turns import NAMED_A_TURN, Steps, Turn, done_in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -49,7 +49,7 @@ async def handle(
     if not request.transactional_id:
         return await done_in_turns(_answer(request, {}, ErrorCode.INVALID_REQUEST))
     codes: dict[tuple[str, int], int] = {}
-    async for some in slices_in_turns(_wanted(parts.metadata, request), OFFSETS_AT_ONCE):
+    async for some in offsets_in_turns(_wanted(parts.metadata, request), request.group_id):
         known = {(each.topic, each.partition): each for each in some if each is not None}
         errors = await _commit(parts, header, request, tuple(known.values())) if known else []
         codes.update(zip(known, errors, strict=True))
