@@ -11,6 +11,7 @@ from collections.abc import Awaitable
 
 from service.api.group_answers import Groups, answer_with, ask, error_code, fresh_member_id, host_of
 from service.broker.session import Session
+from service.cluster.topic_commands import MAX_NAME_LENGTH
 from service.groups.commands import ConsumerHeartbeat, ConsumerHeartbeatReply, PartitionsByTopic
 from service.ports import Env
 from service.turns import NAMED_A_TURN, Steps, Turn, breathe, in_turns, now_or_in_turns
@@ -31,6 +32,10 @@ NAMES_MAX = 20_000
 no other client is served. Kafka refuses what does not fit into a batch: more than 40,000 names of 25 bytes.
 """
 TOO_MANY_NAMES = f"a member may name {NAMES_MAX} topics; more can be subscribed to by a regular expression"
+NAMES_MAX_BYTES = 900_000
+"""What a member names must fit into a batch of the offsets topic (1 MB), with the lengths and what else it says."""
+TOO_MANY_BYTES = f"the names of a member's topics may have {NAMES_MAX_BYTES} bytes; a regular expression may match more"
+TOO_LONG_A_NAME = f"the name of a topic has {MAX_NAME_LENGTH} characters at most"
 ASKED_AGAIN_S = (0.05, 0.15)
 """To make the target of a group of thousands of members takes about as long as the first pause, while they send their
 heartbeats. Longer than both a heartbeat does not wait.
@@ -45,12 +50,20 @@ def handle(
     groups: Groups, env: Env, session: Session, header: RequestHeader, request: ConsumerGroupHeartbeatRequest
 ) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse]:
     names, owned = request.subscribed_topic_names, request.topic_partitions
-    if len(names or ()) > NAMES_MAX:
-        return ConsumerGroupHeartbeatResponse(0, ErrorCode.INVALID_REQUEST, TOO_MANY_NAMES)
+    if names and (wrong := _wrong_with(names)) is not None:
+        return ConsumerGroupHeartbeatResponse(0, ErrorCode.INVALID_REQUEST, wrong)
     if len(names or ()) > NAMED_A_TURN or len(owned or ()) > NAMED_A_TURN:
         return _beat_in_turns(groups, env, session, header, request)
     partitions = None if owned is None else {topic.topic_id: topic.partitions for topic in owned}
     return _beat(groups, env, session, header, request, names, partitions)
+
+
+def _wrong_with(names: list[str]) -> str | None:
+    if len(names) > NAMES_MAX:
+        return TOO_MANY_NAMES
+    if max(map(len, names)) > MAX_NAME_LENGTH:
+        return TOO_LONG_A_NAME
+    return TOO_MANY_BYTES if len("".join(names).encode()) > NAMES_MAX_BYTES else None
 
 
 async def _beat_in_turns(

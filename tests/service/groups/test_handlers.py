@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from service.api import consumer_group_heartbeat
-from service.api.consumer_group_heartbeat import NAMES_MAX, PARTITIONS_AS_ONE
+from service.api.consumer_group_heartbeat import NAMES_MAX, NAMES_MAX_BYTES, PARTITIONS_AS_ONE
+from service.api.group_answers import OFFSETS_AT_ONCE
 from service.broker.shard import ANSWERS_A_TURN, CoordinatorLoading, NotCoordinator
 from service.groups.assignment_round import TARGETS_AT_ONCE
 from service.groups.classic_group import ClassicGroup
@@ -459,6 +460,26 @@ def test_a_member_is_told_of_thousands_of_topics_in_turns(stage: Stage) -> None:
     assert turns > len(names) // NAMED_A_TURN
 
 
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["x" * 250], "249"),
+        ([f"{number:06d}" + "x" * 240 for number in range(5_000)], "bytes"),
+        ([f"{number:03d}" + "\u20ac" * 240 for number in range(NAMED_A_TURN)] * 4, "bytes"),
+    ],
+)
+def test_names_that_no_topic_has_or_that_do_not_fit_into_a_batch_are_refused(
+    stage: Stage, names: list[str], told: str
+) -> None:
+    refused = stage.ask(first_heartbeat(subscribed_topic_names=names), 1)
+    assert (refused.error_code, refused.member_id) == (ErrorCode.INVALID_REQUEST, None)
+    assert told in refused.error_message
+    assert not stage.driver.log
+    longest = [f"{number:06d}" + "x" * 243 for number in range(NAMES_MAX_BYTES // 249)]
+    assert stage.ask(first_heartbeat(subscribed_topic_names=longest), 1).error_code == 0
+    assert max(bytes_of_batches(stage)) < 1_000_000
+
+
 @pytest.mark.parametrize("names_epoch", [0, 2])
 def test_more_topics_than_one_turn_can_take_are_refused_and_change_nothing(stage: Stage, names_epoch: int) -> None:
     names = ["orders", *(f"t{number}" for number in range(NAMES_MAX - 1))]
@@ -658,6 +679,27 @@ def test_very_many_offsets_are_committed_fetched_and_deleted_some_at_a_time(stag
     stage.ask(OffsetDeleteRequest("g", [OffsetDeleteRequestTopic("orders", rows)]), 0)
     assert [len(command.topics[0][1]) for command in asked] == [250, 250, 250, 250, 200]
     assert [topic.name for topic in stage.ask(everything, 9).groups[0].topics] == ["events"]
+
+
+def bytes_of_batches(stage: Stage) -> list[int]:
+    return [sum(len(key) + len(value or b"") for key, value in entry.records) for entry in stage.driver.log]
+
+
+@pytest.mark.parametrize(("group", "note"), [("g", "\u20ac" * 4_096), ("g" * 30_000, None)])
+def test_offsets_with_long_notes_or_of_a_group_with_a_long_id_are_committed_and_deleted_in_batches_that_fit(
+    stage: Stage, group: str, note: str | None
+) -> None:
+    stage.driver.topics.put("orders", OFFSETS_AT_ONCE)
+    rows = [OffsetCommitRequestPartition(index, 42, committed_metadata=note) for index in range(OFFSETS_AT_ONCE)]
+    committed = stage.ask(OffsetCommitRequest(group, topics=[OffsetCommitRequestTopic("orders", NOBODY, rows)]), 9)
+    deleted_rows = [OffsetDeleteRequestPartition(index) for index in range(OFFSETS_AT_ONCE)]
+    deleted = stage.ask(OffsetDeleteRequest(group, [OffsetDeleteRequestTopic("orders", deleted_rows)]), 0)
+    for answer in (committed, deleted):
+        assert [(row.partition_index, row.error_code) for row in answer.topics[0].partitions] == [
+            (index, 0) for index in range(OFFSETS_AT_ONCE)
+        ]
+    assert sum(len(entry.records) for entry in stage.driver.log) == 2 * OFFSETS_AT_ONCE
+    assert max(bytes_of_batches(stage)) < 1_000_000
 
 
 def test_very_many_members_leave_some_at_a_time(stage: Stage) -> None:
