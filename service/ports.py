@@ -13,7 +13,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeVar
 
@@ -110,7 +110,11 @@ class LoopTasks:
 
     async def cancel_all(self) -> None:
         current = asyncio.current_task()
-        for task in reversed([task for task in self._running.values() if task is not current]):
+
+        def left() -> Iterator[asyncio.Task[None]]:
+            return (each for each in reversed(self._running.values()) if each is not current and not each.done())
+
+        while task := next(left(), None):  # one that still runs may begin another meanwhile
             task.cancel()
             try:
                 await task
