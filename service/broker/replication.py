@@ -61,9 +61,9 @@ FIRST_REST_S = 0.02
 """The first pause before a leader, or one partition of it, is asked again. Each further pause is twice as long."""
 HELD_BACK_MS = 100
 """How often a partition that is throttled is looked at again."""
-SLOW_FLUSH_S = 0.05
-"""The longest time for which a flush, or a large batch that is laid beside its log, delays the next fetch. A partition
-for which it takes longer is left out of the fetch until it is done.
+SLOW_S = 0.05
+"""The longest time for which a flush, a large batch that is laid beside its log, or a change of a log's files delays
+the other partitions of a fetch. A partition for which it takes longer is left out of the fetch until it is done.
 """
 NO_SESSION, SESSION_BEGINS = 0, 0
 LAST_SESSION_EPOCH = 2**31 - 1
@@ -280,16 +280,19 @@ class FollowedPartition:
     flushing: asyncio.Task[None] | None = None
     laying: asyncio.Task[None] | None = None
     """The last large batch, on its way into the log."""
+    changing: asyncio.Task[None] | None = None
+    """The last answer for which more than the end of the log had to change."""
     waits_for_folder: bool = False
     """A large batch came while the folder was busy with another one."""
 
     @property
     def is_held_up(self) -> bool:
-        """Whether nothing can be appended before a large batch is laid: this partition's, or another's that comes next
-        to this one's.
+        """Whether nothing can be appended yet: the files are changed, or a large batch is laid, this partition's or
+        another's that comes next to this one's.
         """
-        is_laying = self.laying is not None and not self.laying.done()
-        return is_laying or (self.waits_for_folder and self.partition.folder.copying.locked())
+        if any(task is not None and not task.done() for task in (self.laying, self.changing)):
+            return True
+        return self.waits_for_folder and self.partition.folder.copying.locked()
 
     @property
     def holds(self) -> bool:
@@ -439,7 +442,7 @@ class Fetcher:
             if self._throttle.holds_back(followed.partition.topic_partition, self._parts.metadata.broker_id):
                 followed.rests_until_s = max(followed.rests_until_s, now_s + HELD_BACK_MS / 1000)
             if followed.partition.must_flush or followed.is_held_up:
-                rests_s = min(rests_s, SLOW_FLUSH_S)
+                rests_s = min(rests_s, SLOW_S)
             elif followed.rests_until_s <= now_s:
                 due[key] = followed
                 self._gone.pop(key, None)
@@ -581,9 +584,24 @@ class Fetcher:
                 followed, asked = self._followed.get(key), self._told.get(key)
                 if followed is None or asked is None or not self._is_answered(followed, asked):
                     continue  # its role has changed since
-                await self._alone(followed, self._take_one(followed, data, turn))
+                if _changes_files(followed.partition.log, data):
+                    await self._take_beside(followed, data, turn)
+                else:
+                    await self._alone(followed, self._take_one(followed, data, turn))
                 if turn.is_over():
                     await breathe()
+
+    async def _take_beside(self, followed: FollowedPartition, data: FetchResponsePartitionData, turn: Turn) -> None:
+        """The same for an answer for which this may have to wait: for others that use the files, and for the disk. If
+        that takes long, it goes on beside the fetches for other partitions.
+        """
+        if data.records and not is_large(len(data.records)):
+            assert not isinstance(data.records, list), "what is received is bytes"
+            data.records = bytes(data.records)  # the rest of the answer is not kept
+        name = f"change of {followed.partition.topic_partition}"
+        work = self._alone(followed, self._take_one(followed, data, turn))
+        followed.changing = self._parts.env.tasks.spawn(name, work)
+        await asyncio.wait([followed.changing], timeout=SLOW_S)
 
     async def _alone(self, followed: FollowedPartition, work: Awaitable[None]) -> None:
         """Do the work. If it fails, the partition pauses, and no other is affected."""
@@ -608,6 +626,8 @@ class Fetcher:
 
     async def _take_one(self, followed: FollowedPartition, data: FetchResponsePartitionData, turn: Turn) -> None:
         partition, log = followed.partition, followed.partition.log
+        if not followed.holds:
+            return
         # An empty log has nothing to lose, whether it stands below or above the leader's log.
         reach = log.end_offset if log.end_offset > log.start_offset else -1
         # Deletions that stood above this log's end, and below this offset, have left the leader's log.
@@ -625,7 +645,7 @@ class Fetcher:
                 records = memoryview(data.records)
                 if (begins := _begins_inside(records, log)) is not None:
                     await self._start_over(followed, begins)
-                if forgotten > log.forgotten_below or (forgotten and log.start_offset == log.end_offset):
+                if _lacks_deletions(log, data):
                     await self._forget(followed, forgotten)
                 is_taken = await self._append(followed, records, turn)
                 self._throttle.moved(partition.topic_partition, self._parts.metadata.broker_id, len(data.records))
@@ -684,7 +704,7 @@ class Fetcher:
         name = f"large batch of {partition.topic_partition}"
         work = self._alone(followed, self._append_large(followed, batch, header))
         followed.laying = self._parts.env.tasks.spawn(name, work)
-        await asyncio.wait([followed.laying], timeout=SLOW_FLUSH_S)
+        await asyncio.wait([followed.laying], timeout=SLOW_S)
         return followed.laying.done() and partition.log.end_offset == header.next_offset
 
     async def _append_large(self, followed: FollowedPartition, batch: memoryview, header: BatchHeader) -> None:
@@ -772,7 +792,7 @@ class Fetcher:
                 followed.flushing = self._parts.env.tasks.spawn(name, self._flush_one(followed))
                 begun.append(followed.flushing)
         if begun:
-            await asyncio.wait(begun, timeout=SLOW_FLUSH_S)
+            await asyncio.wait(begun, timeout=SLOW_S)
 
     async def _flush_one(self, followed: FollowedPartition) -> None:
         partition = followed.partition
@@ -781,6 +801,23 @@ class Fetcher:
         except DiskFault as fault:
             partition.folder.fail(fault)
             self._rest(followed, str(fault))
+
+
+def _changes_files(log: PartitionLog, data: FetchResponsePartitionData) -> bool:
+    """Whether more may follow from this answer than that its batches are appended."""
+    if data.error_code:
+        return data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+    if data.diverging_epoch is not None or data.log_start_offset > log.start_offset:
+        return True
+    return bool(data.records) and (log.start_offset == log.end_offset or _lacks_deletions(log, data))
+
+
+def _lacks_deletions(log: PartitionLog, data: FetchResponsePartitionData) -> bool:
+    """Whether the batches of this answer lack deletions, and the log does not know that yet."""
+    if data.snapshot_id is None:
+        return False
+    forgotten = data.snapshot_id.end_offset
+    return forgotten > log.forgotten_below or (forgotten > 0 and log.start_offset == log.end_offset)
 
 
 def _key(partition: Partition) -> TopicIdPartition:

@@ -606,6 +606,96 @@ def test_what_is_deleted_does_not_come_back_with_the_next_leader(tmp_path: Path)
     on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
 
 
+SLOW = TopicPartition("slow", 0)
+CHANGES = ["its start rises", "it starts over", "it is cut", "deletions have left the leader's log"]
+
+
+async def slow_beside(stage: ClusterStage) -> tuple[Partition, Partition]:
+    """A second partition that broker 1 leads and broker 2 follows, with two records: its leader and its follower."""
+    for name in (TOPIC, SLOW.topic):
+        await stage.create(1, 2, name=name, min_insync_replicas="1")
+    await stage.write("first")
+    await stage.in_sync(1, 2)
+    leads, follows = [stage.broker(each).partitions.get(SLOW) for each in (1, 2)]
+    assert leads is not None
+    assert follows is not None
+    await until(lambda: leads.is_leading)
+    for _ in range(2):
+        write_one(leads)
+    await until(lambda: follows.log.end_offset == leads.high_watermark == 2)
+    return leads, follows
+
+
+def write_one(partition: Partition) -> None:
+    batch = memoryview(bytearray(build_batch([(b"k", b"v", (), 1)])))
+    assert isinstance(partition.append_from_client(batch, acks=1, now_ms=1, needs_guard=False), Appended)
+
+
+async def must_change(stage: ClusterStage, leads: Partition, follows: Partition, what: str) -> None:
+    """The follower's log must change more than at its end, and waits until others are done with its files."""
+    state = stage.broker(2).metadata.image.partition(SLOW)
+    assert state is not None
+    if what == "its start rises":
+        await raise_start_offset(leads.log, 1)
+        write_one(leads)
+    else:
+        stage.broker(2).replication.stop(follows)
+        if what == "it is cut":
+            follows.lead(state.leader_epoch, 2, (1, 2), (2,), fsync=False)
+            write_one(follows)
+        else:
+            write_one(leads)
+            if what == "it starts over":
+                await raise_start_offset(leads.log, 3)
+            else:
+                leads.log.forgotten_below = 3
+            write_one(leads)
+        stage.broker(2).replication.follow(follows, state, fsync=False)
+    await until(lambda: bool(follows.log.alone()._waiters))
+
+
+def changes() -> int:
+    """How many changes of the slow log are under way."""
+    return [task.get_name() for task in asyncio.all_tasks()].count(f"change of {SLOW}")
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_log_whose_files_are_in_use_holds_up_no_other_that_the_same_broker_leads(tmp_path: Path, what: str) -> None:
+    """Retention, the cleaner or a flush may use them for seconds: acks=all of all others waited as long."""
+
+    async def scene(stage: ClusterStage) -> None:
+        leads, follows = await slow_beside(stage)
+        async with follows.log.alone():
+            await must_change(stage, leads, follows, what)
+            before = follows.log.start_offset
+            for number in range(3):
+                async with asyncio.timeout(5):
+                    await stage.write(str(number))
+            assert changes() == 1, "nothing is asked about it meanwhile"
+            assert follows.log.start_offset == before
+        await until(lambda: (follows.log.start_offset, stored(follows)) == (leads.log.start_offset, stored(leads)))
+        await until(lambda: changes() == 0)
+        assert follows.log.forgotten_below == leads.log.forgotten_below
+        assert stage.partition(2).log.end_offset == 4
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS | {"replica.lag.time.max.ms": "60000"})
+
+
+@pytest.mark.parametrize("what", CHANGES[1:])
+def test_a_log_that_has_another_role_by_then_is_not_changed_for_the_former_one(tmp_path: Path, what: str) -> None:
+    async def scene(stage: ClusterStage) -> None:
+        leads, follows = await slow_beside(stage)
+        async with follows.log.alone():
+            await must_change(stage, leads, follows, what)
+            stage.broker(2).replication.stop(follows)
+            before = follows.log.start_offset, stored(follows)
+        await until(lambda: changes() == 0)
+        assert (follows.log.start_offset, stored(follows)) == before
+        assert not follows.log.forgotten_below
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS | {"replica.lag.time.max.ms": "60000"})
+
+
 def test_a_deletion_that_a_replica_does_not_confirm_holds_up_no_other(tmp_path: Path) -> None:
     async def scene(stage: ClusterStage) -> None:
         of: dict[str, list[Partition]] = {}
