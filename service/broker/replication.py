@@ -14,9 +14,10 @@ What always holds:
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 from log.batch import HEADER_BYTES, BatchHeader, CorruptBatch, read_header
@@ -587,7 +588,7 @@ class Fetcher:
                 if _changes_files(followed.partition.log, data):
                     await self._take_beside(followed, data, turn)
                 else:
-                    await self._alone(followed, self._take_one(followed, data, turn))
+                    await self._alone(followed, partial(self._take_one, followed, data, turn))
                 if turn.is_over():
                     await breathe()
 
@@ -599,14 +600,14 @@ class Fetcher:
             assert not isinstance(data.records, list), "what is received is bytes"
             data.records = bytes(data.records)  # the rest of the answer is not kept
         name = f"change of {followed.partition.topic_partition}"
-        work = self._alone(followed, self._take_one(followed, data, turn))
+        work = self._alone(followed, partial(self._take_one, followed, data, turn))
         followed.changing = self._parts.env.tasks.spawn(name, work)
         await asyncio.wait([followed.changing], timeout=SLOW_S)
 
-    async def _alone(self, followed: FollowedPartition, work: Awaitable[None]) -> None:
+    async def _alone(self, followed: FollowedPartition, work: Callable[[], Awaitable[None]]) -> None:
         """Do the work. If it fails, the partition pauses, and no other is affected."""
         try:
-            await work
+            await work()
         except CorruptBatch as error:
             self._rest(followed, str(error))
         except DiskFault as fault:
@@ -702,7 +703,7 @@ class Fetcher:
         if followed.waits_for_folder:
             return False  # it comes again
         name = f"large batch of {partition.topic_partition}"
-        work = self._alone(followed, self._append_large(followed, batch, header))
+        work = self._alone(followed, partial(self._append_large, followed, batch, header))
         followed.laying = self._parts.env.tasks.spawn(name, work)
         await asyncio.wait([followed.laying], timeout=SLOW_S)
         return followed.laying.done() and partition.log.end_offset == header.next_offset
