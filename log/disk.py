@@ -289,11 +289,7 @@ class RealFile:
         self.size = size
 
     async def fsync(self) -> None:
-        self.pin()
-        try:
-            await self._disk.in_syncers(self.path, _sync, os.fdatasync, self.fileno())
-        finally:
-            self.unpin()
+        await self._disk.sync_file(self)
 
     def fileno(self) -> int:
         self.used = True
@@ -345,6 +341,7 @@ class SyncJob(NamedTuple):
     path: str
     job: Callable[..., object]
     args: tuple[object, ...]
+    over: Callable[[], None] | None
     done: asyncio.Future[None]
 
 
@@ -363,8 +360,9 @@ class RealDisk:
         self._owner = threading.get_ident()
         self._discards = time.time_ns()  # above every number that an earlier process has used
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="disk-writer")
-        # Gives room back, which takes half a second for each gigabyte. Nothing waits for that.
+        # These two give room back, which takes half a second for each gigabyte. Nothing waits for that.
         self._remover = ThreadPoolExecutor(1, thread_name_prefix="disk-remover")
+        self._closer = ThreadPoolExecutor(1, thread_name_prefix="disk-closer")
         self._closing = threading.Event()
         self._syncers = ThreadPoolExecutor(SYNCS_AT_ONCE, thread_name_prefix="disk-sync")
         self._to_sync: deque[SyncJob] = deque()
@@ -450,7 +448,7 @@ class RealDisk:
 
     def close_beside(self, descriptor: int) -> None:
         """Close a descriptor that nobody uses any more, in another thread."""
-        self._remover.submit(os.close, descriptor)
+        self._closer.submit(os.close, descriptor)
 
     def forget(self, file: RealFile) -> None:
         self._open_files.pop(file, None)
@@ -563,33 +561,42 @@ class RealDisk:
         await asyncio.get_running_loop().run_in_executor(self._writer, self._do, path, job, args)
 
     async def sync_files(self, files: Sequence[File]) -> None:
-        pinned: list[File] = []
         jobs: list[asyncio.Future[None]] = []
         try:
             for file in files:
-                file.pin()
-                pinned.append(file)
-            jobs += [self.in_syncers(file.path, _sync, os.fdatasync, file.fileno()) for file in pinned]
+                jobs.append(self.sync_file(file))
             if jobs:
                 await asyncio.wait(jobs)
         finally:
             for job in jobs:
                 job.cancel()
-            for file in pinned:
-                file.unpin()
         for failure in [job.exception() for job in jobs]:
             if failure is not None:
                 raise failure
 
-    def in_syncers(self, path: str, job: Callable[..., object], *args: object) -> asyncio.Future[None]:
+    def sync_file(self, file: File) -> asyncio.Future[None]:
+        """Begin `File.fsync`. The file is pinned until it is over: a thread may still use the descriptor of one whose
+        caller has been cancelled.
+        """
+        file.pin()
+        try:
+            return self.in_syncers(file.path, _sync, os.fdatasync, file.fileno(), over=file.unpin)
+        except BaseException:
+            file.unpin()
+            raise
+
+    def in_syncers(
+        self, path: str, job: Callable[..., object], *args: object, over: Callable[[], None] | None = None
+    ) -> asyncio.Future[None]:
         """The same for jobs that need not wait for others. They run at the same time, and file systems join several
         fsyncs into one commit of their journal. To wake a thread takes longer than many an fsync, so one that is awake
-        goes on as long as there are jobs.
+        goes on as long as there are jobs. `over` is called in the thread when the job is done, or is not done because
+        nobody waits for it.
         """
         self.check()
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self.lock:
-            self._to_sync.append(SyncJob(path, job, args, done))
+            self._to_sync.append(SyncJob(path, job, args, over, done))
             wakes_one = self._syncing < SYNCS_AT_ONCE
             self._syncing += wakes_one
         if wakes_one:
@@ -605,14 +612,15 @@ class RealDisk:
                 if not self._to_sync:
                     self._syncing -= 1
                     return
-                path, job, args, done = self._to_sync.popleft()
-            if done.cancelled():
-                continue  # the file may be closed, and its descriptor may be another file's
+                path, job, args, over, done = self._to_sync.popleft()
             failure: Exception | None = None
-            try:
-                self._do(path, job, args)
-            except Exception as error:  # noqa: BLE001 - the caller that waits for the job is told
-                failure = error
+            if not done.cancelled():
+                try:
+                    self._do(path, job, args)
+                except Exception as error:  # noqa: BLE001 - the caller that waits for the job is told
+                    failure = error
+            if over is not None:
+                over()
             with suppress(RuntimeError):  # the loop is closed, and nobody waits
                 done.get_loop().call_soon_threadsafe(_tell, done, failure)
 
@@ -652,6 +660,7 @@ class RealDisk:
         self._writer.shutdown(cancel_futures=True)
         self._remover.shutdown(cancel_futures=True)
         self._syncers.shutdown()
+        self._closer.shutdown()
         with self.lock:
             for file in list(self._open_files):
                 file.close()

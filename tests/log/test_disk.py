@@ -458,6 +458,47 @@ def test_what_is_discarded_is_removed_beside_the_loop_and_at_the_next_start_if_a
     asyncio.run(main())
 
 
+def test_a_file_that_is_closed_while_a_thread_syncs_it_harms_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller was cancelled, and the descriptor closed at once. The thread met a bad descriptor, which was taken for
+    a failure of the disk: the whole folder went out of service.
+    """
+    syncs, goes_on = threading.Event(), threading.Event()
+    sync = os.fdatasync
+
+    def slow(descriptor: int) -> None:
+        syncs.set()
+        assert goes_on.wait(30)
+        sync(descriptor)
+
+    async def main() -> None:
+        disk = RealDisk(str(tmp_path))
+        monkeypatch.setattr("log.disk.os.fdatasync", slow)
+        for together in (False, True):
+            syncs.clear()
+            goes_on.clear()
+            file = disk.open("a", create=True)
+            syncing = asyncio.ensure_future(disk.sync_files([file]) if together else file.fsync())
+            assert await asyncio.to_thread(syncs.wait, 30)
+            syncing.cancel()
+            await asyncio.wait([syncing])
+            file.close()
+            goes_on.set()
+        disk.close()
+        assert disk.fault is None
+        assert not [name for name in os.listdir("/proc/self/fd") if links_to(name) == f"{tmp_path}/a"]
+
+    asyncio.run(main())
+
+
+def links_to(descriptor: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except FileNotFoundError:
+        return ""
+
+
 def test_nothing_waits_for_the_removal_of_what_was_discarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes a minute for a topic of 100 GB. The checkpoints and new names of all other partitions, and the stop of
     the broker, waited for it.

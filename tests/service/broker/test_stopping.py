@@ -22,9 +22,9 @@ def test_a_stop_waits_no_longer_for_a_hundred_rolled_segments_than_for_a_few(
     waits = [0]
 
     def counted(original: Any) -> Any:
-        def call(disk: RealDisk, *arguments: object) -> Any:
+        def call(disk: RealDisk, *arguments: object, **more: object) -> Any:
             waits[0] += 1
-            return original(disk, *arguments)
+            return original(disk, *arguments, **more)
 
         return call
 
