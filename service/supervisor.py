@@ -115,7 +115,11 @@ class BrokerProcess:
         """
         if self._log is None:
             return ""
-        lines = self._log.read_bytes()[log_end:].decode(errors="replace").splitlines()
+        try:
+            written = self._log.read_bytes()
+        except OSError:  # somebody has moved it, as logrotate does
+            return ""
+        lines = written[log_end:].decode(errors="replace").splitlines()
         errors = [line.removeprefix(ERROR_PREFIX) for line in lines if line.startswith(ERROR_PREFIX)]
         told = errors or [line for line in lines if line.strip()]
         return f": {told[-1]}" if told else ""
@@ -264,6 +268,8 @@ class Supervisor:
                 await member.start()
             except StartError as error:
                 logger.error("%s", error)
+            except Exception:  # whatever it is, the broker is to come back
+                logger.exception("broker %d could not be started", member.number)
             else:
                 logger.warning("broker %d is up again", member.number)
 

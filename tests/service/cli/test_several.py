@@ -273,6 +273,14 @@ def test_a_broker_that_ends_with_a_traceback_says_its_last_line(tmp_path: Path) 
         asyncio.run(BrokerProcess(1, command, tmp_path / "brokers.log").start())
 
 
+def test_the_words_of_a_broker_that_did_not_start_may_be_in_a_file_that_was_moved(tmp_path: Path) -> None:
+    """As logrotate does. It ended the task that starts the broker again."""
+    log = tmp_path / "brokers.log"
+    command = [sys.executable, "-c", f"import os; os.rename({str(log)!r}, {str(log) + '.1'!r})"]
+    with pytest.raises(StartError, match=r"broker 1 did not start \(status 0\)$"):
+        asyncio.run(BrokerProcess(1, command, log).start())
+
+
 def test_a_demo_removes_what_one_that_was_killed_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing of one that runs, of one that begins, or what only has such a name."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
