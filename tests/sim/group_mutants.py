@@ -29,7 +29,7 @@ from service.groups.coordinator import GroupCoordinator
 from service.groups.forgetting import Forgetting
 from service.groups.migration import Migration
 from service.groups.offset_decisions import OffsetDecisions
-from service.groups.offsets import Offsets, OffsetsByTopic
+from service.groups.offsets import CommittedOffset, Offsets, OffsetsByTopic
 from service.groups.reconciliation import Walk, reconcile
 from service.groups.records import current_record, member_tombstones, target_epoch_record
 from service.groups.resuming import Resuming
@@ -252,7 +252,7 @@ def what_a_restarted_instance_was_to_let_go_of_forgotten() -> Planting:
 
 
 def partitions_left_out_before_an_upgrade_stay_so() -> Planting:
-    return replaced(Migration, "_leaves_some_out", lambda *everything: False)
+    return replaced(Migration, "_leaves_some_out", lambda *everything: iter(()))
 
 
 def offsets_taken_up_otherwise_than_recorded() -> Planting:
@@ -323,6 +323,19 @@ def offsets_of_open_transactions_outlive_their_group() -> Planting:
         return ((topic, partition) for topic in topics for partition in list(known.get(topic, ())))
 
     return replaced(Forgetting, "_names", names)
+
+
+def offsets_of_the_next_topic_forgotten_with_the_former() -> Planting:
+    original = Forgetting._is_gone
+
+    def is_gone(forgetting: Forgetting, topic: str, deleted_id: bytes | None, committed: CommittedOffset) -> bool:
+        return deleted_id is not None or original(forgetting, topic, deleted_id, committed)
+
+    return replaced(Forgetting, "_is_gone", is_gone)
+
+
+def deleted_topics_not_forgotten() -> Planting:
+    return replaced(Forgetting, "_is_gone", lambda *everything: False)
 
 
 def groups_joined_while_they_are_deleted() -> Planting:
@@ -451,6 +464,8 @@ MUTANTS: dict[str, Callable[[], Planting]] = {
         assignor_named_twice_counted_twice,
         offsets_of_subscribed_topics_deleted,
         offsets_of_open_transactions_outlive_their_group,
+        offsets_of_the_next_topic_forgotten_with_the_former,
+        deleted_topics_not_forgotten,
         groups_joined_while_they_are_deleted,
         told_epochs_that_are_in_no_record_not_believed,
         commits_of_an_epoch_that_may_be_old_taken_after_a_restart,

@@ -56,6 +56,7 @@ BEAT_MS = 500
 ANSWER_WITHIN_MS = 1_500
 BORN_MS = 1_700_000_000_000  # by the wall clock: a stamp of before 2001 tells nothing
 RETENTIONS_MS = (7 * 24 * 60 * 60_000, 7 * 24 * 60 * 60_000, 5_000, 10_000)
+TOLD_OF_DELETION_MS = (0, 100, 3_000)
 CUTS = 5  # up to which the log is compacted, of each run
 
 KINDS = ("classic", "static", "consumer", "static consumer")
@@ -626,13 +627,21 @@ class GroupWorld:
                     self.board.acknowledge(partition, value)
 
     def make_topic_anew(self, name: str) -> None:
+        """The coordinator is told after a while: the broker has other topics to follow. Meanwhile members commit for
+        the new topic.
+        """
         facts = self.topics.by_name(name)
         assert facts is not None
         self.topics.remove(name)
         self.topics.put(name, self.chance.randint(1, 6))
-        if self.machine is not None:  # otherwise the answer reaches nobody
+        self.after(self.chance.choice(TOLD_OF_DELETION_MS), lambda: self._tell_to_forget(name, facts.topic_id))
+
+    def _tell_to_forget(self, name: str, topic_id: bytes) -> None:
+        if self.machine is not None:  # otherwise the next one finds out by itself
             self._tokens += 1
-            self._carry_out(self.machine.decide(ForgetTopic(name, facts.topic_id), self._tokens, self.steady_ms))
+            decision = self.machine.decide(ForgetTopic(name, topic_id), self._tokens, self.steady_ms)
+            self._check_expired(decision)
+            self._carry_out(decision)
 
 
 def _read(machine: GroupCoordinator, entry: Entry) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 
 from service.groups import classic_decisions, consumer_decisions, forgetting, migration, resuming
+from service.groups.offset_decisions import ZERO_TOPIC_ID
 from service.groups.states import ConsumerState
 from tests.sim import gathering
 from tests.sim.group_members import TOPICS, ClassicMember, ConsumerMember, Member
@@ -186,6 +187,7 @@ def settle(world: GroupWorld) -> set[str]:
     """In peace every partition comes to be read; of which topics."""
     world.run_until(world.now_ms + SETTLE_MS)
     world.check_log()
+    check_all_is_forgotten(world)
     topics = {topic for member in members_in(world) for topic in member.topics}
     check_all_is_read(world, topics, SETTLE_MS)
     return topics
@@ -234,6 +236,19 @@ def grow(world: GroupWorld) -> None:
     facts = world.topics.by_name(name)
     assert facts is not None
     world.topics.put(name, facts.partitions + 1)
+
+
+def check_all_is_forgotten(world: GroupWorld) -> None:
+    """No offset is left of a topic that was deleted, by itself at its place."""
+    offsets = world.replayed(world.log)._offsets
+    for group_id in offsets.group_ids():
+        for topic, partitions in offsets.of_group(group_id).items():
+            for partition, known in partitions.items():
+                is_gone = known.topic_id != ZERO_TOPIC_ID and world.topics.by_id(known.topic_id) is None
+                if is_gone and not offsets.is_pending(group_id, topic, partition):
+                    raise Broken(
+                        f"TheDeletedIsForgotten: {group_id} has {known.offset} of a former {topic}-{partition}"
+                    )
 
 
 def check_all_is_read(world: GroupWorld, topics: Iterable[str], peace_ms: int) -> None:
