@@ -315,10 +315,12 @@ class Members:
                 left_s = self._beats_in_s(member)
                 silent_in_s = max(member.touched_s + session_s - now_s(), 0.0)
                 await asyncio.sleep(min(left_s if left_s > 0 else member.interval_s, silent_in_s))
-                is_silent = now_s() >= member.touched_s + session_s
+                asked_s = now_s()
                 home = await self._gateway.coordinator(GROUPS, member.group)
                 if member.is_gone:
                     return
+                # The client may have asked meanwhile. If it waits for the same answer, that time does not count.
+                is_silent = asked_s >= member.touched_s + session_s
                 has_moved = home != self._gateway.node_id
                 if is_silent or has_moved:
                     await self.expire(member, has_moved=has_moved)

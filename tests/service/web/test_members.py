@@ -227,6 +227,36 @@ def test_a_silent_member_leaves_when_its_time_is_over_and_not_with_its_next_hear
     assert 0.29 < asyncio.run(scene()) < 3.0
 
 
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_client_that_asks_while_its_coordinator_is_looked_for_is_not_silent(asks: bool) -> None:
+    """It was thrown out for the silence before it."""
+
+    async def scene() -> float:
+        loop = asyncio.get_running_loop()
+        lookups = 0
+
+        async def here(*_: object, **__: object) -> int:
+            nonlocal lookups
+            lookups += 1
+            await asyncio.sleep(2.0 if lookups == 1 else 0.0)
+            return 1
+
+        mine = members.Members(cast(Any, SimpleNamespace(coordinator=here, node_id=1)))
+        mine.depart = mine.beat = here  # type: ignore[method-assign, assignment]
+        began_s = loop.time()
+        member = HttpMember("g", "m", Join(["t"], session_timeout_ms=2000), began_s, beaten_s=began_s, interval_s=5.0)
+        mine._members["g", "m"] = member
+        living = asyncio.create_task(mine._live(member))
+        await asyncio.sleep(3.0)
+        if asks:
+            mine.find("g", "m")
+        await living
+        return loop.time() - began_s
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        assert runner.run(scene()) == pytest.approx(5.0 if asks else 4.0)
+
+
 def test_the_place_of_a_member_is_told_whatever_its_group_is_called(http: Http, topic: str) -> None:
     assert http.post("/v1/topics", {"name": topic}).status == 201
     place = joined(http, "line%0D%0Abreak%2F%1A", topic)
