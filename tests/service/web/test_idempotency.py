@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
 import service.web.idempotency
 from isolation.aborted import AbortedRange
@@ -465,6 +466,37 @@ def test_keys_are_learnt_anew_after_the_log_could_not_be_read(monkeypatch: pytes
 
     asyncio.run(scene())
     assert len(partition.failures) == 1
+
+
+@pytest.mark.parametrize("is_forwarded", [False, True])
+def test_nothing_is_kept_of_keys_that_are_led_elsewhere(monkeypatch: pytest.MonkeyPatch, is_forwarded: bool) -> None:
+    """A million keys of a partition that had moved away were kept for ever."""
+    partitions = {WHERE._replace(partition=index): Led(log_of_keys(3000)) for index in range(2)}
+    gateway = beside(cast(Any, partitions))
+    keys, names = Keys(gateway), [str(number) for number in range(100)]
+    of = {HTTP_KEYS.partition_of(each, 2): each for each in names}
+
+    async def elsewhere(*_: object) -> Any:
+        return 2
+
+    gateway.coordinator, gateway.node_id = elsewhere, 1
+    monkeypatch.setattr(service.web.idempotency, "forward", elsewhere)
+
+    async def scene() -> None:
+        lost = await keys._memory(of[0])
+        assert len(lost.offsets) == 2700
+        partitions[WHERE].is_leading = False
+        if is_forwarded:
+            await keys.serve(make_mocked_request("POST", "/", headers={"Idempotency-Key": "k"}), b"", cast(Any, None))
+            assert not keys._memories
+        else:
+            await keys._memory(of[1])
+            assert [*keys._memories] == [1]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not lost.offsets
+
+    asyncio.run(scene())
 
 
 def test_a_request_that_waited_for_a_memory_that_was_dropped_meanwhile_asks_the_next_one() -> None:
