@@ -284,6 +284,8 @@ class Memory:
         self.offsets: OrderedDict[Digest, tuple[int, int]] = OrderedDict()
         """Where the record of each key is, and when it was written; the oldest first."""
         self._until = partition.log.end_offset
+        self._noted: dict[Digest, tuple[int, int]] = {}
+        """The keys that were written while the older ones are learnt."""
         self._learning: asyncio.Task[None] | None = None
         self.is_loaded = False
 
@@ -315,8 +317,12 @@ class Memory:
             await self._read(gateway)
         except (DiskFault, CorruptBatch) as failure:
             partition.unreadable(failure)
-        else:
-            self.is_loaded = self.is_led(partition)
+            return
+        if self.is_led(partition):
+            self.is_loaded = True
+            while self._noted:
+                digest = next(iter(self._noted))
+                self.note(digest, *self._noted.pop(digest))
 
     async def _read(self, gateway: Gateway) -> None:
         """Read the log up to where it ended when this leadership began, in several turns of the loop."""
@@ -339,13 +345,20 @@ class Memory:
             else:
                 found, at = _keys_in(stored, aborted, oldest_ms)
             for digest, offset, written_ms in found:
-                self.note(digest, offset, written_ms)
+                self._remember(digest, offset, written_ms)
 
     def note(self, digest: Digest, offset: int, written_ms: int) -> None:
-        known = self.offsets.pop(digest, None)  # a key that is used again after its time is the newest now
-        if known is not None and known[0] > offset:  # it was used again while the log was read
-            offset, written_ms = known
-        self.offsets[digest] = offset, written_ms
+        """The key was written just now."""
+        if self.is_loaded:
+            self._remember(digest, offset, written_ms)
+        else:  # it is newer than all that is still to be learnt
+            self._noted[digest] = offset, written_ms
+
+    def _remember(self, digest: Digest, offset: int, written_ms: int) -> None:
+        known = self.offsets.get(digest)
+        if known is None or known[0] <= offset:  # a key that is used again after its time is the newest now
+            self.offsets[digest] = offset, written_ms
+            self.offsets.move_to_end(digest)
 
     def find(self, gateway: Gateway, digest: Digest) -> int | None:
         """Where the record of the key is; None if there is none, or its time is over."""

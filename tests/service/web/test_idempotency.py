@@ -378,6 +378,7 @@ def test_keys_that_all_became_old_are_forgotten_a_few_with_each_request() -> Non
     partition = Led(log_of_keys(0))
     gateway = beside({WHERE: partition}, now_ms=0)
     known = Memory(WHERE, cast(Any, partition))
+    known.is_loaded = True
     for number in range(20_000):
         known.note(digest_of(number), number, 0)
     gateway.now_ms = 10**12
@@ -467,6 +468,28 @@ def test_keys_are_learnt_anew_after_the_log_could_not_be_read(monkeypatch: pytes
 
     asyncio.run(scene())
     assert len(partition.failures) == 1
+
+
+def test_a_key_that_is_written_while_the_older_ones_are_learnt_is_the_newest() -> None:
+    """It was the first: until its time was over, no older one was forgotten."""
+    partition = Led(log_of_keys(3000))
+    gateway = beside({WHERE: partition}, now_ms=10**12 + 3000, kept_ms=10_000)
+    known = Memory(WHERE, cast(Any, partition))
+
+    async def scene() -> None:
+        learning = known.learning(gateway)
+        await asyncio.sleep(0)
+        known.note(digest_of(-1), 10**6, gateway.now_ms + 5000)
+        known.note(digest_of(2998), 4, 0)
+        await learning
+
+    asyncio.run(scene())
+    assert len(known.offsets) == 2701
+    assert known.offsets[digest_of(2998)] == (5996, 10**12 + 2998), "the higher offset counts"
+    gateway.now_ms = 10**12 + 14_000
+    for _ in range(14):
+        known.forget_old(gateway)
+    assert [*known.offsets] == [digest_of(-1)]
 
 
 @pytest.mark.parametrize("is_forwarded", [False, True])

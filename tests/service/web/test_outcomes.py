@@ -1088,6 +1088,7 @@ def write_key(keys: Keys, known: Memory, after: Any = lambda: None, before: Any 
 
 def test_a_key_is_remembered_though_what_is_known_was_learnt_anew_while_it_was_written() -> None:
     before, after = memory(), memory()
+    after.is_loaded = True
     keys = keys_of(before)
     record = write_key(keys, before, lambda: keys._memories.update({0: after}))
     assert after.offsets == {record.digest: (7, 1000)}
@@ -1148,6 +1149,7 @@ def test_a_key_whose_record_is_written_is_looked_up_whatever_became_of_the_reque
 def test_keys_are_forgotten_in_time_though_one_of_them_is_used_again_and_again() -> None:
     """A key that was used again kept its place as the oldest, and every key behind it was remembered too long."""
     known = memory()
+    known.is_loaded = True
     for day, key in enumerate((b"nightly", b"once", b"nightly")):
         known.note(key, day, 1000 * day)
     clock = SimpleNamespace(wall_ms=lambda: 2500)

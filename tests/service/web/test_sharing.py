@@ -121,6 +121,7 @@ class Bench:
         self.keys = Keys(cast(Gateway, gateway))
         partition = SimpleNamespace(leader_epoch=5, log=SimpleNamespace(end_offset=0))
         self.memory = self.keys._memories[0] = Memory(WHERE, cast(Any, partition))
+        self.memory.is_loaded = True
         monkeypatch.setattr(Sharing, "_transact", self.transact)
         monkeypatch.setattr(service.web.sharing, "write_alone", self.alone)
 
