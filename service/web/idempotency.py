@@ -7,7 +7,7 @@ brokers forward to it. So the key's record exists if and only if the data does, 
 What always holds: while a key is remembered, at most one request with it is applied. A repeated request gets the first
 one's answer. While the first is still being written, it is told to wait (409); if it is another request, it is refused
 (422). A leader answers for keys only when everything written before its leadership is decided, and the leader has read
-it.
+it. Where stored bytes have rotted it answers for none (503): one of the keys in them may be what is asked for.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import asyncio
 import hashlib
 import re
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from aiohttp import web
 
 from isolation.read_filter import AbortedBatches
-from log.batch import CorruptBatch, NewRecord, Record, read_records, split
+from log.batch import BatchHeader, CorruptBatch, NewRecord, Record, checksum_ok, read_records, split
 from log.disk import DiskFault, FileSlice
 from log.ids import TopicPartition
 from service.broker.internal_topics import HTTP_KEYS
@@ -241,6 +241,8 @@ class Keys:
                 # During the wait a write may have failed, and another memory may have taken this one's place.
                 if memory.is_loaded and self._memories.get(index) is memory:
                     return memory
+                if memory.is_rotten:
+                    raise Problem("not-now", "what was written with Idempotency-Keys before can't be read")
             if now_s() > deadline_s:
                 raise Problem("not-now", "what was written with Idempotency-Keys before is not known yet")
             await asyncio.sleep(PAUSE_S)
@@ -286,8 +288,16 @@ class Memory:
         self._until = partition.log.end_offset
         self._noted: dict[Digest, tuple[int, int]] = {}
         """The keys that were written while the older ones are learnt."""
+        self._read_to = 0
+        """What is below was learnt."""
         self._learning: asyncio.Task[None] | None = None
+        self._told = ""
+        """Which failure to read was told last."""
         self.is_loaded = False
+        self.is_rotten = False
+        """Whether stored bytes have rotted. Reading is tried anew for whom asks next: the log may begin behind them by
+        now.
+        """
 
     def is_led(self, partition: Partition | None) -> bool:
         """Whether the key's partition, which is this one now, is led as when the memory began."""
@@ -316,7 +326,10 @@ class Memory:
         try:
             await self._read(gateway)
         except (DiskFault, CorruptBatch) as failure:
-            partition.unreadable(failure)
+            if self._told != str(failure):  # once, however often it is tried
+                partition.unreadable(failure)
+            self._told = str(failure)
+            self.is_rotten = isinstance(failure, CorruptBatch)
             return
         if self.is_led(partition):
             self.is_loaded = True
@@ -325,14 +338,15 @@ class Memory:
                 self.note(digest, *self._noted.pop(digest))
 
     async def _read(self, gateway: Gateway) -> None:
-        """Read the log up to where it ended when this leadership began, in several turns of the loop."""
+        """Read the log up to where it ended when this leadership began, in several turns of the loop. It goes on where
+        it failed before.
+        """
         log = self.partition.log
-        at = log.start_offset
         while True:
             await breathe()
             if not self.is_led(self.partition):
                 return
-            at = max(at, log.start_offset)
+            at = max(self._read_to, log.start_offset)
             stored = log.read(at, max_bytes=LEARNT_AT_ONCE_BYTES, limit_offset=self._until, at_least_one=True)
             if stored is None:
                 return
@@ -341,11 +355,12 @@ class Memory:
             aborted = [(each.producer_id, each.first_offset) for each in ranges]
             oldest_ms = _oldest_ms(gateway)
             if len(stored) > UNPACKED_AT_ONCE_BYTES:
-                found, at = await stored.in_thread(gateway.env.blocking, _keys_in, aborted, oldest_ms)
+                found, behind = await stored.in_thread(gateway.env.blocking, _keys_in, aborted, oldest_ms)
             else:
-                found, at = _keys_in(stored, aborted, oldest_ms)
+                found, behind = _keys_in(stored, aborted, oldest_ms)
             for digest, offset, written_ms in found:
                 self._remember(digest, offset, written_ms)
+            self._read_to = behind
 
     def note(self, digest: Digest, offset: int, written_ms: int) -> None:
         """The key was written just now."""
@@ -383,7 +398,10 @@ class Memory:
                     return _remembered.decode(record.value)
         except (DiskFault, CorruptBatch) as failure:
             self.partition.unreadable(failure)
-            raise Problem("not-now", "the record of the key can't be read") from None
+            raise Problem("not-now", "the record of the key can't be read", outcome="unknown") from None
+        except msgspec.DecodeError as error:
+            self.partition.unreadable(CorruptBatch(f"the record at offset {offset} is none of a key: {error}"))
+            raise Problem("not-now", "the record of the key can't be read", outcome="unknown") from None
         # Whatever has become of it, to write the request once more would be wrong.
         raise Problem("not-now", f"the record of the key is not at offset {offset}", outcome="unknown")
 
@@ -415,7 +433,7 @@ def _keys_in(
     behind these batches.
     """
     ranges, found, behind = AbortedBatches(aborted), list[tuple[Digest, int, int]](), 0
-    for header, batch in split(stored.read()):
+    for header, batch in _batches_in(stored):
         behind = header.next_offset
         if not ranges.covers(header, batch) and not header.is_control and header.max_timestamp >= oldest_ms:
             for record in read_records(batch, header):
@@ -424,7 +442,15 @@ def _keys_in(
 
 
 def _records_in(stored: FileSlice) -> list[Record]:
-    return [record for header, batch in split(stored.read()) for record in read_records(batch, header)]
+    return [record for header, batch in _batches_in(stored) for record in read_records(batch, header)]
+
+
+def _batches_in(stored: FileSlice) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """These batches. `CorruptBatch` if one has rotted."""
+    for header, batch in split(stored.read()):
+        if not checksum_ok(batch, header):
+            raise CorruptBatch(f"the checksum of the batch at offset {header.base_offset} is wrong")
+        yield header, batch
 
 
 def _digest(key: bytes) -> Digest:

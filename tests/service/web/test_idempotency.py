@@ -470,6 +470,78 @@ def test_keys_are_learnt_anew_after_the_log_could_not_be_read(monkeypatch: pytes
     assert len(partition.failures) == 1
 
 
+def rot(log: PartitionLog, offset: int, before: bytes, after: bytes) -> None:
+    """Other bytes stand in the stored batch at this offset, for the first of these."""
+    stored = log.read(offset, max_bytes=0, limit_offset=log.end_offset, at_least_one=True)
+    assert stored is not None
+    at = stored.position + stored.read().index(before)
+    cast(Any, stored.file).node.data[at : at + len(before)] = after
+
+
+@pytest.mark.parametrize("unpacked_at_once", [1, 64 << 10])
+def test_no_key_is_answered_for_while_one_has_rotted(monkeypatch: pytest.MonkeyPatch, unpacked_at_once: int) -> None:
+    """No checksum was looked at: the key was another one, and the request that was repeated was written once more."""
+    monkeypatch.setattr(service.web.idempotency, "UNPACKED_AT_ONCE_BYTES", unpacked_at_once)
+    log = log_of_keys(1000)
+    rot(log, 1600, b"800", b"80Z")
+    partition = Led(log)
+    keys = Keys(beside({WHERE: partition}))
+
+    async def refused() -> Problem:
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(Problem) as refusal:
+                await keys._memory("k")
+        return refusal.value
+
+    async def scene() -> None:
+        for _ in range(3):
+            assert (await refused()).kind.status == 503
+        assert keys.claim(0, "80Z", b"asked", b"") is None
+        assert [str(each) for each in partition.failures] == ["the checksum of the batch at offset 1600 is wrong"]
+        rot(log, 1600, b"80Z", b"800")
+        known = await keys._memory("k")
+        expected = {digest_of(number): (2 * number, 10**12 + number) for number in range(1000) if number % 10 != 9}
+        assert list(known.offsets.items()) == list(expected.items()), "learning goes on where it failed"
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("unpacked_at_once", [1, 64 << 10])
+def test_an_answer_that_has_rotted_is_not_given(monkeypatch: pytest.MonkeyPatch, unpacked_at_once: int) -> None:
+    monkeypatch.setattr(service.web.idempotency, "UNPACKED_AT_ONCE_BYTES", unpacked_at_once)
+    log = log_of_keys(10)
+    partition = Led(log)
+    keys = Keys(beside({WHERE: partition}))
+
+    async def scene() -> None:
+        known = await keys._memory("4")
+        rot(log, 8, b"applied", b"implied")
+        with pytest.raises(Problem) as refused:
+            await known.recall(keys._gateway, 8, "4")
+        assert (refused.value.kind.status, refused.value.outcome) == (503, "unknown")
+
+    asyncio.run(scene())
+    assert len(partition.failures) == 1
+
+
+@pytest.mark.parametrize("value", [b'{"answer":{}}', b'{"fingerprint":1,"answer":{}}', b"\xff", b'{"finger'])
+def test_a_record_that_is_none_of_a_key_is_no_answer(value: bytes) -> None:
+    """The request failed with a traceback, and 500."""
+    log = log_of_keys(0)
+    batch = build_plain_batch([(b"4", value)], 10**12)
+    log.append(batch, read_header(batch), now_ms=0)
+    partition = Led(log)
+    gateway = beside({WHERE: partition})
+
+    async def scene() -> None:
+        with pytest.raises(Problem) as refused:
+            await Memory(WHERE, cast(Any, partition)).recall(gateway, 0, "4")
+        assert (refused.value.kind.status, refused.value.outcome) == (503, "unknown")
+
+    asyncio.run(scene())
+    assert len(partition.failures) == 1
+
+
 def test_a_key_that_is_written_while_the_older_ones_are_learnt_is_the_newest() -> None:
     """It was the first: until its time was over, no older one was forgotten."""
     partition = Led(log_of_keys(3000))
