@@ -614,13 +614,15 @@ class RealDisk:
                     return
                 path, job, args, over, done = self._to_sync.popleft()
             failure: Exception | None = None
-            if not done.cancelled():
+            try:
                 try:
-                    self._do(path, job, args)
-                except Exception as error:  # noqa: BLE001 - the caller that waits for the job is told
-                    failure = error
-            if over is not None:
-                over()
+                    if not done.cancelled():
+                        self._do(path, job, args)
+                finally:
+                    if over is not None:
+                        over()
+            except Exception as error:  # noqa: BLE001 - the caller that waits for the job is told
+                failure = error
             with suppress(RuntimeError):  # the loop is closed, and nobody waits
                 done.get_loop().call_soon_threadsafe(_tell, done, failure)
 

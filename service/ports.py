@@ -13,7 +13,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeVar
 
@@ -111,18 +111,19 @@ class LoopTasks:
     async def cancel_all(self) -> None:
         current = asyncio.current_task()
 
-        def left() -> Iterator[asyncio.Task[None]]:
-            return (each for each in reversed(self._running.values()) if each is not current and not each.done())
+        def left() -> list[asyncio.Task[None]]:
+            return [each for each in reversed(self._running.values()) if each is not current and not each.done()]
 
-        while task := next(left(), None):  # one that still runs may begin another meanwhile
-            task.cancel()
-            try:
-                await task
-            except asyncio.CancelledError:
-                if current is not None and current.cancelling():
-                    raise
-            except Exception as error:  # noqa: BLE001 - reported by `ended` too; the other tasks must still end
-                logger.debug("task ended with %r while being cancelled", error)
+        while running := left():  # one that still runs may begin another meanwhile
+            for task in running:
+                task.cancel()
+                try:
+                    await task
+                except asyncio.CancelledError:
+                    if current is not None and current.cancelling():
+                        raise
+                except Exception as error:  # noqa: BLE001 - reported by `ended` too; the other tasks must still end
+                    logger.debug("task ended with %r while being cancelled", error)
 
 
 def report_failure(name: str, error: BaseException) -> None:

@@ -353,8 +353,8 @@ class Housekeeper:
         """
         try:
             folder.disk.unlink(RECOVERY_POINTS)
+            await folder.disk.sync_dir("")  # until then a power cut may bring it back
             self.written_points[folder] = {}
-            await folder.disk.sync_dir("")
         except DiskFault as fault:
             folder.fail(fault)
             return fault

@@ -578,7 +578,8 @@ class Fetcher:
     # -- taking
 
     async def _take(self, answer: FetchResponse) -> None:
-        turn = Turn(BATCHES_A_TURN)
+        turn, loop = Turn(BATCHES_A_TURN), asyncio.get_running_loop()
+        until_s = loop.time() + SLOW_S
         for topic in answer.responses:
             for data in topic.partitions:
                 key = topic.topic_id, data.partition_index
@@ -586,23 +587,26 @@ class Fetcher:
                 if followed is None or asked is None or not self._is_answered(followed, asked):
                     continue  # its role has changed since
                 if _changes_files(followed.partition.log, data):
-                    await self._take_beside(followed, data, turn)
+                    changing = self._take_beside(followed, data, turn)
+                    await asyncio.wait([changing], timeout=max(until_s - loop.time(), 0))
                 else:
                     await self._alone(followed, partial(self._take_one, followed, data, turn))
                 if turn.is_over():
                     await breathe()
 
-    async def _take_beside(self, followed: FollowedPartition, data: FetchResponsePartitionData, turn: Turn) -> None:
+    def _take_beside(
+        self, followed: FollowedPartition, data: FetchResponsePartitionData, turn: Turn
+    ) -> asyncio.Task[None]:
         """The same for an answer for which this may have to wait: for others that use the files, and for the disk. If
         that takes long, it goes on beside the fetches for other partitions.
         """
-        if data.records and not is_large(len(data.records)):
-            assert not isinstance(data.records, list), "what is received is bytes"
-            data.records = bytes(data.records)  # the rest of the answer is not kept
+        assert not isinstance(data.records, list), "what is received is bytes"
+        if not is_large(len(data.records or b"")):
+            data.records = bytes(data.records or b"")  # the rest of the answer is not kept
         name = f"change of {followed.partition.topic_partition}"
         work = self._alone(followed, partial(self._take_one, followed, data, turn))
         followed.changing = self._parts.env.tasks.spawn(name, work)
-        await asyncio.wait([followed.changing], timeout=SLOW_S)
+        return followed.changing
 
     async def _alone(self, followed: FollowedPartition, work: Callable[[], Awaitable[None]]) -> None:
         """Do the work. If it fails, the partition pauses, and no other is affected."""

@@ -492,6 +492,24 @@ def test_a_file_that_is_closed_while_a_thread_syncs_it_harms_nobody(
     asyncio.run(main())
 
 
+def test_a_sync_is_told_also_if_its_file_can_t_be_closed_after_it(tmp_path: Path) -> None:
+    """No further thread could be started for that. The flush that waited for the sync waited for ever."""
+
+    async def main() -> None:
+        disk = RealDisk(str(tmp_path))
+
+        def can_t() -> None:
+            raise RuntimeError("can't start new thread")
+
+        with pytest.raises(RuntimeError, match="new thread"):
+            async with asyncio.timeout(30):
+                await disk.in_syncers("a", lambda: None, over=can_t)
+        await disk.in_syncers("a", lambda: None)
+        disk.close()
+
+    asyncio.run(main())
+
+
 def links_to(descriptor: str) -> str:
     try:
         return os.readlink(f"/proc/self/fd/{descriptor}")

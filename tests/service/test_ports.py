@@ -32,3 +32,25 @@ def test_a_task_that_begins_while_others_end_is_ended_too() -> None:
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(main())
+
+
+def test_tasks_that_begin_others_again_and_again_end_too() -> None:
+    """Two of them kept the end busy with what they had begun last."""
+
+    async def child() -> None:
+        await asyncio.sleep(60)
+
+    async def main() -> None:
+        tasks = LoopTasks(lambda name, error: None)
+
+        async def parent() -> None:
+            while True:
+                await asyncio.wait([tasks.spawn("child", child())])
+
+        for _ in range(2):
+            tasks.spawn("parent", parent())
+        await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            await tasks.cancel_all()
+
+    asyncio.run(main())

@@ -8,6 +8,7 @@ import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -535,3 +536,51 @@ def test_a_check_removes_all_that_has_expired_though_it_looks_at_some_at_once(
         assert (len(partition.log.segments), partition.log.start_offset) == (1, 10)
 
     on_stage(tmp_path, scene)
+
+
+def test_no_log_of_a_folder_is_cut_before_it_is_durable_that_its_points_are_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A power cut could bring back the list, with a point above the cut of the second log, which is damage."""
+    events: list[str] = []
+
+    class FullFolder:
+        name, failed = "full", None
+
+        def __init__(self) -> None:
+            self.disk = self
+            self.synced = asyncio.Event()
+
+        def fail(self, fault: DiskFault) -> None: ...
+
+        def unlink(self, path: str) -> None:
+            events.append("removed")
+
+        async def sync_dir(self, path: str) -> None:
+            await self.synced.wait()
+            events.append("durable")
+
+    async def no_room(*_: object) -> None:
+        raise DiskFault(errno.ENOSPC, "no room", RECOVERY_POINTS)
+
+    async def main() -> None:
+        folder: Any = FullFolder()
+        nothing: Any = None
+        housekeeper = Housekeeper(nothing, nothing, nothing, [folder])
+        places = [TopicPartition(name, 0) for name in "ab"]
+        housekeeper.written_points[folder] = dict.fromkeys(places, 10)
+
+        async def cut(place: TopicPartition) -> None:
+            partition: Any = SimpleNamespace(topic_partition=place)
+            async with housekeeper.distrusting(partition, 5):
+                events.append("cut")
+
+        cuts = [asyncio.ensure_future(cut(place)) for place in places]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        folder.synced.set()
+        await asyncio.gather(*cuts)
+
+    monkeypatch.setattr(service.broker.housekeeper, "write_recovery_points", no_room)
+    asyncio.run(main())
+    assert events == ["removed", "durable", "cut", "cut"]

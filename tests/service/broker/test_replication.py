@@ -3,6 +3,7 @@
 import asyncio
 import errno
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -629,6 +630,39 @@ async def slow_beside(stage: ClusterStage) -> tuple[Partition, Partition]:
 def write_one(partition: Partition) -> None:
     batch = memoryview(bytearray(build_batch([(b"k", b"v", (), 1)])))
     assert isinstance(partition.append_from_client(batch, acks=1, now_ms=1, needs_guard=False), Appended)
+
+
+def test_an_answer_by_which_many_logs_must_change_is_held_up_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was for each of them, so with a hundred a healthy partition's follower fell out of sync."""
+    monkeypatch.setattr(replication, "SLOW_S", 1.0)
+    names = [f"slow{number}" for number in range(20)]
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, min_insync_replicas="1")
+        pairs = []
+        for name in names:
+            await stage.create(1, 2, name=name, min_insync_replicas="1")
+            leads, follows = [stage.broker(each).partitions.get(TopicPartition(name, 0)) for each in (1, 2)]
+            assert leads is not None
+            assert follows is not None
+            pairs.append((leads, follows))
+        await stage.write("first")
+        await stage.in_sync(1, 2)
+        for leads, _ in pairs:
+            await until(lambda leads=leads: leads.is_leading)  # type: ignore[misc]
+            write_one(leads)
+            write_one(leads)
+        await until(lambda: all(follows.log.end_offset == leads.high_watermark == 2 for leads, follows in pairs))
+        async with AsyncExitStack() as held:
+            for leads, follows in pairs:
+                await held.enter_async_context(follows.log.alone())
+                await raise_start_offset(leads.log, 1)
+                write_one(leads)
+            await stage.write("acknowledged")  # which waits for 15 s at most
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS | {"replica.lag.time.max.ms": "60000"})
 
 
 async def must_change(stage: ClusterStage, leads: Partition, follows: Partition, what: str) -> None:
