@@ -292,9 +292,10 @@ def test_a_failed_change_is_final_and_reads_go_on(run: Runner) -> None:
     async def body(disk: Disk) -> None:
         file = disk.open("a", create=True)
         file.append([b"abc"])
+        disk.mkdir("folder")
         with pytest.raises(DiskFault) as caught:
-            disk.rename("nowhere", "b")
-        assert caught.value.errno == errno.ENOENT
+            disk.rename("a", "folder")
+        assert caught.value.errno == errno.EISDIR
         for change in (
             lambda: file.append([b"d"]),
             lambda: file.truncate(0),

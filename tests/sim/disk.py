@@ -505,6 +505,8 @@ class Mount:
             folder, name = self._place(source)
             node = self._found(folder, name, source)
             to_folder, to_name = self._place(target)
+            if isinstance(to_folder.entries.get(to_name), Folder) and not isinstance(node, Folder):
+                raise DiskFault(errno.EISDIR, os.strerror(errno.EISDIR), source)
             if (folder, name) != (to_folder, to_name):
                 self._forget_bytes(to_folder.entries.get(to_name))
                 self.device.change_names((folder, name, None), (to_folder, to_name, node))
