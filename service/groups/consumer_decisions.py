@@ -531,7 +531,7 @@ class ConsumerDecisions:
                 return
             ahead = AssignmentRound(group.epoch, self._assign(group, group.members.copy(), group.names_subscribed()))
         if ahead.compute(STEPS_AT_ONCE):
-            for name, instance_id, part in ahead.next_unwritten(TARGETS_AT_ONCE):
+            for name, instance_id, part in ahead.next_unwritten(group.group_id, TARGETS_AT_ONCE):
                 member = group.members.get(name) or group.static_member(instance_id)
                 if member is not None:
                     draft.records.append(target_record(group.group_id, member.member_id, part))

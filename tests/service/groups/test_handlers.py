@@ -702,6 +702,20 @@ def test_offsets_with_long_notes_or_of_a_group_with_a_long_id_are_committed_and_
     assert max(bytes_of_batches(stage)) < 1_000_000
 
 
+def test_the_target_of_a_group_with_a_long_id_is_written_in_batches_that_fit(stage: Stage) -> None:
+    """Each of its records has the id: those of 150 members made a batch of 4.8 megabytes."""
+    stage.driver.topics.put("orders", 300)
+    for number in range(300):
+        joined = first_heartbeat(group_id="g" * 32_000, member_id=f"m{number}")
+        assert stage.ask(joined, 1).error_code == 0
+    for _ in range(400):
+        stage.driver.wait(20)
+    group = stage.driver.consumer("g" * 32_000)
+    assert group.assignment_epoch == group.epoch
+    assert all(list(member.target) for member in group.members)
+    assert max(bytes_of_batches(stage)) < 1_000_000
+
+
 def test_very_many_members_leave_some_at_a_time(stage: Stage) -> None:
     stage.driver.stable_group()
     asked = commands_of(stage)
