@@ -333,9 +333,9 @@ class Memory:
             return
         if self.is_led(partition):
             self.is_loaded = True
-            while self._noted:
-                digest = next(iter(self._noted))
-                self.note(digest, *self._noted.pop(digest))
+            for digest, known in self._noted.items():
+                self._remember(digest, *known)
+            self._noted.clear()
 
     async def _read(self, gateway: Gateway) -> None:
         """Read the log up to where it ended when this leadership began, in several turns of the loop. It goes on where
