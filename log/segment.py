@@ -726,9 +726,18 @@ class Segment:
         """
         offsets = self.offsets
         slot = offsets.floor_value(max(position - 1, 0)) + 1
-        if slot < len(offsets) and self._true_position(slot) is None:
+        if slot >= len(offsets):
+            return self.end_offset
+        true_position = self._true_position(slot)
+        if true_position is not None and true_position < position:
+            # The file has rotted, and the entry names another batch than it did when it was searched.
+            if not self.sealed:
+                return self.end_offset
+            self._distrust_indexes()
+            true_position = None
+        if true_position is None:
             return self.offset_after(position)
-        return self.base_offset + offsets.entry(slot)[0] + 1 if slot < len(offsets) else self.end_offset
+        return self.base_offset + offsets.entry(slot)[0] + 1
 
     def _true_time(self, slot: int) -> int | None:
         """The last offset of the batch that a time entry names; None if the entry was wrong. The indexes are rebuilt

@@ -261,6 +261,22 @@ def test_an_index_that_loses_its_end_while_it_is_open_is_rebuilt(left: int) -> N
     assert found is None or found[1].base_offset == 9_000
 
 
+def test_an_index_that_becomes_zeros_while_it_is_open_says_no_slice_ends_too_early() -> None:
+    """What was read of it before found the slot, and the entry there named the first batch by now. So a reader was not
+    told of the aborted transactions above that, and took their records.
+    """
+    opened = harmed(HARMS["rotten"], suffixes=())
+    assert isinstance(opened.disk, MemoryDisk)
+    segment = opened.segments[0]
+    ends = [(position + header.size_bytes, header.next_offset) for position, header in segment.headers(0)]
+    at = next(at for at, (_, next_offset) in enumerate(ends) if next_offset > 5_000)
+    before = segment.offset_after(ends[at][0])
+    assert before >= ends[at][1]
+    data = opened.disk.files[segment.path(OFFSET_SUFFIX)].data
+    data[:] = bytes(len(data))
+    assert asked(partial(segment.offset_after, ends[at][0])) >= ends[at][1]
+
+
 @pytest.mark.parametrize("lost", range(12, 12 * 40, 12))
 def test_a_time_index_that_has_lost_entries_at_its_end_is_not_believed(lost: int) -> None:
     """Retention took records of now for old ones, and a search by time passed over records."""
