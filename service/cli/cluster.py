@@ -11,7 +11,7 @@ import click
 from service.cli.broker import BrokerShare
 from service.cli.connect import with_cluster
 from service.cli.failures import CliError, Exit
-from service.cli.moving import carry_out, elect, racks, spread, under_way, without
+from service.cli.moving import carry_out, lead_by_first, racks, spread, under_way, without
 from service.cli.output import Output, output_option, remark, show, yes_option
 from service.client.cluster import Cluster
 from service.wire.messages import DescribeClusterRequest
@@ -129,8 +129,12 @@ async def spread_out(cluster: Cluster, yes: bool, output: Output) -> None:
 
 
 @command.command("rebalance")
+@yes_option
 @output_option
 @with_cluster
-async def rebalance(cluster: Cluster, output: Output) -> None:
-    """Let every partition be led by its first replica again, where that is in sync."""
-    await elect(cluster, None, unclean=False, output=output)
+async def rebalance(cluster: Cluster, yes: bool, output: Output) -> None:
+    """Let every partition be led by its first replica again, where that is in sync, the plan first.
+
+    Only leaders change. `oncelog cluster spread` moves copies, to a new broker, too.
+    """
+    await lead_by_first(cluster, output, yes=yes)

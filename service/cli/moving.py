@@ -35,6 +35,7 @@ LOOKS = 10
 """How often the outcome is looked for: another broker than the one that was asked first may hear of it later."""
 NAMED = 5
 """How many partitions a message names."""
+ELECTED, NOT_NEEDED = "elected", "not needed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,16 @@ class ReplicaMove:
     partition: int
     from_brokers: list[int]
     to_brokers: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderMove:
+    """A partition, who leads it, and its first replica, which shall."""
+
+    topic: str
+    partition: int
+    from_broker: int
+    to_broker: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +326,7 @@ def _place(move: ReplicaMove) -> TopicPartition:
     return TopicPartition(move.topic, move.partition)
 
 
-def _names(moves: Sequence[ReplicaMove]) -> str:
+def _names(moves: Sequence[ReplicaMove | Elected]) -> str:
     some = ", ".join(f"{move.topic} {move.partition}" for move in moves[:NAMED])
     return some if len(moves) <= NAMED else f"{some} and {len(moves) - NAMED} more"
 
@@ -367,35 +378,69 @@ async def under_way(cluster: Cluster) -> set[TopicPartition]:
     return {TopicPartition(topic.name, each.partition_index) for topic in answer.topics for each in topic.partitions}
 
 
-async def elect(
-    cluster: Cluster, partitions: Sequence[TopicPartition] | None, *, unclean: bool, output: Output
-) -> None:
-    """Elections of preferred leaders, or of any replica that lives; None: wherever one is needed."""
-    asked = None
-    if partitions is not None:
-        topics: dict[str, ElectLeadersRequestTopicPartitions] = {}
-        for name, index in partitions:
-            topics.setdefault(name, ElectLeadersRequestTopicPartitions(name)).partitions.append(index)
-        asked = list(topics.values())
-    answer = await cluster.ask(ElectLeadersRequest(int(unclean), asked))
+async def lead_by_first(cluster: Cluster, output: Output, *, yes: bool) -> None:
+    """Show which partitions would get their first replica as their leader again, and how many each broker leads then.
+    Do it when the user agrees. A first replica that is not in sync can't lead.
+    """
+    alive, topics = await racks(cluster), await cluster.metadata(None)
+    moves, behind = led_elsewhere(topics, alive)
+    if behind:
+        remark(f"{behind} partition(s) stay as they are led: their first replica is not in sync")
+    if not moves:
+        remark("nothing has to change" if behind else "every partition is led by its first replica")
+        return
+    with perhaps_unread():
+        show(moves, output, columns=("topic", "partition", "from_broker", "to_broker"))
+        before = Counter(each.leader_id for topic in topics for each in topic.partitions)
+        after = before + Counter(move.to_broker for move in moves) - Counter(move.from_broker for move in moves)
+        for broker in sorted(alive):
+            remark(f"broker {broker} leads {before[broker]} partition(s), and then {after[broker]}")
+    confirm(f"Let {len(moves)} partition(s) be led by their first replica?", yes=yes)
+    told = await elected(cluster, [TopicPartition(move.topic, move.partition) for move in moves], unclean=False)
+    failed = [each for each in told if each.outcome not in (ELECTED, NOT_NEEDED)]
+    if failed:
+        raise CliError(
+            f"{len(failed)} of {len(moves)} partition(s) have not got another leader: {_names(failed)}:"
+            f" {', '.join(dict.fromkeys(each.outcome for each in failed))}"
+        )
+    remark(f"{len(moves)} partition(s) are led by their first replica again")
+
+
+def led_elsewhere(topics: Iterable[MetadataResponseTopic], alive: Racks) -> tuple[list[LeaderMove], int]:
+    """The partitions that their first replica could lead, but does not; and the number of those that it can't lead."""
+    moves, behind = [], 0
+    for topic in topics:
+        for each in topic.partitions:
+            leader, first = each.leader_id, each.replica_nodes[0]
+            if leader in (-1, first):
+                continue
+            if first in each.isr_nodes and first in alive:
+                moves.append(LeaderMove(topic.name or "", each.partition_index, leader, first))
+            else:
+                behind += 1
+    return moves, behind
+
+
+async def elected(cluster: Cluster, partitions: Sequence[TopicPartition], *, unclean: bool) -> list[Elected]:
+    """Elections of preferred leaders, or of any replica that lives, and what came of each."""
+    topics: dict[str, ElectLeadersRequestTopicPartitions] = {}
+    for name, index in partitions:
+        topics.setdefault(name, ElectLeadersRequestTopicPartitions(name)).partitions.append(index)
+    answer = await cluster.ask(ElectLeadersRequest(int(unclean), list(topics.values())))
     if answer.error_code:
         raise refused("the election", answer.error_code)
-    rows = [
+    return [
         Elected(topic.topic, each.partition_id, _outcome(each.error_code))
         for topic in answer.replica_election_results
         for each in topic.partition_result
     ]
-    if rows:
-        show(rows, output, columns=("topic", "partition", "outcome"))
-    else:
-        remark("every partition is led by its first replica")
 
 
 def _outcome(code: int) -> str:
     match code:
         case ErrorCode.NONE:
-            return "elected"
+            return ELECTED
         case ErrorCode.ELECTION_NOT_NEEDED:
-            return "not needed"
+            return NOT_NEEDED
         case _:
             return ErrorCode(code).name

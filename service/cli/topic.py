@@ -21,7 +21,7 @@ from service.cli.config_client import (
 )
 from service.cli.connect import complete_topic, with_cluster
 from service.cli.failures import CliError, Exit
-from service.cli.moving import ReplicaMove, carry_out, elect, racks, with_factor
+from service.cli.moving import ReplicaMove, carry_out, elected, racks, with_factor
 from service.cli.output import Output, confirm, output_option, remark, report_option, show, show_one, yes_option
 from service.cli.timestamps import parse_moment
 from service.client.cluster import EARLIEST, LATEST, RETRY_PAUSE_S, Cluster, Deadline, by_topic
@@ -441,7 +441,8 @@ async def elect_leaders(
         partitions = choose_partitions(topic, partitions, chosen)
     if unclean:
         confirm(f"Elect leaders of {topic} that may lack records, which are lost then?", yes=yes)
-    await elect(cluster, partitions, unclean=unclean, output=output)
+    rows = await elected(cluster, partitions, unclean=unclean)
+    show(rows, output, columns=("topic", "partition", "outcome"))
 
 
 def choose_partitions(topic: str, partitions: Sequence[TopicPartition], chosen: Sequence[int]) -> list[TopicPartition]:

@@ -1,4 +1,4 @@
-"""The plans of `oncelog cluster spread`, `cluster drain` and `topic reassign`, and what is told of their outcome."""
+"""The plans of `oncelog cluster spread`, `rebalance`, `drain` and of `topic reassign`, and what is told afterwards."""
 
 import asyncio
 from collections import Counter
@@ -12,18 +12,26 @@ from hypothesis import strategies as st
 from log.ids import TopicPartition
 from service.cli import moving
 from service.cli.failures import CliError
-from service.cli.moving import Racks, ReplicaMove, carry_out, spread, with_factor, without
+from service.cli.moving import Racks, ReplicaMove, carry_out, lead_by_first, spread, with_factor, without
 from service.cli.output import Output
 from service.client.cluster import Cluster
+from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
+    DescribeClusterBroker,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+    ElectLeadersRequest,
+    ElectLeadersResponse,
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
     MetadataResponsePartition,
     MetadataResponseTopic,
     OngoingPartitionReassignment,
     OngoingTopicReassignment,
+    PartitionResult,
+    ReplicaElectionResult,
 )
 
 FOUR: Racks = dict.fromkeys((1, 2, 3, 4))
@@ -212,3 +220,69 @@ def test_what_nobody_leads_is_not_moved_and_that_is_said() -> None:
     with pytest.raises(CliError, match=r"1 partition\(s\) have no leader and stay.*: alone 0"):
         cluster.carry_out([*TO_TWO, ReplicaMove("alone", 0, [3], [2])])
     assert [each.partitions[0].replica_nodes for each in cluster.topics] == [[2], [3]]
+
+
+class Led:
+    """A cluster of two brokers, both of which hold everything; elections end with this code."""
+
+    def __init__(self, *partitions: tuple[int, list[int]], ends: ErrorCode = ErrorCode.NONE) -> None:
+        """The leader of each partition of the topic, and who is in sync; the first replica is broker 2."""
+        self.partitions, self.ends = partitions, ends
+        self.elected: list[int] = []
+
+    async def metadata(self, _: None) -> list[MetadataResponseTopic]:
+        led = [
+            MetadataResponsePartition(partition_index=index, leader_id=leader, replica_nodes=[2, 1], isr_nodes=in_sync)
+            for index, (leader, in_sync) in enumerate(self.partitions)
+        ]
+        return [MetadataResponseTopic(name="orders", partitions=led)]
+
+    async def ask(self, request: Any) -> Any:
+        match request:
+            case DescribeClusterRequest():
+                return DescribeClusterResponse(brokers=[DescribeClusterBroker(1), DescribeClusterBroker(2)])
+            case ElectLeadersRequest(topic_partitions=[named]):
+                self.elected += named.partitions
+                told = [PartitionResult(index, self.ends) for index in named.partitions]
+                return ElectLeadersResponse(replica_election_results=[ReplicaElectionResult(named.topic, told)])
+        raise AssertionError(request)
+
+    def rebalance(self, *, yes: bool) -> None:
+        asyncio.run(lead_by_first(cast(Cluster, self), Output.TSV, yes=yes))
+
+
+@pytest.fixture
+def remarks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    told: list[str] = []
+    monkeypatch.setattr(moving, "remark", told.append)
+    return told
+
+
+def test_other_leaders_are_shown_before_there_are_any(remarks: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """`cluster rebalance` acted at once."""
+    cluster = Led((1, [1, 2]), (2, [1, 2]), (1, [1]), (1, [1, 2]), (-1, [2]))
+    with pytest.raises(CliError, match=r"Let 2 partition\(s\) be led by their first replica\?"):
+        cluster.rebalance(yes=False)
+    assert capsys.readouterr().out == "orders\t0\t1\t2\norders\t3\t1\t2\n"
+    assert remarks == [
+        "1 partition(s) stay as they are led: their first replica is not in sync",
+        "broker 1 leads 3 partition(s), and then 1",
+        "broker 2 leads 1 partition(s), and then 3",
+    ]
+    assert cluster.elected == []
+    cluster.rebalance(yes=True)
+    assert cluster.elected == [0, 3]
+    assert remarks[-1] == "2 partition(s) are led by their first replica again"
+
+
+def test_where_nobody_else_can_lead_nothing_is_asked(remarks: list[str]) -> None:
+    Led((2, [1, 2])).rebalance(yes=False)
+    Led((1, [1])).rebalance(yes=False)
+    stays = "1 partition(s) stay as they are led: their first replica is not in sync"
+    assert remarks == ["every partition is led by its first replica", stays, "nothing has to change"]
+
+
+def test_an_election_that_fails_after_all_is_told() -> None:
+    with pytest.raises(CliError, match=r"1 of 1 partition.*: orders 0: PREFERRED_LEADER_NOT_AVAILABLE"):
+        Led((1, [1, 2]), ends=ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE).rebalance(yes=True)
+    Led((1, [1, 2]), ends=ErrorCode.ELECTION_NOT_NEEDED).rebalance(yes=True)

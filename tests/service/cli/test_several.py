@@ -107,6 +107,25 @@ def test_a_single_broker_becomes_the_first_of_several_and_one_that_dies_is_start
 
 
 @pytest.mark.timeout(300)
+def test_leaders_go_back_to_a_broker_that_is_there_again_when_the_plan_is_agreed_to(tmp_path: Path) -> None:
+    with _several(tmp_path, 2) as serving:
+        admin = AdminClient({"bootstrap.servers": serving.bootstrap})
+        oncelog("topic", "create", "orders", "-p", "4", "--replicas", "2", bootstrap=serving.bootstrap)
+        _wait(lambda: sorted(_leaders(admin, "orders").values()) == [1, 1, 2, 2], "leaders are spread")
+        before = _leaders(admin, "orders")
+        os.kill(serving.facts["brokers"][1]["process_id"], signal.SIGKILL)
+        _wait(lambda: set(_leaders(admin, "orders").values()) == {1}, "the first leads all")
+        _wait(lambda: _in_sync(admin, "orders") == [2] * 4, "the second is back")
+        planned = oncelog("cluster", "rebalance", bootstrap=serving.bootstrap)
+        assert planned.status == 2, "the plan is shown, and not carried out"
+        theirs = [f"orders\t{index}\t1\t2" for index in sorted(before) if before[index] == 2]
+        assert [line for line in planned.out.splitlines() if line.startswith("orders")] == theirs
+        assert set(_leaders(admin, "orders").values()) == {1}
+        assert oncelog("cluster", "rebalance", "--yes", bootstrap=serving.bootstrap).status == 0
+        _wait(lambda: _leaders(admin, "orders") == before, "each leads its share again")
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("also_errors", [False, True])
 def test_moves_are_carried_out_although_nobody_reads_the_plan(tmp_path: Path, also_errors: bool) -> None:
     """`oncelog cluster drain 2 --yes | head -1` ended with 0, and had moved nothing."""
