@@ -10,13 +10,11 @@ from collections.abc import Mapping
 
 from service.groups.assignors import Target
 from service.groups.small_steps import SmallSteps, take
+from service.groups.verdicts import PART_BYTES
 
 # In one turn of the loop: writing and applying a record takes some ten microseconds, and so do so many topics of one.
 TARGETS_AT_ONCE = 150
 TOPICS_AS_ONE = 50
-# A batch holds no more bytes than that and one more record, so that it fits into the group's topic. (One member that
-# gets a hundred thousand partitions is more than that alone.)
-TARGETS_AT_ONCE_BYTES = 500_000
 TOPIC_BYTES = 24
 PARTITION_BYTES = 4
 # So many steps take two or three milliseconds. While they are few a turn, heartbeats come before the target is there,
@@ -45,13 +43,15 @@ class AssignmentRound:
 
     def next_unwritten(self, group_id: str, at_once: int) -> list[NewTarget]:
         """The next targets, one at least: as many as take the time of `at_once` small ones, and fit into a batch."""
-        count, room, of_group = 0, TARGETS_AT_ONCE_BYTES, len(group_id.encode())
+        count, room, of_group = 0, PART_BYTES, len(group_id.encode())
         for member_id, _, part in self.unwritten:
             at_once -= 1 + len(part) // TOPICS_AS_ONE
             room -= of_group + len(member_id.encode()) + TOPIC_BYTES * len(part)
             room -= PARTITION_BYTES * sum(map(len, part.values()))
+            if count and room < 0:
+                break
             count += 1
-            if at_once <= 0 or room <= 0:
+            if at_once <= 0:
                 break
         some, self.unwritten = self.unwritten[:count], self.unwritten[count:]
         return some

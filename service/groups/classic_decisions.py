@@ -180,9 +180,12 @@ class ClassicDecisions:
         member = group.replace_static(instance_id, old_id, new_id)
         self._await_heartbeat(group, member, draft)
         group.update(member, ask, token)
+        record = None
         if is_settled and group.protocol_name == group.select_protocol():
             assignments = {each.member_id: each.assignment for each in group.members.values()}
-            draft.records.append(classic_group_record(group, assignments))
+            record = classic_group_record_that_fits(group, assignments)
+        if record is not None:
+            draft.records.append(record)
             group.subscribed_topics = group.topics_of_members()
             group.take_join(member)
             draft.answer(token, resumed(group, member, ask, old_leader))

@@ -70,7 +70,7 @@ from service.groups.settings import ConsumerTimes, GroupSettings
 from service.groups.small_steps import SMALL_STEPS_A_TURN, SmallSteps, steps_for, take
 from service.groups.states import MemberState
 from service.groups.topics import TopicView, fingerprint, fingerprint_in_small_steps
-from service.groups.verdicts import Draft, Fault, GroupRefusal, Token
+from service.groups.verdicts import PART_BYTES, Draft, Fault, GroupRefusal, Token, batch_bytes
 
 _new = tuple.__new__  # takes half the time of a class's own constructor
 
@@ -80,7 +80,7 @@ _new = tuple.__new__  # takes half the time of a class's own constructor
 REGEX_MIN_INTERVAL_MS = 10_000
 REGEX_MAX_INTERVAL_MS = 600_000
 
-MEMBER_DEADLINES = ("session", "rebalance", "rejoin", "resync")
+MEMBER_DEADLINES = ("session", "rebalance", "rejoin", "resync", "leave")
 
 # A member that has just joined, or is on the way to another epoch, is told to send heartbeats in this interval, if it
 # is shorter than the set one. So a group of real clients is stable after two or three of these instead of two or three
@@ -95,6 +95,9 @@ YOUNG_MS = 2_000
 # all wait until it gives back their parts. So for the second of these times it is told to send heartbeats in the first.
 ALONE_INTERVAL_MS = 200
 ALONE_MS = 2_000
+
+# A heartbeat that makes the target writes it only if there is room for the step, too, which has twice as many bytes.
+TARGETS_BYTES = PART_BYTES // 2
 
 # The target of a member that gets nothing. It has no record, unless its member had partitions before.
 NO_PARTITIONS: TargetByTopic = {}
@@ -189,6 +192,7 @@ class ConsumerDecisions:
             walked = self.walk(group, member, goal, ask.owned, names_changed or regex_change.has_changed, draft)
         if walked is None:
             return GroupRefusal(Fault.FENCED_MEMBER_EPOCH, "the member's state is not understood; it must rejoin")
+        draft.must_fit()
         times = self._settings.consumer_times(group.group_id)
         self._keep_session(group, walked, times, draft)
         if found.classic is not None:  # what it was to let go of by the classic protocol it has still to let go of
@@ -259,7 +263,7 @@ class ConsumerDecisions:
         """Put a static member with a new id in the place of the old one, with its target and its partitions."""
         taken = owner._replace(member_id=member_id, member_epoch=0, previous_epoch=0)
         draft.records.extend(member_tombstones(group.group_id, owner.member_id))
-        draft.records.append(consumer_member_record(group.group_id, taken))
+        draft.records.append(consumer_member_record(group.group_id, taken))  # `record_member` may replace it
         draft.records.append(target_record(group.group_id, member_id, group.target.get(owner.member_id, {})))
         draft.records.append(current_record(group.group_id, taken))
         return taken
@@ -281,7 +285,13 @@ class ConsumerDecisions:
         if new is old:  # to compare a set of thousands of names with itself would take half a millisecond
             return False
         if new != old:
-            draft.records.append(consumer_member_record(group.group_id, new, names=names))
+            record = consumer_member_record(group.group_id, new, names=names)
+            # Of a member that takes a static member's place there is one already. Both may not fit into a batch.
+            place = next((place for place, (key, _) in enumerate(draft.records) if key == record[0]), None)
+            if place is None:
+                draft.records.append(record)
+            else:
+                draft.records[place] = record
         return new.subscribed_topics != old.subscribed_topics
 
     def change_regex(
@@ -355,12 +365,12 @@ class ConsumerDecisions:
             self._deadlines.set(("regex", group.group_id, ""), draft.now_ms)
 
     def _match(self, group: ConsumerGroup, ahead: RegexRound) -> tuple[dict[str, frozenset[str]], bool]:
-        """Go through as many expressions as fit into one turn. Returns the topics of those that match others than is
-        recorded, and whether these were the last expressions.
+        """Go through as many expressions as fit into one turn and one batch. Returns the topics of those that match
+        others than is recorded, and whether these were the last expressions.
         """
         news: dict[str, frozenset[str]] = {}
-        steps = MATCHED_AT_ONCE
-        while ahead.regexes and steps > 0:
+        steps, room = MATCHED_AT_ONCE, PART_BYTES
+        while ahead.regexes and steps > 0 and room > 0:
             regex = ahead.regexes[-1]
             if regex in group.tallies.using:
                 known = group.regex_matches.get(regex)
@@ -372,6 +382,10 @@ class ConsumerDecisions:
                 steps = left
                 before = group.resolved.get(regex)
                 if before is None or before.topics != known.topics:
+                    size = len(group.group_id.encode()) + sum(map(len, known.topics))
+                    if news and size > room:
+                        break
+                    room -= size
                     news[regex] = known.topics
                     steps -= STEPS_OF_A_MATCH * len(known.topics)
             else:  # if it comes back, its names are not those that it was half-way through
@@ -479,10 +493,11 @@ class ConsumerDecisions:
                 topics = group.topics_subscribed(without=group.replaced_by(member), and_by=member)
                 ahead = AssignmentRound(epoch, self._assign(group, group.members_with(member), topics))
                 if ahead.compute(SMALL_STEPS_A_TURN):
-                    for name, _, part in ahead.unwritten:
-                        draft.records.append(target_record(group.group_id, name, part))
-                    draft.records.append(target_epoch_record(group.group_id, epoch, draft.wall_ms))
-                    return Goal(epoch, ahead.target[member.member_id])
+                    written = [target_record(group.group_id, name, part) for name, _, part in ahead.unwritten]
+                    written.append(target_epoch_record(group.group_id, epoch, draft.wall_ms))
+                    if draft.has_room(written, TARGETS_BYTES):
+                        draft.records.extend(written)
+                        return Goal(epoch, ahead.target[member.member_id])
             self.assign_later(group, draft)
         return _new(Goal, (group.assignment_epoch, group.target_of(member.member_id, member.instance_id)))
 
@@ -535,8 +550,9 @@ class ConsumerDecisions:
                 member = group.members.get(name) or group.static_member(instance_id)
                 if member is not None:
                     draft.records.append(target_record(group.group_id, member.member_id, part))
-            if not ahead.unwritten:
-                draft.records.append(target_epoch_record(group.group_id, ahead.epoch, draft.wall_ms))
+            last = target_epoch_record(group.group_id, ahead.epoch, draft.wall_ms)
+            if not ahead.unwritten and draft.has_room((last,)):
+                draft.records.append(last)
                 if ahead.epoch < group.epoch:
                     self.assign_later(group, draft)
                 return
@@ -628,7 +644,12 @@ class ConsumerDecisions:
         facts = *goal, owned, group.holders, is_subscribed, subscription_changed
         walked = reconcile(member, _new(Walk, facts))
         if walked is not None and walked != member:
-            draft.records.append(current_record(group.group_id, walked))
+            record = current_record(group.group_id, walked)
+            is_known = member.member_epoch > 0 and member.member_id in group.members
+            if is_known and not subscription_changed and not draft.has_room((record,)):
+                return member  # the step of a member that has very many partitions waits for the next heartbeat
+            draft.records.append(record)
+            draft.must_fit()
             if walked.classic is None:
                 self._await_revocation(group, walked, draft)
         return walked
@@ -684,13 +705,22 @@ class ConsumerDecisions:
         self._await_revocation(group, away, draft)
 
     def remove(self, group: ConsumerGroup, leaving: Iterable[ConsumerMember], draft: Draft) -> None:
-        """Remove these members, and raise the group's epoch, so that the others get their partitions."""
-        gone = {member.member_id: member for member in leaving}
+        """Remove these members, and raise the group's epoch, so that the others get their partitions. Those whose
+        tombstones do not fit into the batch are removed in the next turns.
+        """
+        gone: dict[str, ConsumerMember] = {}
+        room = PART_BYTES
+        for member in leaving:
+            if gone and room < 0:
+                self._deadlines.set(("leave", group.group_id, member.member_id), draft.now_ms)
+                continue
+            tombstones = member_tombstones(group.group_id, member.member_id)
+            room -= batch_bytes(tombstones)
+            draft.records.extend(tombstones)
+            self.forget_member(group.group_id, member.member_id)
+            gone[member.member_id] = member
         if not gone:
             return
-        for member_id in gone:
-            draft.records.extend(member_tombstones(group.group_id, member_id))
-            self.forget_member(group.group_id, member_id)
         regexes = {member.regex_or_none: None for member in gone.values() if member.regex_or_none is not None}
         for regex in regexes:
             if not group.uses(regex, without=gone.values()):

@@ -84,6 +84,7 @@ class ConsumerKind:
             "resume": lambda group, _, draft: decisions.resuming.go_on(group, draft),
             "downgrade": downgrade,
             "session": self._member_is_lost,
+            "leave": self._member_is_lost,
             "rebalance": self._revocation_is_over,
             "rejoin": self._classic_time_is_over,
             "resync": self._classic_time_is_over,

@@ -119,6 +119,8 @@ class GroupCoordinator:
             else:
                 group = self._find(about.group_id, draft)
                 self._deciders[type(command), type(group)](group, command, token, draft)
+        if draft.replacement is None:  # a passage looks by itself, before it turns a group of thousands of members
+            draft.must_fit()
         return self._sealed(draft)
 
     def next_deadline_ms(self) -> int | None:

@@ -20,13 +20,11 @@ from service.groups.offsets import CommittedOffset, Offsets
 from service.groups.records import offset_tombstone
 from service.groups.settings import GroupSettings
 from service.groups.topics import TopicView
-from service.groups.verdicts import Draft, Fault, RecordPair, Token
+from service.groups.verdicts import PART_BYTES, Draft, Fault, RecordPair, Token
 
 LOOKED_AT_ONCE = 1_000
 GROUPS_A_LOOK = 10  # when those are looked for that have offsets of a topic: a hundred thousand took 30 ms
-# A tombstone has about 100 bytes, and 32 KB at most. A batch of them must stay far below the largest batch (1 MB).
 GONE_AT_ONCE = 300
-GONE_AT_ONCE_BYTES = 500_000
 
 EXPIRY: DeadlineName = ("offsets", "", "")
 MISSED: DeadlineName = ("forget", "", "")
@@ -97,7 +95,7 @@ class Forgetting:
         for looks, must_apply in enumerate(self._under_way[name], 1):
             written_bytes += sum(len(key) for key, _ in draft.records[written:])
             written = len(draft.records)
-            is_full = written >= GONE_AT_ONCE or written_bytes >= GONE_AT_ONCE_BYTES
+            is_full = written >= GONE_AT_ONCE or written_bytes >= PART_BYTES
             if looks >= LOOKED_AT_ONCE or is_full or (must_apply and draft.records):
                 self._deadlines.set(name, draft.now_ms)
                 return

@@ -73,7 +73,17 @@ from service.groups.settings import GroupSettings
 from service.groups.small_steps import SmallSteps, take
 from service.groups.states import ClassicState, MemberState
 from service.groups.topics import TopicView, fingerprint_in_small_steps
-from service.groups.verdicts import Answer, Draft, Fault, GroupRefusal, RecordPair, Replacement, Token
+from service.groups.verdicts import (
+    Answer,
+    Draft,
+    Fault,
+    GroupRefusal,
+    MoreThanABatch,
+    RecordPair,
+    Replacement,
+    Token,
+    batch_bytes,
+)
 
 # How much an upgrade may write. All members must be in one batch, so that no crash leaves half a group, and a topic
 # takes batches of 1 MB. Kafka refuses a larger upgrade, too, with UNKNOWN_SERVER_ERROR.
@@ -208,6 +218,8 @@ class Migration:
         attempt = Draft(draft.now_ms, draft.wall_ms)
         answer = self._consumer.heartbeat(made, ask, attempt)
         if isinstance(answer, ConsumerHeartbeatReply):
+            if not attempt.has_room(records):
+                raise MoreThanABatch(f"classic group {group.group_id} turns in one batch, or not at all")
             self._turn(group, made, answer.member_id, draft)
             draft.records.extend(records)
             draft.replacement = Replacement(made.group_id, made, 0, len(draft.records))
@@ -409,9 +421,9 @@ class Migration:
 
     def _downgrade(
         self, group: ConsumerGroup, members: list[ConsumerMember], leader: str | None, draft: Draft
-    ) -> ClassicGroup:
+    ) -> ClassicGroup | None:
         """The classic group of these members, all of which use the classic protocol. The group is announced, and its
-        records are in the draft.
+        records are in the draft. None: they are more than a batch may hold, and nothing has changed.
 
         Without a leader a rebalance follows. Its record says so by naming none, because a coordinator that dies before
         the next generation leaves nothing else behind. In the consumer group nobody led. A member that is named without
@@ -424,6 +436,8 @@ class Migration:
         downgrade = self._begun(group, draft)
         is_made = self._make_classic(downgrade, {each.member_id: each for each in members}, sys.maxsize)
         assert is_made, "nothing bounds the work"
+        if batch_bytes(draft.records) + _tombstone_bytes(group) + _noted_bytes(downgrade.made) > DOWNGRADE_BYTES_MAX:
+            return None
         return self._turn_back(group, downgrade, leader, draft)
 
     def _begun(self, group: ConsumerGroup, draft: Draft) -> Downgrade:
@@ -503,7 +517,8 @@ class Migration:
             return None
         if len(group.members) <= DOWNGRADED_AT_ONCE:
             rest = [member for member_id, member in group.members.items() if member_id not in begun.leaving]
-            self._downgrade(group, rest, None, draft)
+            if self._downgrade(group, rest, None, draft) is None:
+                self._stay(group, begun, draft)
             return None
         group.downgrade = begun
         self._deadlines.set(("downgrade", group.group_id, ""), draft.now_ms)
@@ -577,15 +592,17 @@ class Migration:
         changed = self._consumer.record_member(group, found, member, draft) or regex_change.has_changed
         epoch = self._consumer.maybe_raise_epoch(group, member, changed, draft)
         is_small = len(group.members) <= DOWNGRADED_AT_ONCE
+        reply = None
         if replaced is not None and is_small and self._replacement_downgrades(group, replaced):
             reply = self._downgrade_by(group, replaced, member, epoch, ask, subscription, changed, draft)
-        else:
+        if reply is None:
             goal = self._consumer.maybe_assign(group, epoch, member, draft)
             owned = self._owned(subscription)
             walked = self._consumer.walk(group, member, goal, owned, changed, draft) or member
             if had_soft_epoch and walked == member:  # the walk recorded nothing, and a generation is always in a record
                 draft.records.append(current_record(group.group_id, member))
             member = walked
+            draft.must_fit()
             self._keep_session(group, member, draft)
             due_ms = draft.now_ms + ask.rebalance_timeout_ms
             self._deadlines.set(("resync", group.group_id, member.member_id), due_ms)
@@ -637,26 +654,32 @@ class Migration:
         subscription: Subscription,
         changed: bool,
         draft: Draft,
-    ) -> JoinReply:
-        """Turn the group into a classic one, and return the answer to the joining member.
+    ) -> JoinReply | None:
+        """Turn the group into a classic one, and return the answer to the joining member. None: the group is too large.
 
         No rebalance is needed if all have reached the target: then each holds its part, and the joining member is told
         that it leads. Otherwise one may still read what the target gives to another, or may not have been told of what
         it is given. An old client can't be told that it leads without assigning anew.
         """
         others = [each for each in group.members.values() if each.member_id != replaced.member_id]
+        first = len(draft.records)
         is_settled = epoch == group.assignment_epoch and all(each.is_reconciled_to(epoch) for each in others)
         if is_settled:
             goal = self._consumer.maybe_assign(group, epoch, member, draft)
-            member = self._consumer.walk(group, member, goal, self._owned(subscription), changed, draft) or member
-            is_settled = member.is_reconciled_to(epoch)
-        members = [*others, member]
+            walked = self._consumer.walk(group, member, goal, self._owned(subscription), changed, draft) or member
+            is_settled = walked.is_reconciled_to(epoch)
+        else:
+            walked = member
+        members = [*others, walked]
         # Records of this decision have already put the joining member into the consumer group. So its tombstones must
         # be written with those of the others.
         joined = member.member_id
         ids = [joined if member_id == replaced.member_id else member_id for member_id in group.members]
         leader = joined if is_settled and ask.can_skip_assignment else None
         made = self._downgrade(_replace_members(group, ids), members, leader, draft)
+        if made is None:
+            del draft.records[first:]
+            return None
         return resumed(made, made.members[joined], ask, NO_MEMBER)
 
     def _sync(self, group: ConsumerGroup, ask: SyncGroup, token: Token, draft: Draft) -> None:
@@ -761,7 +784,8 @@ def _classic_member(member: ConsumerMember) -> ClassicMember:
 
 def _tombstone_bytes(group: ConsumerGroup) -> int:
     """About how many bytes the tombstones of a group take up."""
-    return 3 * sum(map(len, group.members)) + len(group.members) * (3 * len(group.group_id) + DOWNGRADE_FRAME_BYTES)
+    of_members = sum([len(member_id.encode()) for member_id in group.members])
+    return 3 * of_members + len(group.members) * (3 * len(group.group_id.encode()) + DOWNGRADE_FRAME_BYTES)
 
 
 def _noted_bytes(made: ClassicGroup) -> int:

@@ -5,6 +5,7 @@ records that must become durable, in order, and the answers that may be sent aft
 came with its command.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple
@@ -17,6 +18,21 @@ Token = object
 """Names a command that is to be answered: the shard gives it, and finds by it where the answer goes."""
 Answer = tuple[Token, object]
 RecordPair = tuple[bytes, bytes | None]
+
+# How many bytes the records of a decision may have: the largest batch that the topic takes if nothing else is set, but
+# for the batch's header. Each record has some bytes besides its key and value.
+BATCH_BYTES_MAX = 1_048_588 - 61
+RECORD_FRAME_BYTES = 20
+# What can as well be written later is cut into batches of about so many.
+PART_BYTES = 500_000
+
+
+class MoreThanABatch(Exception):
+    """A decision would write more than one batch may hold. Nothing of it has happened."""
+
+
+def batch_bytes(records: Collection[RecordPair]) -> int:
+    return RECORD_FRAME_BYTES * len(records) + sum([len(key) + len(value or b"") for key, value in records])
 
 
 class Fault(Enum):
@@ -111,6 +127,21 @@ class Draft:
 
     def answer(self, token: Token, reply: object) -> None:
         (self.answers if self.kept is None else self.kept).append((token, reply))
+
+    def has_room(self, more: Collection[RecordPair] = (), bytes_max: int = BATCH_BYTES_MAX) -> bool:
+        """Whether these records may be written with those that are here. One alone can't be cut, and always may: that
+        of a member with more than a hundred thousand partitions, or of an expression that most topics match.
+        """
+        if len(self.records) + len(more) <= 1:
+            return True
+        return batch_bytes(self.records) + batch_bytes(more) <= bytes_max
+
+    def must_fit(self) -> None:
+        """Give the decision up if it is too large. Kafka gives up there, too, and tells UNKNOWN_SERVER_ERROR. A
+        decision that changes what is in no record asks before that.
+        """
+        if not self.has_room():
+            raise MoreThanABatch(f"{len(self.records)} records of {batch_bytes(self.records)} bytes are no batch")
 
     def seal(self) -> GroupDecision:
         return _new(

@@ -45,7 +45,7 @@ from service.groups.known_kinds import known_kinds
 from service.groups.settings import ConsumerTimes, GroupSettings
 from service.groups.states import MemberState
 from service.groups.topics import TopicFacts
-from service.groups.verdicts import Fault, GroupDecision, RecordPair
+from service.groups.verdicts import Fault, GroupDecision, RecordPair, batch_bytes
 from service.wire.codec import encode_data
 from service.wire.messages import ConsumerProtocolSubscription, ConsumerProtocolSubscriptionTopicPartition
 
@@ -112,6 +112,7 @@ class Driver:
     answers: dict[object, Any] = field(default_factory=dict)
     tokens: int = 0
     most_answers: int = 0  # of one decision
+    most_bytes: int = 0  # of the records of one decision
     make_kinds: MakeKinds = known_kinds
 
     def __post_init__(self) -> None:
@@ -138,6 +139,7 @@ class Driver:
             self.machine.apply(key, value, producer_id=decision.producer_id, producer_epoch=decision.producer_epoch)
         if decision.records:
             self.log.append(Entry(decision.records, decision.producer_id))
+            self.most_bytes = max(self.most_bytes, batch_bytes(decision.records))
             if len(self.log) <= REPLAYED_AT_EVERY_STEP:
                 self.check_replay()
         self.most_answers = max(self.most_answers, len(decision.answers))

@@ -14,8 +14,9 @@ from log.ids import TopicId
 from service.api.routes import ROUTES
 from service.broker.node import Broker
 from service.broker.session import Session
-from service.broker.shard import CoordinatorLoading, FewAnswersATurn, NotCoordinator
+from service.broker.shard import CoordinatorLoading, DecisionFailed, FewAnswersATurn, NotCoordinator
 from service.cluster.image import PartitionState, Topic
+from service.groups.verdicts import MoreThanABatch
 from service.wire.base import Struct
 from service.wire.codec import RequestHeader, decode_request, decode_response, encode_request, encode_response
 from service.wire.messages.schemas import MESSAGES
@@ -61,7 +62,10 @@ class StageCoordinators:
     def handle(self, group_id: str, command: Any) -> asyncio.Future[Any]:
         if self.trouble is not None:
             raise self.trouble
-        reply = self.driver.ask(command)
+        try:
+            reply = self.driver.ask(command)
+        except MoreThanABatch as refused:  # the shard says so of all that raises
+            raise DecisionFailed from refused
         if reply == PENDING:
             return asyncio.ensure_future(self._answer_to(self.driver.tokens))
         replied: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
