@@ -55,6 +55,11 @@ class Forgetting:
         self._find = find
         self._bury = bury
         self._group_ids = group_ids
+        # How each begins. Nothing here refers back to this object: one that is thrown away is to be freed at once.
+        self._works: dict[DeadlineName, Callable[[Forgetting], Work]] = {
+            EXPIRY: Forgetting._expire,
+            MISSED: Forgetting._forget_missed,
+        }
         self._under_way: dict[DeadlineName, Work] = {}
         # Groups that are being deleted, and how often. Nobody may join one: it would have a part of its offsets.
         self.deleting: Counter[str] = Counter()
@@ -68,41 +73,54 @@ class Forgetting:
         """Begin the work after the log was read."""
         self._clock.look(draft.now_ms, draft.wall_ms)
         self._deadlines.set(EXPIRY, draft.now_ms + self._settings.offsets_retention_check_interval_ms)
-        self._under_way[MISSED] = self._forget_missed()
         self._deadlines.set(MISSED, draft.now_ms)
 
     def forget_topic(self, topic: str, topic_id: bytes, draft: Draft) -> None:
         """The topic was deleted: remove its offsets."""
         name: DeadlineName = ("forget", topic, topic_id.hex())
-        self._under_way[name] = self._forget(topic, topic_id)
-        self.go_on(name, draft)
+        self._begin(name, lambda forgetting: forgetting._forget(topic, topic_id), draft)
 
     def delete_group(self, group_id: str, token: Token, draft: Draft) -> None:
         """Delete a group. The answer comes when all of it is removed."""
         name: DeadlineName = ("delete", group_id, str(token))
-        self._under_way[name] = self._delete(group_id, token)
-        self.go_on(name, draft)
+        self._begin(name, lambda forgetting: forgetting._delete(group_id, token), draft)
+
+    def _begin(self, name: DeadlineName, work: Callable[["Forgetting"], Work], draft: Draft) -> None:
+        self._works[name] = work
+        self._under_way.pop(name, None)
+        try:
+            self.go_on(name, draft)
+        except Exception:
+            del self._works[name]  # the command is refused
+            self._deadlines.cancel(name)
+            raise
 
     def go_on(self, name: DeadlineName, draft: Draft) -> None:
-        """Do one turn of the work with this name."""
-        if name == EXPIRY and name not in self._under_way:
-            self._under_way[name] = self._expire()
+        """Do one turn of the work with this name. What raises is begun anew."""
+        work = self._under_way.pop(name, None) or self._works[name](self)
+        if self._has_ended(work, draft):
+            self._deadlines.cancel(name)  # it is still set if the topic was told again
+            if name == EXPIRY:
+                self._deadlines.set(EXPIRY, draft.now_ms + self._settings.offsets_retention_check_interval_ms)
+            else:
+                del self._works[name]
+        else:
+            self._under_way[name] = work
+            self._deadlines.set(name, draft.now_ms)
+
+    def _has_ended(self, work: Work, draft: Draft) -> bool:
         self._draft = draft
         self._clock.look(draft.now_ms, draft.wall_ms)
         self._turn += 1
         written_bytes = 0
         written = len(draft.records)
-        for looks, must_apply in enumerate(self._under_way[name], 1):
+        for looks, must_apply in enumerate(work, 1):
             written_bytes += sum(len(key) for key, _ in draft.records[written:])
             written = len(draft.records)
             is_full = written >= GONE_AT_ONCE or written_bytes >= PART_BYTES
             if looks >= LOOKED_AT_ONCE or is_full or (must_apply and draft.records):
-                self._deadlines.set(name, draft.now_ms)
-                return
-        del self._under_way[name]
-        self._deadlines.cancel(name)  # it is still set if the topic was told again
-        if name == EXPIRY:
-            self._deadlines.set(EXPIRY, draft.now_ms + self._settings.offsets_retention_check_interval_ms)
+                return False
+        return True
 
     # How --------------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import service.groups.classic_group
+from service.groups import forgetting
 from service.groups.commands import (
     LEAVE_EPOCH,
     CommitOffsets,
@@ -20,6 +21,7 @@ from service.groups.commands import (
     OffsetToCommit,
     PartitionsAsked,
 )
+from service.groups.coordinator import FAILED_AGAIN_MS
 from service.groups.offsets import CommittedOffset, Offsets
 from service.groups.settings import GroupSettings
 from service.groups.verdicts import Fault
@@ -746,3 +748,30 @@ def test_the_partitions_of_a_topic_are_found_without_a_look_at_those_of_others_t
     assert lines_run(lambda: offsets.partitions("g", "topic 3")) < 100
     assert sorted(offsets.partitions("g", "topic 3")) == list(range(10, 30))
     assert lines_run(lambda: offsets.with_topic("a topic that nobody has", ["g"])) < 100
+
+
+@pytest.mark.parametrize("work", ["deleting", "forgetting", "what was missed"])
+def test_work_on_very_many_offsets_that_raises_once_is_begun_anew(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    """It counted as done: offsets of the deleted topic stayed, and who deletes a group was never answered."""
+    driver.topics.put("orders", 1_200)
+    for partition in range(1_200):
+        driver.commit(partition=partition)
+    driver.wait(0)
+    gone = driver.topics.id_of("orders")
+    if work != "deleting":
+        driver.topics.remove("orders")
+    if work == "what was missed":
+        driver.restart()
+        driver.take(driver.machine.expire(driver.now_ms))
+    else:
+        token = driver.start(DeleteGroup("g") if work == "deleting" else ForgetTopic("orders", gone))
+    with monkeypatch.context() as patch:
+        patch.setattr(forgetting, "offset_tombstone", lambda *name: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            driver.wait(0)
+    driver.wait(FAILED_AGAIN_MS)
+    assert not list(driver.machine.committed("g"))
+    if work == "deleting":
+        assert driver.answers[token].fault is None
