@@ -134,11 +134,17 @@ class GroupCoordinator:
             name = self._deadlines.pop_due(now_ms)
             if name is None:
                 break
+            answers = len(draft.answers)
             try:
                 self._fall_due(name, draft)
             except Exception:
-                self._deadlines.set(name, now_ms + FAILED_AGAIN_MS)  # a deadline that raises is not forgotten
-                raise
+                # A deadline that raises is not forgotten. Nor are the answers of those before it in this call: it
+                # raises once more then, in the next one.
+                self._deadlines.set(name, now_ms + (0 if answers else FAILED_AGAIN_MS))
+                if not answers:
+                    raise
+                draft = Draft(now_ms, draft.wall_ms, answers=draft.answers[:answers])
+                break
             # After records no more decisions are made in this call: they could depend on records not applied yet.
             if draft.records or len(draft.answers) >= DUE_AT_ONCE or name[0] in self._in_turns:
                 break

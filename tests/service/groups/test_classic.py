@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import service.groups.classic_group
-from service.groups.classic_decisions import ANSWERED_AT_ONCE
+from service.groups.classic_decisions import ANSWERED_AT_ONCE, ClassicDecisions
 from service.groups.classic_group import ClassicGroup, ClassicMember
 from service.groups.commands import JoinReply, LeavingMember
 from service.groups.consumer_protocol import subscribed_topics
@@ -744,3 +744,25 @@ def test_topics_that_all_subscribe_to_are_read_once_whatever_each_of_them_owns(
     group = driver.machine.group("g")
     assert isinstance(group, ClassicGroup)
     assert group.subscribed_topics == frozenset({"orders", "events", "other"})
+
+
+def test_who_waits_is_answered_even_if_another_deadline_of_the_same_moment_raises(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, _ = driver.stable_group("first", members=2)
+    driver.stable_group("second")
+    driver.wait(1_000)
+    driver.heartbeat(waits, "first")
+    rejoined = driver.start_join("first", waits.member_id, topics=("events",))
+    original = ClassicDecisions._remove
+
+    def remove(decisions: ClassicDecisions, group: ClassicGroup, *rest: Any) -> None:
+        if group.group_id == "second":
+            raise ZeroDivisionError
+        original(decisions, group, *rest)
+
+    monkeypatch.setattr(ClassicDecisions, "_remove", remove)
+    driver.now_ms += 12_000  # the sessions of the other member and of the second group are over
+    with pytest.raises(ZeroDivisionError):
+        driver.wait(0)
+    assert driver.answers[rejoined].generation == 2
