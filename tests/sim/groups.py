@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 
-from service.groups import classic_decisions, consumer_decisions, forgetting, migration, resuming
+from service.groups import assignment_round, classic_decisions, consumer_decisions, forgetting, migration, resuming
 from service.groups.offset_decisions import ZERO_TOPIC_ID
 from service.groups.states import ConsumerState
 from tests.sim import gathering
@@ -26,6 +26,7 @@ from tests.sim.group_world import BEAT_MS, CHAOS_MS, SETTLE_MS, Broken, GroupWor
 from tests.sim.run import fresh_seed, replaced
 
 UPGRADES = ("bidirectional", "upgrade")
+RECORD_BYTES = 60  # about as many as a member's target or a tombstone has here
 REPLACED_WITHIN_MS = 15_000  # a session, and what two rebalances take of members that are all there
 
 CLASSES: dict[str, type[Member]] = {
@@ -60,11 +61,15 @@ def live(world: GroupWorld) -> None:
         replaced(consumer_decisions, "SMALL_STEPS_A_TURN", steps),
         replaced(consumer_decisions, "STEPS_AT_ONCE", steps),
         replaced(consumer_decisions, "TARGETS_AT_ONCE", members),
+        replaced(consumer_decisions, "TARGETS_BYTES", RECORD_BYTES * members),
+        replaced(consumer_decisions, "PART_BYTES", RECORD_BYTES * members),
+        replaced(assignment_round, "PART_BYTES", RECORD_BYTES * members),
         replaced(classic_decisions, "ANSWERED_AT_ONCE", members),
         replaced(resuming, "RESUMED_AT_ONCE", members),
         replaced(migration, "PREPARED_AT_ONCE", members),
         replaced(forgetting, "LOOKED_AT_ONCE", looks),
         replaced(forgetting, "GONE_AT_ONCE", records),
+        replaced(forgetting, "PART_BYTES", RECORD_BYTES * records),
         replaced(migration, "DOWNGRADED_AT_ONCE", members),
     ):
         _live(world)
