@@ -480,6 +480,18 @@ def test_names_that_no_topic_has_or_that_do_not_fit_into_a_batch_are_refused(
     assert max(bytes_of_batches(stage)) < 1_000_000
 
 
+def test_a_member_all_of_whose_names_are_long_is_told_so_by_every_protocol(stage: Stage) -> None:
+    said: dict[str, Any] = dict.fromkeys(("group_id", "member_id", "instance_id", "rack_id"), "x" * 32_000)
+    names = [f"{number:06d}" + "x" * 243 for number in range(NAMES_MAX_BYTES // 249)]
+    refused = stage.ask(first_heartbeat(**said, subscribed_topic_names=names), 1)
+    assert (refused.error_code, refused.member_id) == (ErrorCode.UNKNOWN_SERVER_ERROR, None)
+    stage.ask(first_heartbeat(), 1)
+    protocols = [JoinGroupRequestProtocol("range", subscription(tuple(names)) + bytes(200_000))]
+    refused = stage.ask(join("k", protocols=protocols, group_instance_id="i"), 9)
+    assert refused.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+    assert [member.member_id for member in stage.driver.consumer("k").members] == ["m"]
+
+
 @pytest.mark.parametrize("names_epoch", [0, 2])
 def test_more_topics_than_one_turn_can_take_are_refused_and_change_nothing(stage: Stage, names_epoch: int) -> None:
     names = ["orders", *(f"t{number}" for number in range(NAMES_MAX - 1))]
