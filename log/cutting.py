@@ -57,12 +57,13 @@ def _cut_at(log: PartitionLog, offset: int) -> _Cut:
 
 def durable_after_cut(log: PartitionLog, offset: int) -> int:
     """What was durable below this offset is still durable after a cut at `offset`: it is the end of the last batch that
-    stays. It is 0 if the cut may restart the log, because no segment above the start offset stays.
+    stays. It is 0 if the cut restarts the log, because no batch above the start offset stays.
     """
-    first_readable = log.start_offset
-    if not any(first_readable < segment.base_offset < offset for segment in log.segments[1:]):
+    first = log.segments.first_base
+    if first is None or offset <= max(first, log.start_offset):
         return 0
-    return _cut_at(log, offset).kept_end
+    kept_end = _cut_at(log, offset).kept_end
+    return kept_end if kept_end > log.start_offset else 0
 
 
 async def distrust(log: PartitionLog, durable: int, offset: int) -> None:

@@ -17,6 +17,8 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import islice
+from operator import lt
 from typing import Final, Protocol
 
 from log.disk import File
@@ -79,6 +81,11 @@ class GrowingIndex:
         del self._keys[first:end]
         del self._values[first:end]
 
+    @property
+    def rises(self) -> bool:
+        """Whether each entry is above the one before, as all do that were added."""
+        return all(all(map(lt, column, islice(column, 1, None))) for column in (self._keys, self._values))
+
     def to_bytes(self) -> bytes:
         return _interleaved(self._keys, self._values)
 
@@ -138,8 +145,10 @@ class StoredIndex:
     def floor_value(self, value: int) -> int:
         return self._search(value, 1)
 
-    def to_bytes(self) -> bytes:
-        return self._file.pread(self._count * self._layout.size, 0)
+    def read_all(self) -> GrowingIndex:
+        """All entries, in memory. Those that the file has lost since it was opened are 0: the index does not rise."""
+        size_bytes = self._count * self._layout.size
+        return GrowingIndex.from_bytes(self._layout, self._file.pread(size_bytes, 0).ljust(size_bytes, b"\0"))
 
     def close(self) -> None:
         self._file.close()

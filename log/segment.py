@@ -319,14 +319,14 @@ class Segment:
         if not position:
             self.close()  # no entry of theirs is needed, so they need not be there
             self.start_indexes()
-        offsets, times = self._growing_indexes()
+        offsets, times = self._growing_indexes(end_offset)
         self.file.truncate(position)
         self.sealed = False
         self._boundary = (NO_OFFSET, 0)
         self._likely = (NO_OFFSET, 0)
         self._index_facts = None
         offsets.cut(offsets.floor_value(position - 1) + 1)
-        times.cut(times.floor_value(max(end_offset - 1 - self.base_offset, 0)) + 1 if position else 0)
+        times.cut(self._last_time(times, end_offset) + 1 if position else 0)
         self.largest_timestamp, self.largest_timestamp_offset = NO_TIMESTAMP, NO_OFFSET
         if len(times):
             self.largest_timestamp, relative = times.entry(len(times) - 1)
@@ -338,17 +338,35 @@ class Segment:
         self.size_bytes = position
         self.end_offset = end_offset
 
-    def _growing_indexes(self) -> tuple[GrowingIndex, GrowingIndex]:
-        """Both indexes, in memory. Stored ones are read from their files."""
-        grown = []
-        for index, layout in ((self.offsets, OFFSET_ENTRY), (self.times, TIME_ENTRY)):
-            if isinstance(index, StoredIndex):
-                stored, index = index, GrowingIndex.from_bytes(layout, index.to_bytes())
-                stored.close()
-            assert type(index) is GrowingIndex
-            grown.append(index)
-        self._offsets, self._times = offsets, times = grown
+    def _growing_indexes(self, end_offset: int) -> tuple[GrowingIndex, GrowingIndex]:
+        """Both indexes, in memory, for a cut at `end_offset`. Stored ones are read from their files. They are rebuilt
+        if the times don't rise, or are wrong around the cut: the last one that stays is taken for the largest. An entry
+        of the offset index is checked when it is used.
+        """
+        offsets, times = self.offsets, self.times
+        if isinstance(offsets, StoredIndex) and isinstance(times, StoredIndex):
+            in_memory = times.read_all()
+            self._offsets, self._times = offsets.read_all(), in_memory
+            offsets.close()
+            times.close()
+            if not in_memory.rises or not self._is_true_around(in_memory, end_offset):
+                self._distrust_indexes()
+        offsets, times = self.offsets, self.times
+        assert type(offsets) is GrowingIndex
+        assert type(times) is GrowingIndex
         return offsets, times
+
+    def _is_true_around(self, times: GrowingIndex, end_offset: int) -> bool:
+        """Whether the last time entry below a cut is true, and the next one."""
+        last = self._last_time(times, end_offset)
+        try:
+            return all(self._is_true_time(times, slot) for slot in range(max(last, 0), min(last + 2, len(times))))
+        except CorruptBatch:  # a batch can't be read, so its entry can't be checked: believe it
+            return True
+
+    def _last_time(self, times: GrowingIndex, end_offset: int) -> int:
+        """The last time entry that names a batch below `end_offset`."""
+        return times.floor_value(max(end_offset - 1 - self.base_offset, 0))
 
     # -- indexes
 
@@ -743,14 +761,23 @@ class Segment:
         """The last offset of the batch that a time entry names; None if the entry was wrong. The indexes are rebuilt
         then.
         """
-        timestamp, relative = self.times.entry(slot)
+        times = self.times
+        _, relative = times.entry(slot)
+        if self.sealed and not self._is_true_time(times, slot):
+            self._distrust_indexes()
+            return None
+        return self.base_offset + relative
+
+    def _is_true_time(self, times: Index, slot: int) -> bool:
+        """Whether a time entry names a batch, and rises above the entry before."""
+        timestamp, relative = times.entry(slot)
+        if slot:
+            earlier, before = times.entry(slot - 1)
+            if earlier >= timestamp or before >= relative:
+                return False
         offset = self.base_offset + relative
-        if self.sealed:
-            _, header = next(self.headers(self.position_of(offset)), (0, None))
-            if header is None or (header.last_offset, header.newest_timestamp) != (offset, timestamp):
-                self._distrust_indexes()
-                return None
-        return offset
+        _, header = next(self.headers(self.position_of(offset)), (0, None))
+        return header is not None and (header.last_offset, header.newest_timestamp) == (offset, timestamp)
 
     def _is_batch(self, position: int, last_offset: int) -> bool:
         """Whether a batch with this last offset begins at `position`. A crash or bit rot may have changed a stored

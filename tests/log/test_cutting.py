@@ -19,13 +19,15 @@ from log.disk import DiskFault
 from log.durability import CutUnfinished
 from log.partition_log import PartitionLog
 from log.removal import keep_start, raise_start_offset
+from log.segment import TIME_SUFFIX
 from log.steps import done_at_once
 from log.time_search import max_timestamp
-from tests.log.building import base_offsets, contents, cut_log, fill, open_batch, open_log, restart_log, stamped
+from tests.log.building import append, base_offsets, contents, cut_log, fill, open_batch, open_log, restart_log, stamped
 from tests.log.compacting import NOW_MS, Bench
 from tests.log.memory_disk import MemoryDisk
 from tests.log.plain_cleaning import once
 
+DAY_MS = 86_400_000
 SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=200)
 
 
@@ -352,3 +354,58 @@ def test_a_cut_before_the_plan_of_a_swap_is_gone_is_not_taken_for_damage(
     asyncio.run(cut())
     again = Bench(disk, recovery_point=22).log
     assert (again.end_offset, len(again.damage)) == (27, 0)
+
+
+@pytest.mark.parametrize(("rolled_at", "offset"), [((), 35), ((33,), 35), ((33,), 33), ((36,), 35)])
+def test_a_crash_after_a_cut_takes_nothing_from_a_compacted_log(rolled_at: tuple[int, ...], offset: int) -> None:
+    """The copy of a compacted log may be one segment: what was durable below the cut is so still, gaps and all."""
+
+    async def life() -> int:
+        log, _ = open_log(disk)
+        for base in (0, 5, 9, 20, 30, 31, 32, 33, 34, 35):
+            if base in rolled_at:
+                log.roll(0)
+            batch = stamped([b"v"], base_offset=base)
+            log.append_after_gap(batch, read_header(batch), now_ms=0)
+        if 36 in rolled_at:
+            log.roll(0)
+        await log.flush()
+        durable = durable_after_cut(log, offset)
+        async with log.alone():
+            await distrust(log, durable, offset)
+            cut_log(log, offset)
+        return min(durable, log.flushed_offset)
+
+    disk = MemoryDisk()
+    again, _ = open_log(disk, recovery_point=asyncio.run(life()))
+    assert again.end_offset == offset
+    assert not again.damage
+
+
+TIMES = [NOW_MS + 30 * DAY_MS + at if at < 10 else NOW_MS for at in range(60)]
+"""Some records are of today, and later ones are older: an import."""
+
+
+@pytest.mark.parametrize("harm", ["zeros", "short", "a part of an entry", "rotten end"])
+@pytest.mark.parametrize("left", [12, 27])
+def test_a_cut_does_not_believe_a_time_index_that_has_rotted_while_it_was_open(harm: str, left: int) -> None:
+    """The largest time of the segment would be too low, and retention would remove what is new."""
+    disk = MemoryDisk()
+    log, _ = open_log(disk, config=LogConfig(segment_bytes=4_500, index_interval_bytes=100))
+    for offset, timestamp in enumerate(TIMES):
+        append(log, stamped([b"v" * 80], base_offset=offset, timestamp=timestamp))
+    asyncio.run(log.flush())
+    first = log.segments[0]
+    assert first.end_offset > left
+    log.read(3, max_bytes=150, limit_offset=log.end_offset, at_least_one=True)  # opens the indexes
+    data = disk.files[first.path(TIME_SUFFIX)].data
+    data[:] = {
+        "zeros": bytes(len(data)),
+        "short": data[:12],
+        "a part of an entry": data[: len(data) - 5],
+        "rotten end": data[:-24] + bytes(each ^ 0x10 for each in data[-24:]),
+    }[harm]
+    cut_log(log, left)
+    assert (first.largest_timestamp, first.largest_timestamp_offset) == (TIMES[9], 9)
+    fill(log, 1)
+    assert log.read(left - 1, max_bytes=150, limit_offset=left + 1, at_least_one=True) is not None

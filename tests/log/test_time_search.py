@@ -11,6 +11,7 @@ from log.batch import build_batch, set_max_timestamp
 from log.config import LogConfig
 from log.partition_log import PartitionLog
 from log.removal import raise_start_offset, remove_oldest
+from log.segment import TIME_SUFFIX
 from log.time_search import HEADERS_AT_ONCE, RECORDS_AT_ONCE, TimestampOffset, max_timestamp, offset_for_timestamp
 from tests.log.building import append, cut_log, open_batch, open_log, restart_log, stamped
 from tests.log.memory_disk import MemoryDisk, MemoryFile
@@ -170,3 +171,19 @@ def test_a_search_goes_on_in_the_log_as_it_is_after_each_turn_of_others(
             assert found == (17, 1500, 0)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("ask", ["latest", "by time"])
+def test_zeros_in_a_time_index_are_no_time_though_the_first_record_is_of_time_zero(ask: str) -> None:
+    disk = MemoryDisk()
+    log, _ = open_log(disk, config=LogConfig(segment_bytes=2_000, index_interval_bytes=100))
+    for offset in range(20):
+        append(log, stamped([b"x" * 50], base_offset=offset, timestamp=1000 * offset if offset < 10 else 5))
+    assert len(log.segments) == 2
+    asyncio.run(log.flush())
+    data = disk.files[log.segments[0].path(TIME_SUFFIX)].data
+    data[:] = bytes(len(data))
+    if ask == "latest":
+        assert asyncio.run(max_timestamp(log, 12, open_batch)) == (9, 9_000, 0)
+    else:
+        assert asyncio.run(offset_for_timestamp(log, 3_500, log.end_offset, open_batch)) == (4, 4_000, 0)
