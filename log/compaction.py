@@ -216,6 +216,7 @@ class _Cleaning:
         self.old = [segment.facts() for segment in work.segments]
         self.cuts = log.durability.cuts
         self.dropped_abort_markers: Sequence[int] = ()
+        self.drops_markers = False
         self.forgotten_below = 0
         self.new: list[Segment] = []
 
@@ -281,7 +282,7 @@ class _Cleaning:
             report.bytes_after += facts.size_bytes
             if count % FACTS_A_TURN == 0:
                 await breathe()
-        self.dropped_abort_markers = cleaned.dropped_abort_markers
+        self.dropped_abort_markers, self.drops_markers = cleaned.dropped_abort_markers, cleaned.drops_markers
         self.forgotten_below = cleaned.forgotten_below
         report.keys, report.unreadable_batches = cleaned.keys, cleaned.unreadable_batches
         report.oversized_batches = cleaned.oversized_batches
@@ -309,9 +310,10 @@ class _Cleaning:
             raise _Overtaken from None  # the whole log was discarded, and its files are gone
         if not self._still_there():
             return
-        if self.dropped_abort_markers:
+        if self.drops_markers:
             # A reader that is told of an aborted transaction skips the producer's batches until it meets the marker. So
             # the view, and every snapshot that could restore it, must forget the transaction before its marker goes.
+            # From a snapshot that was taken inside a committed one, that would stay open for ever.
             await renew_snapshots(
                 self.log,
                 self.now_ms,

@@ -1,6 +1,7 @@
 """Compaction, rule by rule. That readers know the same before and after: tests/properties/test_log_compaction.py."""
 
 import asyncio
+import copy
 import random
 import tracemalloc
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,7 @@ from log.identity import read_topic_id, was_never_flushed
 from log.ids import TopicId
 from log.partition_log import PartitionLog
 from log.removal import expired_segments, remove_oldest
+from log.snapshots import snapshot_name
 from log.swap import CLEANED, PLAN, SwapPlan, remove_old, take_name
 from log.time_search import max_timestamp
 from tests.log.building import append, cut_log, open_batch, restart_log, stamped
@@ -954,3 +956,31 @@ def test_a_pass_that_comes_back_without_the_last_batch_changes_nothing() -> None
     with pytest.raises(AssertionError, match="keeps the last batch"):
         asyncio.run(bench.clean(apart=empty))
     assert table(records(bench)) == {b"a": b"1", b"b": b"2"}
+
+
+def test_no_snapshot_from_inside_a_transaction_outlives_its_marker() -> None:
+    """A restart from it would have the transaction open for ever: nothing ends it any more."""
+
+    async def life() -> None:
+        bench = Bench(disk)
+        bench.put((b"first", b"1"))
+        bench.put((b"k", b"1"), producer=7, transactional=True)
+        bench.log.roll(NOW_MS)  # a snapshot is taken
+        bench.end(7, ControlType.COMMIT)
+        bench.put((b"k", b"2"), producer=7)  # its last batch is a later one
+        for now_ms in (NOW_MS, LATER, 2 * LATER):
+            bench.put((b"other", b"%d" % now_ms))
+            await bench.clean(now_ms=now_ms)
+        bench.put((b"last", b"1"))
+        await bench.log.flush()
+        assert not any(header.is_control for header, _ in bench.log.scan(0))
+        for offset in bench.log.snapshots.stored:
+            held = copy.deepcopy(disk)
+            for newer in bench.log.snapshots.stored:
+                if newer > offset:
+                    del held.files[f"table-0/{snapshot_name(newer)}"]
+            again = Bench(held, recovery_point=bench.log.end_offset)
+            assert again.stable.last_stable_offset(again.log.end_offset, 0) == again.log.end_offset
+
+    disk = MemoryDisk()
+    asyncio.run(life())
