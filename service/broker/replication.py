@@ -76,6 +76,10 @@ BATCHES_A_TURN = 100
 """The most batches that are appended in one turn of the loop, and the most partitions that have none."""
 BATCH_WORTH_BYTES = 16 << 10
 """So many bytes take about as long to append as a batch."""
+CHANGES_BYTES = 32 << 20
+"""So many bytes of answers are kept for logs whose files have to change first. Beyond it, an answer for one more such
+log is not kept: it comes again when there is room. Otherwise a slow disk costs as much memory as partitions need it.
+"""
 LIVES_A_TURN = 1_000
 """So many partitions are told in one turn that a follower has begun another life."""
 RAISED_AGAIN_S = 1.0
@@ -97,11 +101,23 @@ class FetchingParts:
     housekeeper: Housekeeper
 
 
+@dataclass(slots=True)
+class Kept:
+    """The bytes of answers that are kept for changes under way, of all leaders."""
+
+    bytes: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self.bytes >= CHANGES_BYTES
+
+
 class Replication:
     def __init__(self, parts: FetchingParts, partitions: PartitionTable) -> None:
         self._parts = parts
         self._partitions = partitions
         self._fetchers: dict[int, Fetcher] = {}
+        self._kept = Kept()
         self._raising: dict[TopicPartition, int] = {}
         """The leader epochs in which this broker is to lead, instead of one that the log has left behind."""
         self.in_sync = InSyncSets(parts.env, parts.config, parts.metadata, partitions)
@@ -190,7 +206,7 @@ class Replication:
             return
         fetcher = self._fetchers.get(state.leader)
         if fetcher is None:
-            fetcher = Fetcher(state.leader, self._parts, self.throttles.following)
+            fetcher = Fetcher(state.leader, self._parts, self.throttles.following, self._kept)
             self._fetchers[state.leader] = fetcher
         if not fetcher.follows(partition, role):
             self._forget(partition)
@@ -246,6 +262,8 @@ class Replication:
         for leader, fetcher in list(self._fetchers.items()):
             for followed in fetcher.followed():
                 trouble, troubled_s = fetcher.trouble or (followed.trouble, followed.troubled_s)
+                if followed.held_up_s is not None and (hold := followed.hold):
+                    trouble, troubled_s = fetcher.trouble or (hold, followed.held_up_s)
                 if trouble and troubled_s <= since_s:
                     yield leader, followed.partition.topic_partition, trouble
 
@@ -285,15 +303,27 @@ class FollowedPartition:
     """The last answer for which more than the end of the log had to change."""
     waits_for_folder: bool = False
     """A large batch came while the folder was busy with another one."""
+    waits_for_room: Kept | None = None
+    """Its files had to change, and there was no room for the answer."""
+    held_up_s: float | None = None
+    """Since when there is a `hold`."""
 
     @property
-    def is_held_up(self) -> bool:
-        """Whether nothing can be appended yet: the files are changed, or a large batch is laid, this partition's or
-        another's that comes next to this one's.
+    def hold(self) -> str:
+        """Why nothing can be appended yet: what was copied last is not durable, the files are changed, or a large batch
+        is laid, this partition's or another's that comes next to this one's. Empty if it can.
         """
-        if any(task is not None and not task.done() for task in (self.laying, self.changing)):
-            return True
-        return self.waits_for_folder and self.partition.folder.copying.locked()
+        folder = self.partition.folder
+        if self.partition.must_flush:
+            return f"the data folder {folder.name} is slow to make durable what is copied"
+        if self.changing is not None and not self.changing.done():
+            return f"its files in {folder.name} have to change first, and are in use for long, or their disk is slow"
+        is_laid = self.laying is not None and not self.laying.done()
+        if is_laid or (self.waits_for_folder and folder.copying.locked()):
+            return f"the data folder {folder.name} is slow to take a large batch"
+        if self.waits_for_room is not None and self.waits_for_room.is_full:
+            return "its files have to change first, and wait until those of others have changed"
+        return ""
 
     @property
     def holds(self) -> bool:
@@ -324,10 +354,11 @@ class Fetcher:
     is new waits in `_unasked`: a round takes up some of it.
     """
 
-    def __init__(self, leader: int, parts: FetchingParts, throttle: Throttle) -> None:
+    def __init__(self, leader: int, parts: FetchingParts, throttle: Throttle, kept: Kept) -> None:
         self._leader = leader
         self._parts = parts
         self._throttle = throttle
+        self._kept = kept
         self._followed: dict[TopicIdPartition, FollowedPartition] = {}
         self._stirred: dict[TopicIdPartition, FollowedPartition] = {}
         self._unasked: dict[TopicIdPartition, FollowedPartition] = {}
@@ -442,9 +473,11 @@ class Fetcher:
                 continue
             if self._throttle.holds_back(followed.partition.topic_partition, self._parts.metadata.broker_id):
                 followed.rests_until_s = max(followed.rests_until_s, now_s + HELD_BACK_MS / 1000)
-            if followed.partition.must_flush or followed.is_held_up:
+            if followed.hold:
+                followed.held_up_s = now_s if followed.held_up_s is None else followed.held_up_s
                 rests_s = min(rests_s, SLOW_S)
             elif followed.rests_until_s <= now_s:
+                followed.held_up_s, followed.waits_for_room = None, None
                 due[key] = followed
                 self._gone.pop(key, None)
                 self._add_news(news, key, followed)
@@ -587,6 +620,9 @@ class Fetcher:
                 if followed is None or asked is None or not self._is_answered(followed, asked):
                     continue  # its role has changed since
                 if _changes_files(followed.partition.log, data):
+                    if data.records and self._kept.is_full:
+                        followed.waits_for_room = self._kept
+                        continue  # it comes again
                     changing = self._take_beside(followed, data, turn)
                     await asyncio.wait([changing], timeout=max(until_s - loop.time(), 0))
                 else:
@@ -601,12 +637,20 @@ class Fetcher:
         that takes long, it goes on beside the fetches for other partitions.
         """
         assert not isinstance(data.records, list), "what is received is bytes"
-        if not is_large(len(data.records or b"")):
-            data.records = bytes(data.records or b"")  # the rest of the answer is not kept
+        kept = len(data.records or b"")
+        if is_large(kept):
+            kept += self._parts.config.replica_fetch_response_max_bytes  # the rest of the answer is kept with it
+        else:
+            data.records = bytes(data.records or b"")
+        self._kept.bytes += kept
         name = f"change of {followed.partition.topic_partition}"
         work = self._alone(followed, partial(self._take_one, followed, data, turn))
         followed.changing = self._parts.env.tasks.spawn(name, work)
+        followed.changing.add_done_callback(lambda _: self._kept_no_more(kept))
         return followed.changing
+
+    def _kept_no_more(self, size: int) -> None:
+        self._kept.bytes -= size
 
     async def _alone(self, followed: FollowedPartition, work: Callable[[], Awaitable[None]]) -> None:
         """Do the work. If it fails, the partition pauses, and no other is affected."""

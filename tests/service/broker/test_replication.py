@@ -24,7 +24,7 @@ from log.removal import raise_start_offset
 from log.segment import LOG_SUFFIX, Segment, segment_name
 from log.snapshots import SUFFIX as SNAPSHOT_SUFFIX
 from log.views import whole
-from service.broker import fetch_sessions, replication
+from service.broker import fetch_sessions, health, replication
 from service.broker.acceptance import RefusedBatch
 from service.broker.closing import close_logs
 from service.broker.partition import Appended, Partition, PartitionLost
@@ -711,6 +711,68 @@ def test_a_log_whose_files_are_in_use_holds_up_no_other_that_the_same_broker_lea
         await until(lambda: changes() == 0)
         assert follows.log.forgotten_below == leads.log.forgotten_below
         assert stage.partition(2).log.end_offset == 4
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS | {"replica.lag.time.max.ms": "60000"})
+
+
+def test_a_log_whose_files_are_in_use_for_long_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its follower did nothing for minutes, and only its leader said that it was behind."""
+    monkeypatch.setattr(health, "LASTS_S", 0.2)
+
+    async def scene(stage: ClusterStage) -> None:
+        leads, follows = await slow_beside(stage)
+        look = stage.broker(2).health
+        async with follows.log.alone():
+            await must_change(stage, leads, follows, "its start rises")
+            await asyncio.sleep(0.5)
+            await look.look()
+            [trouble] = look.troubles
+            assert (trouble.kind, trouble.about, trouble.partitions) == ("stuck", "broker 1", 1)
+            why = f"its files in {follows.folder.name} have to change first, and are in use for long"
+            assert trouble.says.startswith(f"{SLOW} can't be copied from broker 1: {why}")
+        await until(lambda: stored(follows) == stored(leads) and changes() == 0)
+        await look.look()
+        assert not look.troubles
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS | {"replica.lag.time.max.ms": "60000"})
+
+
+def test_answers_for_logs_whose_files_are_in_use_take_so_much_memory_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each partition on a slow disk kept one: a mebibyte or a large batch, and there may be thousands."""
+    monkeypatch.setattr(replication, "CHANGES_BYTES", 150)
+    names = [f"slow{number}" for number in range(6)]
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, min_insync_replicas="1")
+        pairs = []
+        for name in names:
+            await stage.create(1, 2, name=name, min_insync_replicas="1")
+            leads, follows = [stage.broker(each).partitions.get(TopicPartition(name, 0)) for each in (1, 2)]
+            assert leads is not None
+            assert follows is not None
+            pairs.append((leads, follows))
+        await stage.write("first")
+        await stage.in_sync(1, 2)
+        for leads, _ in pairs:
+            await until(lambda leads=leads: leads.is_leading)  # type: ignore[misc]
+            write_one(leads)
+        await until(lambda: all(follows.log.end_offset == leads.high_watermark == 1 for leads, follows in pairs))
+        kept = stage.broker(2).replication._kept
+        async with AsyncExitStack() as held:
+            for leads, follows in pairs:
+                await held.enter_async_context(follows.log.alone())
+                await raise_start_offset(leads.log, 1)
+                write_one(leads)
+            await until(lambda: kept.is_full)
+            for number in range(5):
+                await stage.write(f"acknowledged {number}")
+            of_answers = [each for each in asyncio.all_tasks() if each.get_name().startswith("change of slow")]
+            assert 150 <= kept.bytes < 300
+            assert len(of_answers) < len(names)
+        await until(lambda: all(stored(leads) == stored(follows) for leads, follows in pairs))
+        await until(lambda: not kept.bytes)
 
     on_cluster_stage(tmp_path, scene, 1, 2, given=OS | {"replica.lag.time.max.ms": "60000"})
 
