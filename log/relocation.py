@@ -27,6 +27,7 @@ from typing import Any, Final
 from log.batch import CHECKED_FROM, HEADER_BYTES, BatchHeader, Buffer, CorruptBatch, crc32c, read_header
 from log.cutting import restart_at
 from log.disk import Disk, DiskFault, FileSlice
+from log.durability import SYNCED_AT_ONCE
 from log.epochs import LeaderEpochs
 from log.ids import TopicId, format_topic_id, parse_topic_id, partition_of
 from log.laying import LaidBatch, is_large
@@ -38,13 +39,19 @@ from log.unbroken import unbroken
 
 FUTURE: Final = ".future"
 FORMER: Final = ".former"
-PIECE_BYTES: Final = 128 << 10
-"""How much is copied in one turn of the loop. With the smallest batches that takes 10 ms."""
-SEGMENTS_BEGUN_AT_ONCE: Final = 6
-"""How many segments of the copy may begin in one turn, each of which takes half a millisecond: a topic's settings may
-make each batch a segment of its own.
+PIECE_BYTES: Final = 1 << 20
+"""How much is copied in one turn of the loop. A log that is written to must not grow by more in a turn, or the copy
+never catches up.
+"""
+BATCHES_AT_ONCE: Final = 1000
+"""How many batches are copied in one turn, which takes 5 ms."""
+SEGMENTS_AT_ONCE: Final = 6
+"""How many segments of the copy may begin in one turn, and of how many of the log is read, each of which takes half a
+millisecond: a topic's settings may make each batch a segment of its own.
 """
 CLOSED_AT_ONCE: Final = 200
+UNSYNCED_BYTES: Final = 32 << 20
+"""So much of the copy is durable only later. The last of it becomes so while nobody else may flush or cut the log."""
 LAST_BYTES: Final = 32 << 20
 """How much may be copied while nobody else may flush or cut the log."""
 AGAIN_S: Final = 0.2
@@ -103,6 +110,7 @@ class Relocation:
         self._stem = stem_of(topic_id, index)
         self._topic_id = topic_id
         self._piece_bytes = PIECE_BYTES
+        self._unsynced_bytes = 0
         self.copy = self._without_folder()
         self._begin()
 
@@ -127,26 +135,43 @@ class Relocation:
         copy = self.copy
         if copy.config is not log.config:
             copy.set_config(log.config)
-        offset = max(copy.end_offset, log.start_offset)
-        found = log.read(offset, max_bytes=self._piece_bytes, limit_offset=limit_offset, at_least_one=True)
-        if found is None:
-            return 0
-        found = log.checked(offset, found)
-        header = read_header(found.file.pread(HEADER_BYTES, found.position))
-        if is_large(header.size_bytes):
-            return await self._copy_large(header, found, now_ms)
-        piece = memoryview(found.file.pread(found.size, found.position))
-        at, segments = 0, len(copy.segments)
-        while at < len(piece) and len(copy.segments) - segments < SEGMENTS_BEGUN_AT_ONCE:
-            header = read_header(piece, at)
-            if is_large(header.size_bytes):
+        copied_bytes, batches, segments, whole = 0, 0, len(copy.segments), True
+        for _ in range(SEGMENTS_AT_ONCE):
+            offset = max(copy.end_offset, log.start_offset)
+            left_bytes = self._piece_bytes - copied_bytes
+            found = log.read(offset, max_bytes=left_bytes, limit_offset=limit_offset, at_least_one=not copied_bytes)
+            if found is None:
                 break
-            end = at + header.size_bytes
-            copy.append_after_gap(_sound(piece[at:end], header), header, now_ms=now_ms)
-            at = end
+            found = log.checked(offset, found)
+            header = read_header(found.file.pread(HEADER_BYTES, found.position))
+            if is_large(header.size_bytes):
+                copied_bytes = copied_bytes or await self._copy_large(header, found, now_ms)
+                break
+            piece = memoryview(found.file.pread(found.size, found.position))
+            at = 0
+            while at < len(piece) and batches < BATCHES_AT_ONCE and len(copy.segments) - segments < SEGMENTS_AT_ONCE:
+                header = read_header(piece, at)
+                if is_large(header.size_bytes):
+                    break
+                end = at + header.size_bytes
+                copy.append_after_gap(_sound(piece[at:end], header), header, now_ms=now_ms)
+                at, batches = end, batches + 1
+            copied_bytes += at
+            whole = at == len(piece)
+            if not whole or batches == BATCHES_AT_ONCE or len(copy.segments) - segments == SEGMENTS_AT_ONCE:
+                break
         # What is not copied now is read again: no more of that than is copied in a step.
-        self._piece_bytes = at if at < len(piece) else min(2 * self._piece_bytes, PIECE_BYTES)
-        return at
+        self._piece_bytes = min(2 * self._piece_bytes, PIECE_BYTES) if whole else copied_bytes
+        self._unsynced_bytes += copied_bytes
+        return copied_bytes
+
+    async def flush_some(self) -> None:
+        """Make the copy durable, if there is enough to do: a slow disk takes as long for one segment as for many, and a
+        log that is written to may begin segments faster than each of them is flushed alone.
+        """
+        if len(self.copy.durability.unsynced) >= SYNCED_AT_ONCE or self._unsynced_bytes >= UNSYNCED_BYTES:
+            self._unsynced_bytes = 0
+            await self.copy.flush()
 
     async def _copy_large(self, header: BatchHeader, found: FileSlice, now_ms: int) -> int:
         """Copy the batch at the beginning of the slice, in a thread: it is laid beside the copy. If the log may have

@@ -213,8 +213,7 @@ class FolderMoves:
             high_watermark = partition.high_watermark
             copied = await relocation.step(high_watermark, now_ms=self._env.clock.wall_ms())
             move.target.headroom.took(copied)
-            if relocation.copy.durability.flush_due:
-                await relocation.copy.flush()
+            await relocation.flush_some()
             await self._pace(move, copied)
             if not copied or relocation.copy.end_offset >= high_watermark:
                 # If the topic is deleted and the process dies, the next start finds the former folder, which does not

@@ -14,7 +14,7 @@ from log.control import ControlType
 from log.disk import DiskFault
 from log.ids import TopicId
 from log.partition_log import PartitionLog
-from log.relocation import FORMER, SEGMENTS_BEGUN_AT_ONCE, Relocation, of_stem, stem_of
+from log.relocation import BATCHES_AT_ONCE, FORMER, SEGMENTS_AT_ONCE, Relocation, of_stem, stem_of
 from log.removal import raise_start_offset, remove_oldest
 from log.snapshots import snapshot_name
 from tests.log.building import contents, cut_log, fill, open_log, restart_log
@@ -53,19 +53,46 @@ def test_a_step_begins_a_few_segments_only() -> None:
     """A client may set `segment.index.bytes` so that each batch begins one: a step began more than a thousand."""
     disk, target = MemoryDisk(), MemoryDisk()
     log, _ = open_log(disk)
-    fill(log, 10 * SEGMENTS_BEGUN_AT_ONCE)
+    fill(log, 10 * SEGMENTS_AT_ONCE)
     log.set_config(LogConfig(segment_index_bytes=4))
     moving = Relocation(log, disk, target, TOPIC_ID, 0, blocking=asyncio.to_thread)
 
     async def scene() -> None:
         before = len(moving.copy.segments)
         while await moving.step(log.end_offset, now_ms=NOW_MS):
-            assert len(moving.copy.segments) - before <= SEGMENTS_BEGUN_AT_ONCE
+            assert len(moving.copy.segments) - before <= SEGMENTS_AT_ONCE
             before = len(moving.copy.segments)
 
     asyncio.run(scene())
     assert contents(moving.copy) == contents(log)
-    assert len(moving.copy.segments) == 10 * SEGMENTS_BEGUN_AT_ONCE
+    assert len(moving.copy.segments) == 10 * SEGMENTS_AT_ONCE
+
+
+def test_a_step_goes_on_with_the_next_segment() -> None:
+    """It ended with the first one: where a writer began several segments in a turn, the copy never caught up."""
+    log, _ = open_log(MemoryDisk(), config=LogConfig(segment_index_bytes=4))
+    count = 10 * SEGMENTS_AT_ONCE
+    fill(log, count)
+    moving = Relocation(log, MemoryDisk(), MemoryDisk(), TOPIC_ID, 0, blocking=asyncio.to_thread)
+
+    async def scene() -> int:
+        steps = 0
+        while await moving.step(log.end_offset, now_ms=NOW_MS):
+            steps += 1
+        return steps
+
+    assert asyncio.run(scene()) <= 11
+    assert contents(moving.copy) == contents(log)
+
+
+def test_a_step_copies_so_many_batches_and_no_more() -> None:
+    log, _ = open_log(MemoryDisk())
+    fill(log, BATCHES_AT_ONCE + 5)
+    moving = Relocation(log, MemoryDisk(), MemoryDisk(), TOPIC_ID, 0, blocking=asyncio.to_thread)
+    asyncio.run(moving.step(log.end_offset, now_ms=NOW_MS))
+    assert len(contents(moving.copy)) == BATCHES_AT_ONCE
+    asyncio.run(all_copied(moving, log))
+    assert contents(moving.copy) == contents(log)
 
 
 def test_a_copy_of_many_segments_that_begins_anew_is_thrown_away_as_a_whole() -> None:

@@ -6,8 +6,10 @@ import asyncio
 import errno
 import os
 import shutil
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -222,7 +224,7 @@ def test_progress_is_shown_and_a_move_is_called_off(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
         await stage.create("moved")
         partition = await stage.served("moved")
-        await write(partition, 300, size=1000)
+        await write(partition, 300, size=5000)
         await hold_back(stage, 1000)
         assert await move(stage, folders.two) == ErrorCode.NONE
         assert await move(stage, folders.two) == ErrorCode.NONE, "it is under way"
@@ -243,13 +245,52 @@ def test_progress_is_shown_and_a_move_is_called_off(tmp_path: Path) -> None:
     folders.live(lambda stage: came_back(stage, folders.one, 0, 300))
 
 
+def test_a_log_that_is_written_to_moves_though_each_batch_begins_a_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy was flushed after each segment, and the writer waited for no disk: on a slow one the copy never caught
+    up. Found by a seed of the simulation.
+    """
+    folders = Folders(tmp_path)
+    waits = 0
+
+    async def slow(sync: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+        nonlocal waits
+        waits += 1
+        await asyncio.sleep(0.02)
+        await sync(*arguments)
+
+    for name in ("sync_files", "sync_dir", "write_atomic"):
+        original = getattr(RealDisk, name)
+        monkeypatch.setattr(RealDisk, name, lambda *arguments, original=original: slow(original, *arguments))
+
+    async def scene(stage: Stage) -> None:
+        nonlocal waits
+        await stage.create("moved", segment_index_bytes="4")
+        partition = await stage.served("moved")
+        await write(partition, 200)
+        waits = 0
+        assert await move(stage, folders.two) == ErrorCode.NONE
+
+        async def writes() -> None:
+            while partition.folder.name != str(folders.two):
+                await write(partition, 1)
+                await asyncio.sleep(0.02)
+
+        await asyncio.wait_for(writes(), 60)
+        segments = len(partition.log.segments)
+        assert waits < segments
+
+    folders.live(scene, **{"log.durability": "os"})
+
+
 def test_a_partition_is_not_compacted_while_it_moves(tmp_path: Path) -> None:
     folders = Folders(tmp_path)
 
     async def scene(stage: Stage) -> None:
         await stage.create("moved")
         partition = await stage.served("moved")
-        await write(partition, 300, size=1000)
+        await write(partition, 300, size=5000)
         await hold_back(stage, 1000)
         partition.set_config(replace(partition.log.config, cleanup_policy=("compact",)), fsync=True)
         may_compact = stage.broker.compactor.may_compact
@@ -267,7 +308,7 @@ def test_a_move_that_a_stop_interrupts_goes_on(tmp_path: Path) -> None:
 
     async def scene(stage: Stage) -> None:
         await stage.create("moved")
-        await write(await stage.served("moved"), 300, size=1000)
+        await write(await stage.served("moved"), 300, size=5000)
         await hold_back(stage, 1000)
         await move(stage, folders.two)
         await asyncio.sleep(0.05)
@@ -485,7 +526,7 @@ def test_a_copy_on_a_disk_that_failed_is_removed_by_the_next_start(tmp_path: Pat
         nonlocal stem
         stem = stem_of(await stage.create("moved"), 0)  # type: ignore[arg-type]
         partition = await stage.served("moved")
-        await write(partition, 300, size=1000)
+        await write(partition, 300, size=5000)
         await hold_back(stage, 1000)
         assert await move(stage, folders.three) == ErrorCode.NONE
         await until(lambda: any(each.copied_bytes for each in stage.broker.moves.under_way()))
@@ -696,7 +737,7 @@ def test_a_topic_that_is_deleted_on_its_way_leaves_nothing(tmp_path: Path) -> No
 
     async def scene(stage: Stage) -> None:
         await stage.create("moved")
-        await write(await stage.served("moved"), 300, size=1000)
+        await write(await stage.served("moved"), 300, size=5000)
         await hold_back(stage, 100_000)
         await move(stage, folders.two)
         await asyncio.sleep(0.05)
