@@ -268,6 +268,8 @@ class Relocation:
                 left_bytes -= copied
                 if left_bytes < 0 or not may():
                     return False
+                if self.copy.end_offset == log.end_offset:
+                    break  # in the next turn more may have come, and so in each
                 await breathe()
             if self.copy is not copy or copy.segments[0].base_offset != from_offset:  # it was begun anew
                 return False

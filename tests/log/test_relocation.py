@@ -139,6 +139,9 @@ class Moving(Bench):
         self.passes: list[asyncio.Task[object]] = []
         self.faults: list[str] = []
 
+    async def breathe(self) -> None:
+        await breathe()
+
     async def begin(self) -> Relocation:
         relocation = Relocation(self.log, self.disk, self.target, TOPIC_ID, 0, blocking=self.blocking)
         await all_copied(relocation, self.log)
@@ -151,7 +154,7 @@ class Moving(Bench):
         return await relocation.take_over(
             "table-0",
             now_ms=NOW_MS,
-            breathe=breathe,
+            breathe=self.breathe,
             may=lambda: True,
             decided=self.decided,
             origin_failed=lambda fault: self.failed("origin", fault),
@@ -164,6 +167,32 @@ class Moving(Bench):
 
     def decided(self) -> None:
         self.disk = self.target
+
+
+class WrittenTo(Moving):
+    """In each turn of the loop another batch comes, or several."""
+
+    batches = 1
+
+    async def breathe(self) -> None:
+        for _ in range(self.batches):
+            self.put((b"k", bytes(100_000)))
+
+
+@pytest.mark.parametrize("batches", [1, 4])
+def test_a_log_that_is_written_to_in_each_turn_moves(batches: int) -> None:
+    """The copy was looked at for what had come in the turn before, and there was always something."""
+
+    async def run() -> None:
+        bench = WrittenTo()
+        bench.batches = batches
+        relocation = await bench.begin()
+        await bench.breathe()
+        assert await bench.finish(relocation)
+        assert bench.log.disk is bench.target
+        assert bench.log.end_offset < 10 * batches
+
+    asyncio.run(run())
 
 
 class CompactedWhenDecided(Moving):
