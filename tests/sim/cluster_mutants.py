@@ -31,6 +31,7 @@ from log.epochs import LeaderEpochs
 from log.partition_log import PartitionLog
 from log.replica import ReplicaSet
 from service.broker.acceptance import RefusedBatch
+from service.broker.fetch_sessions import WantedPartition
 from service.broker.in_sync import InSyncSets
 from service.broker.marker_courier import MarkerCourier
 from service.broker.partition import Appended, Following, Partition
@@ -110,10 +111,12 @@ def counted_though_its_history_parted() -> Planting:
     """The offset from which a follower fetches counts before its history was compared."""
     original = Reading._read
 
-    def read(reading: Reading, partition: Partition, wanted: Any, *rest: Any, **limits: Any) -> PartitionRead:
+    def read(
+        reading: Reading, partition: Partition, key: Any, wanted: WantedPartition, *rest: Any, **limits: Any
+    ) -> PartitionRead:
         if reading.copier is not None and partition.is_leading:
             reading._count(partition, wanted, reading.copier)
-        return original(reading, partition, wanted, *rest, **limits)
+        return original(reading, partition, key, wanted, *rest, **limits)
 
     return replaced(Reading, "_read", read)
 

@@ -145,7 +145,7 @@ class Agreeable(int):
 
 
 def acknowledge_before_fsync() -> contextlib.AbstractContextManager[None]:
-    async def at_once(partition: Partition, end_offset: int, deadline: float) -> ErrorCode:
+    async def at_once(partition: Partition, leader_epoch: int, end_offset: int, deadline: float) -> ErrorCode:
         return ErrorCode.NONE
 
     return replaced(service.broker.writing, "committed_or_error", at_once)
@@ -614,7 +614,7 @@ def a_session_forgets_a_partition() -> contextlib.AbstractContextManager[None]:
 def what_is_quiet_is_not_heard() -> Iterator[None]:
     """A session does not watch what it does not look at, nor does it ever look around."""
 
-    def looked_at(wanted: WantedPartition, source: WatchedPartition) -> None:
+    def looked_at(wanted: WantedPartition, source: WatchedPartition, *_: Any) -> None:
         wanted.has_moved = False
 
     with replaced(WantedPartition, "looked_at", looked_at), replaced(FetchSession, "asked", _asked_at_first):
@@ -871,8 +871,8 @@ def the_way_back_has_a_folder_before_the_way_there_is_settled() -> Iterator[None
         finally:
             moves._carried_out = carried_out
 
-    def decided_on(topic_id: TopicId, stem: str, targets: Sequence[LogFolder]) -> LogFolder | None:
-        return targets[-1] if targets else None
+    def decided_on(stem: str, begun: Sequence[LogFolder]) -> LogFolder | None:
+        return begun[-1] if begun else None
 
     with (
         replaced(FolderMoves, "_begin", begin),

@@ -88,11 +88,30 @@ class Report:
 def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
     """Let `holder` have another attribute of that name for a while."""
     original = inspect.getattr_static(holder, name)  # a static method stays one
+    assert _fits(value, original), f"what replaces {name} takes other arguments: a bug that fails at once is none"
     setattr(holder, name, value)
     try:
         yield
     finally:
         setattr(holder, name, original)
+
+
+def _fits(value: Any, original: Any) -> bool:
+    """Whether a function takes the arguments of the one that it replaces, each at its place."""
+    functions = [each.__func__ if isinstance(each, staticmethod) else each for each in (value, original)]
+    if not all(map(inspect.isfunction, functions)):
+        return True
+    given, taken = (
+        [
+            name
+            for name, each in inspect.signature(function).parameters.items()
+            if each.kind is each.POSITIONAL_OR_KEYWORD
+        ]
+        for function in functions
+    )
+    takes_more = any(each.kind is each.VAR_POSITIONAL for each in inspect.signature(functions[0]).parameters.values())
+    at_their_places = all(name not in taken[1:] or taken[at] == name for at, name in list(enumerate(given))[1:])
+    return at_their_places and (len(given) == len(taken) or (takes_more and len(given) < len(taken)))
 
 
 def transactional_actors(clients: Clients) -> list[Actor]:
