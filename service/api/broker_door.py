@@ -23,6 +23,7 @@ from service.net.door import CLOSE, Held, PeerInfo, Reply, Signal
 from service.turns import MadeLater, done_in_turns, freed, now_or_in_turns
 from service.wire.base import StructType
 from service.wire.codec import (
+    OF_RECORDS,
     MalformedRequest,
     RequestHeader,
     decode_request,
@@ -135,7 +136,7 @@ class BrokerDoor:
             logger.info("%s:%d asks for API %d in version %d, which is not offered", *asked)
             return CLOSE
         began_s = self._now_s()
-        if len(body) > LONG_BYTES and header.api_key != ApiKey.PRODUCE:
+        if len(body) > LONG_BYTES and header.api_key not in OF_RECORDS:
             return Held(self._read_in_turns(session, header, route, bytes(body), began_s))
         try:
             request = decode_request(header.api_key, header.api_version, body)

@@ -37,7 +37,7 @@ from service.net.door import CLOSE, NO_REPLY, Held, PeerInfo, Reply, SessionT, S
 from service.net.outbox import Outbox
 from service.net.pages import longer
 from service.turns import MadeLater
-from service.wire.codec import MalformedRequest, RequestHeader, read_request_header, write_response_header
+from service.wire.codec import OF_RECORDS, MalformedRequest, RequestHeader, read_request_header, write_response_header
 from service.wire.messages.versions import ApiKey
 
 if TYPE_CHECKING:
@@ -313,7 +313,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         if LEAST_FRAME_BYTES <= size <= limits.request_bytes:
             if end - start < 6:
                 return True  # its kind is not known yet, and nothing is allocated for it yet
-            if unpack_size_and_key(buffer, start)[1] == PRODUCE:
+            if unpack_size_and_key(buffer, start)[1] in OF_RECORDS:
                 return True
         logger.warning(
             "%s%s announced a request of %d bytes%s; its connection is closed",

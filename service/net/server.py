@@ -53,7 +53,7 @@ ENDED_A_TURN = 100
 class Limits:
     """The limits of a server for its peers."""
 
-    request_bytes: int = 100 * 1024 * 1024  # of a Produce; other requests have OTHER_REQUEST_BYTES at most
+    request_bytes: int = 100 * 1024 * 1024  # of a (Conditional)Produce; other requests have OTHER_REQUEST_BYTES at most
     idle_timeout_s: float = 600.0
     receive_timeout_s: float = 30.0  # for a whole request, plus a second for each LEAST_BYTES_A_SECOND
     send_timeout_s: float = 60.0  # while the peer reads nothing of what waits for it

@@ -36,7 +36,8 @@ MAX_REQUEST_ELEMENTS = 60_000
 # A Produce is read in one turn. As many would be topics of one partition each on a broker that leads five thousand, and
 # no producer has a batch for each of them at once.
 MAX_PRODUCE_ELEMENTS = 10_000
-MOST_ELEMENTS: dict[int, int] = dict.fromkeys((ApiKey.PRODUCE, ApiKey.CONDITIONAL_PRODUCE), MAX_PRODUCE_ELEMENTS)
+OF_RECORDS: frozenset[int] = frozenset((ApiKey.PRODUCE, ApiKey.CONDITIONAL_PRODUCE))
+MOST_ELEMENTS: dict[int, int] = dict.fromkeys(OF_RECORDS, MAX_PRODUCE_ELEMENTS)
 MAX_ELEMENTS = 20_000_000
 
 

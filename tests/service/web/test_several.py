@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import os
@@ -22,6 +23,7 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 
+from service.settings.broker import BrokerConfig
 from service.web.gateway import Gateway
 from service.web.instances import READS_MAX
 from service.web.metrics import scraper_of
@@ -97,6 +99,23 @@ def test_every_broker_writes_to_and_reads_every_partition(several: Several) -> N
             "/v1/topics/pages/stream?from=earliest&until=end", headers={"Accept": "application/x-ndjson"}
         )
         assert len(lines.json.splitlines()) == 21 + 1
+
+
+def test_a_file_as_long_as_a_body_may_be_is_written_whichever_broker_is_asked(several: Several) -> None:
+    """A leader that is asked for it inside closed the connection: it took 8 MiB, as of requests without records."""
+    configs = {"max.message.bytes": str(20 << 20)}
+    assert several.clients[0].post("/v1/topics", {"name": "files", "partitions": 1, "configs": configs}).status == 201
+    known(several, "files")
+    file = bytes(BrokerConfig({}).http_max_body_bytes)
+    octets = {"Content-Type": "application/octet-stream"}
+    for number, client in enumerate(several.clients):
+        path = "/v1/topics/files/records"
+        assert client.ask("POST", path, file, headers=octets).status == 200
+        key = {"Idempotency-Key": f'"file-{number}"'}
+        for each in several.clients:
+            assert each.ask("PUT", path, file, headers={**octets, **key}).status == 200
+    answer = several.clients[0].get("/v1/topics/files/partitions/0/records?values=base64&max_bytes=1")
+    assert base64.b64decode(answer.json["records"][0]["value_base64"]) == file
 
 
 @pytest.mark.timeout(2 * STEP_S)
