@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from urllib.parse import unquote_plus, unquote_to_bytes
 
@@ -14,8 +14,10 @@ import zstandard
 from aiohttp import HttpVersion11, web
 from isal import igzip, isal_zlib
 from msgspec import Raw, Struct
-from msgspec.structs import astuple
+from msgspec.structs import asdict, astuple, replace
 
+from log.copies import COPIED_AT_ONCE, Buffer, joined
+from service.turns import done_in_turns
 from service.web.holding import HOLDER
 from service.web.problems import Problem
 from service.web.routing import JSON, STREAMING
@@ -45,6 +47,8 @@ PACKERS: dict[str, Callable[[], Packer]] = {
 }
 GIVEN_AT_ONCE = 256 << 10
 
+_MARK = b'"\\ud800"'
+"""Half a surrogate pair is no text, so this is in no JSON that was judged or made here."""
 _WHOLE = re.compile(r"-?[0-9]{1,24}")
 _QUALITY = re.compile(r"q=(0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)")
 
@@ -57,19 +61,58 @@ def as_json(value: Any, *, status: int = 200, headers: dict[str, str] | None = N
     return web.Response(body=_encode(value), status=status, content_type=JSON, headers=headers)
 
 
-async def list_in_turns(items: Sequence[R], inside: Callable[[Sequence[R]], bytes]) -> bytes:
-    """What is inside a JSON list of these items, as `inside` makes it of some. Long ones are made in several turns of
-    the loop.
+async def list_in_turns(
+    items: Sequence[R], inside: Callable[[Sequence[R]], bytes], before: bytes = b"[", after: bytes = b"]"
+) -> bytes:
+    """A JSON list of these items, and what is around it. `inside` makes of some of them what is inside the list. A long
+    one is made in several turns of the loop.
     """
-    parts, begin, size_bytes = list[bytes](), 0, 0
+    parts, begin, size_bytes = list[Buffer]((before,)), 0, 0
     for end, item in enumerate(items, 1):
         size_bytes += ITEM_BYTES + _length_of(item)
-        if size_bytes >= ENCODED_AT_ONCE and end < len(items):
-            parts.append(inside(items[begin:end]))
+        if size_bytes >= ENCODED_AT_ONCE:
+            parts += (*_in_pieces(items[begin:end], inside), b",")
             begin, size_bytes = end, 0
             await asyncio.sleep(0)
-    last = inside(items[begin:] if begin else items)
-    return b",".join((*parts, last)) if parts else last
+    if begin < len(items) or not items:
+        parts.append(inside(items[begin:] if begin else items))
+    else:
+        parts.pop()
+    parts.append(after)
+    return await as_one(parts)
+
+
+def _in_pieces(items: Sequence[R], inside: Callable[[Sequence[R]], bytes]) -> Iterator[Buffer]:
+    """What is inside a list of these items. What is long in the last one is a piece of its own: to copy it takes a turn
+    of its own.
+    """
+    short, long = without_long(items[-1])
+    return in_pieces(inside([*items[:-1], short] if long else items), long)
+
+
+def without_long(item: R) -> tuple[R, list[Raw]]:
+    """The same with a mark wherever it has long JSON, and that."""
+    members = item if isinstance(item, dict) else asdict(item) if isinstance(item, Struct) else {}
+    long = {name: each for name, each in members.items() if isinstance(each, Raw) and len(each) >= ENCODED_AT_ONCE}
+    if not long:
+        return item, []
+    marked = dict.fromkeys(long, Raw(_MARK))
+    without = {**item, **marked} if isinstance(item, dict) else replace(cast(Struct, item), **marked)
+    return cast(R, without), list(long.values())
+
+
+def in_pieces(text: bytes, long: Sequence[Raw]) -> Iterator[Buffer]:
+    """The text, with that in the place of the marks."""
+    first, *others = text.split(_MARK) if long else [text]
+    yield first
+    for each, behind in zip(long, others, strict=True):
+        yield memoryview(each)
+        yield behind
+
+
+async def as_one(pieces: Sequence[Buffer]) -> bytes:
+    """The pieces, one after the other. Long ones are copied in several turns of the loop."""
+    return b"".join(pieces) if sum(map(len, pieces)) <= COPIED_AT_ONCE else await done_in_turns(joined(pieces))
 
 
 def _length_of(thing: Any) -> int:

@@ -350,9 +350,9 @@ async def records(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     front = Front(read, node or 0, epoch)
     found = await gateway.instances.read(instance, request, front, max_bytes, wait_ms)
     handing.instance = instance
-    inside = await list_in_turns(found, lambda some: msgspec.json.encode(some)[1:-1])
+    content = await list_in_turns(found, lambda some: msgspec.json.encode(some)[1:-1])
     headers = None if node is None else {LIFE: instance.life}
-    return web.Response(body=b"[" + inside + b"]", content_type=MEDIA_OF[form], headers=headers)
+    return web.Response(body=content, content_type=MEDIA_OF[form], headers=headers)
 
 
 def _in_front(request: web.Request) -> int | None:

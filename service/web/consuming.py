@@ -118,8 +118,8 @@ async def page(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     show = with_text_numbers if lens.text_numbers else _encode
     inside = partial(records_inside, show=show)
     if is_over:
-        content = PAGE_HEAD + await list_in_turns(records, inside)
-        return web.Response(body=content + show(reading.end)[len(PAGE_HEAD) :], content_type=JSON)
+        content = await list_in_turns(records, inside, PAGE_HEAD, show(reading.end)[len(PAGE_HEAD) :])
+        return web.Response(body=content, content_type=JSON)
     if request.method == "HEAD":
         return web.Response(content_type=JSON)
     answer = PiecedAnswer(gateway, request, JSON)
@@ -127,7 +127,7 @@ async def page(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     before = PAGE_HEAD
     while True:
         if records:
-            content = before + await list_in_turns(records, inside)
+            content = await list_in_turns(records, inside, before, b"")
             records.clear()  # not held beside their text
             reading.held.hand_over()
             await answer.write(content)
@@ -267,8 +267,8 @@ def _refuse_more(lens: Lens) -> None:
 async def batch_of(events: Sequence[Shown], headers: dict[str, str]) -> web.Response:
     """A batch of CloudEvents. A batch has no room for the next offset, so that is in a header."""
     contents = [event.content for event in events if isinstance(event, EventOut)]
-    inside = await list_in_turns(contents, lambda some: _encode(some)[1:-1])
-    return web.Response(body=b"[%b]" % inside, content_type=BATCHED, headers=headers)
+    content = await list_in_turns(contents, lambda some: _encode(some)[1:-1])
+    return web.Response(body=content, content_type=BATCHED, headers=headers)
 
 
 # -- a stream

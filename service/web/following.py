@@ -11,7 +11,7 @@ what it has found. A partition whose leader has nothing new does not hold up tho
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple
@@ -19,11 +19,13 @@ from typing import Any, NamedTuple
 import msgspec
 from aiohttp import web
 
+from log.copies import Buffer
 from log.ids import TopicId, TopicPartition, format_topic_id
 from service.client.cluster import MOVED
 from service.client.failures import ClientFailure, FailureKind
 from service.cluster.image import Delta, Topic
-from service.web.event_format import CURSOR
+from service.web.answers import ENCODED_AT_ONCE, GIVEN_AT_ONCE, as_one, in_pieces, without_long
+from service.web.event_format import CURSOR, EventOut
 from service.web.fetching import Held, Lens, Piece, Shown, fetch, opened, refused
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.holding import Holder
@@ -126,7 +128,7 @@ class Portion:
     next_offset: int
     told_bytes: int
     """How long they are as they are sent, about."""
-    told: tuple[str, bytes, str] | None = None
+    told: tuple[str, list[Buffer], str] | None = None
     """How they were sent to the last one that has read them together with others, from which cursor on, and to which it
     led: the others are at the same place, and mostly at the same cursor.
     """
@@ -323,6 +325,8 @@ class Stream:
         """What is read of several leaders."""
         self._stalled: asyncio.Task[None] | None = None
         """Sends what the client has not taken in time. Nothing is read for the client meanwhile."""
+        self._unsent_bytes = 0
+        """So much of that the transport does not have yet."""
         self._turn = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._said_s = self._loop.time()
@@ -514,7 +518,8 @@ class Stream:
         async with aclosing(opened(self._gateway, piece, behind, lens, self._left, held)) as found:
             try:
                 async for records, next_offset in found:
-                    lines = [(record.offset, line(record)) for record in records]
+                    lines = [(record.offset, line(record)) for record in records[:-1]]
+                    lines += [(record.offset, await self._whole_line(record, line)) for record in records[-1:]]
                     del records
                     held.hand_over()
                     some_bytes = sum([len(text) for _, text in lines]) + beside_bytes * len(lines)
@@ -587,7 +592,7 @@ class Stream:
         async with self._turn:
             if self._stalled is not None:
                 return False
-            await self._write_all([self._told_of(portion) for portion in found])
+            await self._write_all([piece for portion in found for piece in self._told_of(portion)])
         return not self._is_over
 
     async def _take(self, found: Sequence[Portion] | None, node: int, positions: dict[TopicPartition, int]) -> None:
@@ -595,17 +600,18 @@ class Stream:
         async with self._turn:
             if self._stalled is not None:
                 return
-            told: list[bytes] = []
+            told: list[Buffer] = []
             size_bytes = 0
             while found and size_bytes < STREAM_BYTES:
                 for portion in found:
-                    told.append(self._told_together(portion))
-                    size_bytes += len(told[-1])
+                    some = self._told_together(portion)
+                    told += some
+                    size_bytes += sum(map(len, some))
                 here = {partition: self._cursor.offsets[partition.partition] for partition in positions}
                 found = self._gateway.reading.known(self._place(node, here))
             await self._write_all(told)
 
-    def _told_together(self, portion: Portion) -> bytes:
+    def _told_together(self, portion: Portion) -> list[Buffer]:
         """The portion as it is sent, by a stream without an end of its own."""
         cursor = self._cursor.text
         if portion.told is not None and portion.told[0] == cursor:
@@ -617,26 +623,45 @@ class Stream:
             portion.told = cursor, told, self._told
         return told
 
-    def _told_of(self, portion: Portion) -> bytes:
-        """The portion as it is sent; the cursor is behind it then."""
+    def _told_of(self, portion: Portion) -> list[Buffer]:
+        """The portion as it is sent, in one piece if it is short; the cursor is behind it then."""
         index = portion.partition
         lines = portion.lines[: self._left]
-        told = b""
+        told: list[Buffer] = []
         if lines:
             before, after = (each.encode() for each in self._cursor.around(index))
             if self._is_sse:
                 tail = after + b"\nevent: record\ndata: "
-                told = b"".join([b"id: %b%d%b%b\n\n" % (before, offset + 1, tail, line) for offset, line in lines])
+                if portion.told_bytes >= ENCODED_AT_ONCE:
+                    for offset, line in lines:
+                        told += b"id: %b%d%b" % (before, offset + 1, tail), line, b"\n\n"
+                else:
+                    told = [
+                        b"".join([b"id: %b%d%b%b\n\n" % (before, offset + 1, tail, line) for offset, line in lines])
+                    ]
             else:
                 name = CURSOR.encode() if self._lens.as_events else b"cursor"
                 head, tail = b',"%b":"%b' % (name, before), after + b'"}\n'
-                told = b"".join([b"%b%b%d%b" % (line[:-1], head, offset + 1, tail) for offset, line in lines])
+                if portion.told_bytes >= ENCODED_AT_ONCE:
+                    for offset, line in lines:
+                        told += memoryview(line)[:-1], b"%b%d%b" % (head, offset + 1, tail)
+                else:
+                    told = [b"".join([b"%b%b%d%b" % (line[:-1], head, offset + 1, tail) for offset, line in lines])]
             self._cursor.moved(index, lines[-1][0] + 1)
             self._left -= len(lines)
             self._told = self._cursor.text
         if self._left > 0:
             self._cursor.moved(index, portion.next_offset)
         return told
+
+    async def _whole_line(self, record: Shown, line: Callable[[Any], bytes]) -> bytes:
+        """The line of the last record of a portion: it alone may be long."""
+        if isinstance(record, EventOut):
+            content, long = without_long(record.content)
+            record = EventOut(record.offset, content)
+        else:
+            record, long = without_long(record)
+        return await as_one([*in_pieces(line(record), long)]) if long else line(record)
 
     def _line(self, record: Shown) -> bytes:
         if isinstance(record, RecordOut):
@@ -645,21 +670,25 @@ class Stream:
             record.content.pop(CURSOR, None)  # the stream's own is added
         return _encode(record.content)
 
-    async def _write_all(self, told: list[bytes]) -> None:
-        if content := b"".join(told):
-            await self._write(content)
+    async def _write_all(self, told: Sequence[Buffer]) -> None:
+        size_bytes = sum(map(len, told))
+        if size_bytes:
+            await self._write(*([b"".join(told)] if size_bytes <= ENCODED_AT_ONCE else told))
 
-    async def _write(self, content: bytes) -> None:
+    async def _write(self, *pieces: Buffer) -> None:
         transport = self._transport
         if transport is None:
             raise ConnectionResetError("the client is gone")
-        if len(content) <= SMALL_BYTES and not transport.get_write_buffer_size():
-            await self._response.write(content)  # does not wait, so no time need be set for it
+        size_bytes = sum(map(len, pieces))
+        if size_bytes <= SMALL_BYTES and not transport.get_write_buffer_size() and self._stalled is None:
+            for piece in pieces:
+                await self._response.write(piece)  # does not wait, so no time need be set for it
         else:
-            sending = self._loop.create_task(self._response.write(content))
+            self._unsent_bytes += size_bytes
+            sending = self._loop.create_task(self._give(pieces, self._stalled))
             sending.add_done_callback(_ended)
             try:
-                with self._held.holder.given(len(content) + self._held.bytes, transport):
+                with self._held.holder.given(self._unsent_bytes + self._held.bytes, transport):
                     await asyncio.wait([sending], timeout=STALLED_S)
             finally:  # also if what is read of other leaders has ended the stream: the cursor is behind this
                 if not sending.done():
@@ -669,12 +698,23 @@ class Stream:
                 sending.result()
         self._said_s = self._loop.time()
 
+    async def _give(self, pieces: Sequence[Buffer], before: asyncio.Task[None] | None) -> None:
+        """Write these behind what is being written. The transport copies what the client does not take at once."""
+        if before is not None:
+            await before
+        for piece in pieces:
+            for at in range(0, len(piece), GIVEN_AT_ONCE):
+                some = memoryview(piece)[at : at + GIVEN_AT_ONCE]
+                self._unsent_bytes -= len(some)
+                await self._response.write(some)
+
     async def _until_taken(self) -> None:
         """Wait until the client has taken most of what was sent."""
         stalled = self._stalled
         if stalled is None or self._transport is None:
             return
-        with self._held.holder.given(self._transport.get_write_buffer_size(), self._transport):
+        unsent_bytes = self._unsent_bytes + self._transport.get_write_buffer_size()
+        with self._held.holder.given(unsent_bytes, self._transport):
             async with asyncio.timeout(UNREAD_S):
                 await stalled
         self._held.holder.hold(self._held.bytes)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote
@@ -21,6 +21,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from service.settings.broker import WEB
+from service.web.answers import as_one
 from service.web.gateway import Gateway
 from service.web.holding import HOLDER
 from service.web.problems import Problem
@@ -37,6 +38,8 @@ next request: with such a bound that request would not count as a next one.
 """
 WAITED_LESS = "X-Oncelog-Waited-Less"
 """A request header: by how many microseconds that is too much. Former versions do not know it."""
+SENT_AT_ONCE = 256 << 10
+"""How much of a body is forwarded in one turn of the loop."""
 LOOKED_S = 0.5
 """How often it is looked whether the client of a read is still there."""
 RECORD_HEADER = "record-header-"
@@ -93,17 +96,23 @@ async def forward(
     headers[FORWARDED] = str(gateway.node_id)
     headers.update({**waited(gateway, request[CAME_S]), **more})
     method = "GET" if request.method == "HEAD" else request.method  # the answer says how long it would be
+    data: bytes | AsyncIterator[bytes] = body
+    if len(body) > SENT_AT_ONCE:
+        headers["Content-Length"] = str(len(body))
+        data = _slices(body)
 
     async def ask() -> web.Response:
         with gateway.outgoing.to(node):
-            async with gateway.http().request(method, url, data=body, headers=headers) as answer:
+            async with gateway.http().request(method, url, data=data, headers=headers) as answer:
                 head = CIMultiDict(_for_the_next(answer.headers))
-                found = bytearray()
+                pieces: list[bytes] = []
+                size_bytes = 0
                 async for some in answer.content.iter_any():
-                    found += some
+                    pieces.append(some)
+                    size_bytes += len(some)
                     # It waits for no room, and is not ended: what it tells of has been done.
-                    request[HOLDER].hold(len(body) + len(found))
-                return web.Response(body=bytes(found), status=answer.status, headers=head)
+                    request[HOLDER].hold(len(body) + size_bytes)
+                return web.Response(body=await as_one(pieces), status=answer.status, headers=head)
 
     try:
         return await (while_there(request, ask()) if method == "GET" else ask())
@@ -113,6 +122,12 @@ async def forward(
         if method == "GET":
             raise Problem("not-now", f"broker {node}: {error}", outcome="unknown") from None
         raise Problem("outcome-unknown", f"broker {node}: {error}", outcome="unknown") from None
+
+
+async def _slices(body: bytes) -> AsyncIterator[bytes]:
+    """A long body, of which the transport copies what the other broker has not taken yet."""
+    for at in range(0, len(body), SENT_AT_ONCE):
+        yield body[at : at + SENT_AT_ONCE]
 
 
 async def while_there(request: web.Request, answer: Coroutine[Any, Any, T]) -> T:

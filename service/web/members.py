@@ -576,8 +576,8 @@ async def poll(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         return await batch_of(records, {"Commit-Token": token})
     show = with_text_numbers if lens.text_numbers else _encode
     rest = show(Polled([], token, member.epoch, member.assignment))[len(PAGE_HEAD) :]
-    inside = await list_in_turns(records, partial(records_inside, show=show))
-    return web.Response(body=b"".join((PAGE_HEAD, inside, rest)), content_type=JSON)  # copied once
+    content = await list_in_turns(records, partial(records_inside, show=show), PAGE_HEAD, rest)
+    return web.Response(body=content, content_type=JSON)
 
 
 async def _poll(

@@ -28,7 +28,7 @@ from service.broker.internal_topics import GROUPS
 from service.client.partitioner import partition_for_key
 from service.cluster.image import Topic
 from service.turns import NAMED_A_TURN, Turn, in_turns
-from service.web.answers import query_bytes, query_int, read_json, refuse_query, tell
+from service.web.answers import as_one, query_bytes, query_int, read_json, refuse_query, tell
 from service.web.forwarding import RECORD_HEADER, headers_of_records, media_of
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.holding import HOLDER, Holder
@@ -530,16 +530,19 @@ async def results_of(placed: PlacedRecords, offsets: Offsets) -> list[RecordPlac
 
 
 async def written_down(answer: BatchOut) -> bytes:
-    """The answer as JSON. A long one is made in several turns of the loop."""
+    """The answer as JSON. A long one is made in several turns of the loop, and its places are freed in them."""
     results = answer.results
     if len(results) <= PLACES_AT_ONCE:
         return _encode(answer)
-    parts: list[bytes] = []
-    for at in range(0, len(results), PLACES_AT_ONCE):
-        parts.append(_encode(results[at : at + PLACES_AT_ONCE])[1:-1])
-        await asyncio.sleep(0)
     before, _, after = _encode(replace(answer, results=[])).partition(NO_PLACES)
-    return b'%b"results":[%b]%b' % (before, b",".join(parts), after)
+    parts = [before, b'"results":[']
+    results.reverse()
+    while results:
+        parts += (_encode(results[: -PLACES_AT_ONCE - 1 : -1])[1:-1], b",")
+        del results[-PLACES_AT_ONCE:]
+        await asyncio.sleep(0)
+    parts[-1] = b"]"
+    return await as_one([*parts, after])
 
 
 def _offsets(batches: Sequence[OutgoingBatch]) -> Iterator[tuple[int, int]]:

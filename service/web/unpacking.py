@@ -18,8 +18,7 @@ from sys import getsizeof
 import zstandard
 from aiohttp import web
 
-from log.copies import COPIED_AT_ONCE, joined
-from service.turns import done_in_turns
+from service.web.answers import as_one
 from service.web.forwarding import media_of
 from service.web.holding import HOLDER
 from service.web.looking import RECORDS_MAX
@@ -215,11 +214,7 @@ async def _whole(request: web.Request, most_bytes: int, *, counts_objects: bool)
         if size_bytes > most_bytes:
             raise _too_long(most_bytes)
         await holder.take(objects.bytes_with(held_bytes))
-    return await _as_one(pieces, size_bytes)
-
-
-async def _as_one(pieces: list[bytes], size_bytes: int) -> bytes:
-    return b"".join(pieces) if size_bytes <= COPIED_AT_ONCE else await done_in_turns(joined(pieces))
+    return await as_one(pieces)
 
 
 async def _others_first(request: web.Request) -> None:
@@ -246,7 +241,7 @@ async def _unpacked(
             await _others_first(request)
     unpacker.end()
     await holder.take(objects.bytes_with(size_bytes))
-    return await _as_one(pieces, size_bytes)
+    return await as_one(pieces)
 
 
 class Pace:

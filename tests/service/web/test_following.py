@@ -18,6 +18,7 @@ import pytest
 
 from log.batch import build_batch
 from log.compress import Codec
+from log.copies import Buffer
 from log.ids import TopicId, TopicPartition
 from service.cluster.image import Delta, Image, PartitionState, Topic
 from service.web import following
@@ -537,11 +538,11 @@ def test_what_is_read_together_is_written_once_for_all_at_the_same_cursor(
     built = list[str]()
     told_of = Stream._told_of
 
-    def count(stream: Stream, portion: Portion) -> bytes:
+    def count(stream: Stream, portion: Portion) -> list[Buffer]:
         built.append(stream._cursor.text)
         return told_of(stream, portion)
 
-    async def told(others: Sequence[int]) -> list[tuple[bytes, str, str]]:
+    async def told(others: Sequence[int]) -> list[tuple[list[Buffer], str, str]]:
         portion = Portion(0, [(7, b'{"a":1}'), (9, b'{"b":2}')], 12, 20)
         found = []
         for other in others:

@@ -1006,7 +1006,7 @@ def test_a_long_answer_is_encoded_in_turns(tmp_path: Path, monkeypatch: pytest.M
         records = [RecordOut("t", 0, each, 0, value=msgspec.Raw(b'"%b"' % (b"x" * 1000))) for each in range(10_000)]
         records += [RecordOut("t", 0, each, 0, value_string="x" * 500_000) for each in range(10_000, 10_020)]
         for show in consuming._encode, with_text_numbers:
-            told = await list_in_turns(records, partial(encoding, show=show))
+            told = await list_in_turns(records, partial(encoding, show=show), b"", b"")
             assert told == encode(records, show=show)
         assert max(lengths) < 2 << 20
 
