@@ -56,7 +56,7 @@ from service.web.following import SharedReading
 from service.web.forwarding import FORWARDED, OF_EVENTS, media_of, waited_s
 from service.web.gateway import ASKING, Gateway
 from service.web.holding import HOLDER, SMALL_BYTES
-from service.web.idempotency import Keys
+from service.web.idempotency import IS_NEW, Keys
 from service.web.instances import Instances
 from service.web.lane import General, Lane, Lanes
 from service.web.members import Members
@@ -124,6 +124,7 @@ COMING_HEAD_BYTES_MAX = 4 * HEAD_BYTES_MAX
 PACKED_AT_ONCE_BYTES = 64 << 10
 HEAD_TOO_LONG = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 _NO_ROUTE = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
+_MAY_PASS, _WITH_KEYS = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.SERVICE_UNAVAILABLE), ("POST", "PUT")
 _STATUS_SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "record-too-large", 415: "unsupported-media-type"}
 
 
@@ -631,6 +632,9 @@ def _told(request: web.Request, failure: Exception) -> web.StreamResponse:
     """What the client is told of a failure; or the failure is raised, if it is an answer by itself."""
     if isinstance(failure, Problem):
         request[PROBLEM] = failure.slug
+        if failure.kind.status in _MAY_PASS and request.method in _WITH_KEYS and IDEMPOTENCY_KEY in request.headers:
+            # Whatever has held it up: it may be a repetition of a request that was applied.
+            failure.outcome = failure.outcome if IS_NEW in request else "unknown"
         return failure.response(request)
     if isinstance(failure, web.HTTPException):
         slug = _STATUS_SLUGS.get(failure.status)

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from service.broker.session import Session
     from service.web.producing import BatchOut, PlacedRecords, Seal
 
+IS_NEW = web.RequestKey("is_new", bool)
+"""A request with a key has this once it is known that none was applied with that key."""
 KEY_MAX = 255
 KEYS_MAX = 1_000_000
 """How many keys are remembered for one partition of the topic, in 300 bytes of memory each. Beyond that new keys are
@@ -138,7 +140,12 @@ class Keys:
         if leader != gateway.node_id:
             self._drop_not_led()
             return await forward(gateway, leader, request, body)
-        answer = await self.once(key, asked_by(request), body, write)
+
+        async def write_new(seal: Seal) -> BatchOut:
+            request[IS_NEW] = True
+            return await write(seal)
+
+        answer = await self.once(key, asked_by(request), body, write_new)
         headers = {REPLAYED: "true"} if answer.is_replayed else None
         return web.Response(body=answer.body, content_type=JSON, headers=headers)
 
@@ -208,7 +215,7 @@ class Keys:
     def _drop(self, index: int) -> None:
         if (memory := self._memories.pop(index, None)) is not None:
             memory.stop_learning()
-            if memory.offsets:
+            if memory.offsets and not self._gateway.closing.is_set():  # who stops ends no tasks that come later
                 self._gateway.env.tasks.spawn(f"forget the keys of {memory.where}", memory.forget_all())
 
     def _drop_not_led(self) -> None:
@@ -242,9 +249,9 @@ class Keys:
                 if memory.is_loaded and self._memories.get(index) is memory:
                     return memory
                 if memory.is_rotten:
-                    raise Problem("not-now", "what was written with Idempotency-Keys before can't be read")
+                    raise _not_known(f"can't be read, in {where.topic} partition {index}")
             if now_s() > deadline_s:
-                raise Problem("not-now", "what was written with Idempotency-Keys before is not known yet")
+                raise _not_known("is not known yet")
             await asyncio.sleep(PAUSE_S)
 
 
@@ -455,6 +462,11 @@ def _batches_in(stored: FileSlice) -> Iterator[tuple[BatchHeader, memoryview]]:
 
 def _digest(key: bytes) -> Digest:
     return hashlib.blake2b(key, digest_size=16).digest()
+
+
+def _not_known(why: str) -> Problem:
+    """The request may be a repetition of one that was applied."""
+    return Problem("not-now", f"what was written with Idempotency-Keys before {why}", outcome="unknown")
 
 
 def _reused() -> Problem:

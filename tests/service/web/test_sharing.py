@@ -117,6 +117,7 @@ class Bench:
         self.failure: Problem | None = None
         env = SimpleNamespace(clock=SimpleNamespace(wall_ms=lambda: 1000), tasks=SimpleNamespace(spawn=self.spawn))
         gateway: Any = SimpleNamespace(env=env, needed_by=self.needed_by, own_session=OURSELVES)
+        gateway.closing = asyncio.Event()
         self.sharing = gateway.sharing = Sharing(cast(Gateway, gateway))
         self.keys = Keys(cast(Gateway, gateway))
         partition = SimpleNamespace(leader_epoch=5, log=SimpleNamespace(end_offset=0))
