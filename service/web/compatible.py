@@ -24,7 +24,7 @@ from msgspec import UNSET, Raw, UnsetType
 from log.batch import NewRecord
 from log.ids import TopicPartition
 from service.broker.partition import Appended
-from service.turns import Steps, Turn, done_in_turns
+from service.turns import Steps, Turn, done_in_turns, slices_in_turns
 from service.web import quick
 from service.web.answers import refuse_bytes, tell
 from service.web.consumers import ErrorV2
@@ -42,6 +42,7 @@ from service.web.producing import (
     SCANNED_AT_ONCE,
     PlacedRecords,
     in_runs,
+    let_go,
     topic_to_write,
 )
 from service.web.records import Partitioner, encoded, from_base64, milliseconds
@@ -662,8 +663,12 @@ async def v2_records(gateway: Gateway, request: web.Request) -> web.StreamRespon
         else:
             reports = _v2_written(index, batch.base_offset, batch.records)
         found.setdefault(batch.partition, []).extend(reports)
-    offsets = [found[where][number] for where, number in placed.order]
-    return web.Response(body=_v2_answer(offsets), content_type=V2_MEDIA)
+    offsets: list[bytes] = []
+    async for some in slices_in_turns(placed.order, RECORDS_AT_ONCE):
+        offsets += [found[where][number] for where, number in some]
+    content = _v2_answer(offsets)
+    await let_go(records, offsets, *found.values(), *placed.lists)
+    return web.Response(body=content, content_type=V2_MEDIA)
 
 
 def _v2_record(given: dict[str, Any], form: str, now_ms: int) -> NewRecord:

@@ -200,6 +200,18 @@ class PlacedRecords:
         self.order.append((partition, len(records)))
         records.append(record)
 
+    @property
+    def lists(self) -> tuple[list[Any], ...]:
+        return self.order, *self.by_partition.values()
+
+
+async def let_go(*lists: list[Any]) -> None:
+    """Free what is in these lists, which nobody needs any more. Of a long request that takes several turns."""
+    for each in lists:
+        while len(each) > RUN_RECORDS:
+            del each[-RUN_RECORDS:]
+            await asyncio.sleep(0)
+
 
 def _decode(body: bytes, decoder: msgspec.json.Decoder[T], place: re.Pattern[str], first: int = 0) -> T:
     """The body, or a problem that says in which record it is. `place` finds that record in what the decoder says, and
@@ -581,7 +593,9 @@ async def answer_to(
         raise Problem("invalid-request", "there are no records, and no offsets")
     now_ms = gateway.env.clock.wall_ms()
     placed = await place_all(gateway, records, topic_name, Partitioner(gateway.next_turn()), now_ms)
-    return await write_together(gateway, placed, batch.offsets, batch.expected, seal)
+    answer = await write_together(gateway, placed, batch.offsets, batch.expected, seal)
+    await let_go(records, *placed.lists)
+    return answer
 
 
 async def once(

@@ -61,6 +61,7 @@ from service.web.producing import (
     OffsetsIn,
     commit_offsets,
     in_runs,
+    let_go,
     offsets_of,
     place_all,
     point_out,
@@ -488,7 +489,9 @@ async def _answer_again(gateway: Gateway, request: web.Request, open_one: Open, 
             first, count, time_ms = next(runs), next(runs), next(runs)
             batches.append(OutgoingBatch(partition, b"", count, base_offset=first, append_time_ms=time_ms))
             left -= count
-    return BatchOut("none", await results_of(placed, offsets_of(batches)))
+    answer = BatchOut("none", await results_of(placed, offsets_of(batches)))
+    await let_go(records, *placed.lists)
+    return answer
 
 
 def _as_then(topic: Topic, count: int) -> Topic:
@@ -594,7 +597,9 @@ async def _write(
     open_one.topics |= part.topics
     counts = tuple(len(topic.partitions) for topic in part.topics.values())
     open_one.written(WrittenOnce(fingerprint, part.now_ms, counts, _places(batches)))
-    return BatchOut("none", await results_of(placed, offsets_of(batches)))
+    answer = BatchOut("none", await results_of(placed, offsets_of(batches)))
+    await let_go(records, *placed.lists)
+    return answer
 
 
 async def put_offsets(gateway: Gateway, request: web.Request) -> web.StreamResponse:

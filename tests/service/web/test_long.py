@@ -38,6 +38,7 @@ from service.web.producing import (
     RecordPlace,
     TransactionOut,
     in_runs,
+    let_go,
     place_all,
     write_alone,
     written_down,
@@ -157,6 +158,15 @@ def test_a_long_answer_is_made_in_turns(transaction: Any) -> None:
 
     assert turns_of(written_down(answer())) >= 5
     assert asyncio.run(written_down(answer())) == msgspec.json.encode(answer())
+
+
+def test_what_a_long_request_was_made_of_is_freed_in_turns() -> None:
+    """The objects of 100,000 records were freed at once, in up to 37 ms."""
+    placed = PlacedRecords({}, [])
+    for number in range(50_000):
+        placed.add(TopicPartition("t", 0), (b"k", b"%d" % number, (), 0))
+    assert turns_of(let_go(*placed.lists)) >= 40
+    assert max(map(len, placed.lists)) <= producing.RUN_RECORDS
 
 
 def test_a_long_batch_of_another_broker_is_not_copied() -> None:
