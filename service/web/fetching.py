@@ -21,6 +21,7 @@ from isolation.read_view import Isolation
 from log.batch import HEADER_BYTES, BatchHeader, CorruptBatch, Record, plain_payload, read_header, read_records
 from log.compress import MAX_PLAIN_BYTES, UnpacksTooLarge, told_plain_bytes
 from log.control import read_marker
+from log.copies import COPIED_AT_ONCE, joined
 from log.disk import DiskFault, FileSlice
 from log.ids import TopicId, TopicPartition
 from service.broker.fetch_sessions import SessionKey, WantedPartition
@@ -505,6 +506,8 @@ async def opened(
                 payload = await unpacked(gateway, batch, header, held)
                 unpacked_bytes = len(payload)
                 held.looked_at_bytes += unpacked_bytes
+            elif len(batch) > COPIED_AT_ONCE:
+                payload = await done_in_turns(joined([batch[HEADER_BYTES:]]))
             control = None
             if header.is_control:
                 kind = read_marker(batch).type

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from log.batch import build_batch
+from log.batch import build_batch, read_records
 from log.ids import TopicPartition
 from service.web import fetching, long_json, long_values
 from service.web.consuming import _encode, records_inside
@@ -21,6 +21,7 @@ from service.web.records import with_text_numbers
 from tests.service.web.kit import turns_of
 
 MIB = 1 << 20
+LONG_BYTES = bytes(16 * MIB)
 PARTITION = TopicPartition("orders", 0)
 VALUES = (
     b'{"a": [1, "\\n\xc3\xa9"],\r\n "b": 12345678901234567890}', b"[1,]", b'"\xff"', b"null", b"x\xe2\x82", b" ",
@@ -110,6 +111,29 @@ def test_a_long_value_is_shown_in_turns(kind: str, form: str) -> None:
 
     assert turns_of(work()) > 16 * MIB // long_values.SLICE_BYTES // 2
     assert len(found) == 1
+
+
+def test_a_long_batch_is_copied_in_turns_before_its_record_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both copies of 16 MiB were made in one turn: 15 ms."""
+    turns, begun = [0], list[int]()
+
+    def begin(*what: Any, **how: Any) -> Any:
+        begun.append(turns[0])
+        return read_records(*what, **how)
+
+    async def count() -> None:
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    async def scene() -> None:
+        task = asyncio.ensure_future(count())
+        assert bytes((await read(LONG_BYTES, Lens(form="base64"))).value_base64)[1:-1] == base64.b64encode(LONG_BYTES)
+        task.cancel()
+
+    monkeypatch.setattr(fetching, "read_records", begin)
+    asyncio.run(scene())
+    assert begun[0] >= 16
 
 
 def test_base64_is_cut_between_whole_groups() -> None:
