@@ -196,7 +196,7 @@ class Member:
             CommitTransactionalOffsets(*member, producer, 0) if transactional else CommitOffsets(*member, keeps_ms)
         )
         if transactional:
-            self.world.after(5_000, lambda: self.world.end_transaction(producer, committed=False))  # its time is up
+            self.world.after(10_000, lambda: self.world.end_transaction(producer, committed=False))  # its time is up
 
         def leave() -> None:
             if not transactional or self.world.transactions[producer].decided is None:
@@ -227,12 +227,12 @@ class Member:
 
         def done(reply: Any) -> None:
             if reply is not None and reply.fault is None and reply.faults == (None,):
-                wait_ms = self.chance.choice((500, 3_000))
+                wait_ms = self.chance.choice((500, 3_000, 8_000))  # the last is longer than a retention
                 self.world.after(wait_ms, lambda: self.world.end_transaction(producer, committed=True))
 
         member = (GROUP, self.member_id, self.instance, self.epoch, (offset,))
         self.world.ask(CommitTransactionalOffsets(*member, producer, 0), done)
-        self.world.after(5_000, lambda: self.world.end_transaction(producer, committed=False))  # its time is up
+        self.world.after(10_000, lambda: self.world.end_transaction(producer, committed=False))  # its time is up
 
     @property
     def is_old_client(self) -> bool:

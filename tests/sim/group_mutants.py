@@ -21,7 +21,7 @@ from service.broker.coordinators import Coordinators
 from service.broker.shard import Shard
 from service.groups.classic_decisions import ClassicDecisions
 from service.groups.classic_group import ClassicGroup
-from service.groups.commands import DeleteOffsetsReply, JoinReply
+from service.groups.commands import DeleteOffsetsReply, FetchOffsets, FetchReply, JoinReply
 from service.groups.consumer_decisions import ConsumerDecisions
 from service.groups.consumer_group import ConsumerGroup, ConsumerMember, Raised, Tallies, TargetByTopic
 from service.groups.consumer_kind import ConsumerKind
@@ -422,6 +422,29 @@ def members_that_go_on_by_the_new_protocol_held_to_the_times_of_the_old_one() ->
     return replaced(ConsumerKind, "_classic_time_is_over", ConsumerKind._member_is_lost)
 
 
+def offsets_of_open_transactions_expire_with_the_former_ones() -> Planting:
+    original = Forgetting._is_expired
+
+    def is_expired(forgetting: Forgetting, *names: Any) -> bool:
+        with replaced(Offsets, "is_pending", lambda *names: False):
+            return original(forgetting, *names)
+
+    return replaced(Forgetting, "_is_expired", is_expired)
+
+
+def who_asks_for_stable_offsets_not_told_to_wait() -> Planting:
+    original = OffsetDecisions.fetch
+
+    def fetch(decisions: OffsetDecisions, group: Any, ask: FetchOffsets) -> FetchReply:
+        return original(decisions, group, ask._replace(require_stable=False))
+
+    return replaced(OffsetDecisions, "fetch", fetch)
+
+
+def all_the_time_to_let_go() -> Planting:
+    return replaced(ConsumerDecisions, "_await_revocation", lambda *everything: None)
+
+
 OF_SHARDS = (
     what_is_gathered_is_answered_when_it_is_written,
     a_reader_overtakes_what_is_gathered,
@@ -475,6 +498,9 @@ MUTANTS: dict[str, Callable[[], Planting]] = {
         instances_that_are_new_given_nothing,
         former_names_of_instances_kept,
         members_that_go_on_by_the_new_protocol_held_to_the_times_of_the_old_one,
+        offsets_of_open_transactions_expire_with_the_former_ones,
+        who_asks_for_stable_offsets_not_told_to_wait,
+        all_the_time_to_let_go,
     )
 }
 

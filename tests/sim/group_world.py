@@ -32,6 +32,7 @@ from service.groups.commands import (
     ConsumerHeartbeat,
     DeleteGroup,
     DeleteOffsets,
+    FetchOffsets,
     ForgetTopic,
     Heartbeat,
     JoinGroup,
@@ -302,6 +303,8 @@ class GroupWorld:
             self.committed_ms[command.offsets[0].offset] = self.now_ms
             self.committed_for[command.offsets[0].offset] = command.offsets[0].topic_id
             self._check_commit(command.group_id, command.offsets[0])
+        if isinstance(command, FetchOffsets) and command.require_stable:
+            self._check_stable(dict(decision.answers)[self._tokens])
         if isinstance(command, DeleteOffsets | DeleteGroup):
             self._note_deleted(command, self._tokens, dict(decision.answers).get(self._tokens))
         joined: tuple[str | None, Any] | None = None
@@ -316,6 +319,18 @@ class GroupWorld:
             elif command.instance_id is not None and (reply is None or reply.fault is None):
                 self._check_it_is_the_last(command.instance_id, sender)
         self._carry_out(decision, joined=joined)
+
+    def _check_stable(self, reply: Any) -> None:
+        """Who reads on from an offset that an open transaction is about to move would read some records twice."""
+        assert self.machine is not None
+        told = [(topic, each) for topic in reply.topics for each in topic.offsets if each.fault is None]
+        open_now = [each.offsets for each in self.transactions.values() if each.decided is None]
+        for topic, each in told:
+            partition = topic.topic_id, each.partition
+            waiting = {offsets[partition] for offsets in open_now if partition in offsets}
+            known = self.machine._offsets.all_of("g", topic.topic, each.partition)
+            if any(one.offset in waiting and one.topic_id == topic.topic_id for one in known):
+                raise Broken(f"StableOffsetsAreWaitedFor: {each.offset} of {partition} is told before the next one")
 
     def _is_of_a_deleted_topic(self, command: CommitOffsets | CommitTransactionalOffsets) -> bool:
         return any(self.topics.by_id(offset.topic_id) is None for offset in command.offsets)
