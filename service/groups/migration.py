@@ -785,7 +785,9 @@ def _classic_member(member: ConsumerMember) -> ClassicMember:
 def _tombstone_bytes(group: ConsumerGroup) -> int:
     """About how many bytes the tombstones of a group take up."""
     of_members = sum([len(member_id.encode()) for member_id in group.members])
-    return 3 * of_members + len(group.members) * (3 * len(group.group_id.encode()) + DOWNGRADE_FRAME_BYTES)
+    of_regexes = sum([len(regex.encode()) for regex in group.resolved])
+    count = len(group.members) + 2 + len(group.resolved)  # by three tombstones: the group itself has five
+    return 3 * of_members + of_regexes + count * (3 * len(group.group_id.encode()) + DOWNGRADE_FRAME_BYTES)
 
 
 def _noted_bytes(made: ClassicGroup) -> int:
