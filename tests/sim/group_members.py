@@ -231,8 +231,13 @@ class Member:
                 self.world.after(wait_ms, lambda: self.world.end_transaction(producer, committed=True))
 
         member = (GROUP, self.member_id, self.instance, self.epoch, (offset,))
+        self._commits = True  # until it has arrived: otherwise the next one, which is higher, might overtake it
+        self.world.after(max(self.world.plan.late_ms, 5) + 1, self._may_commit_again)
         self.world.ask(CommitTransactionalOffsets(*member, producer, 0), done)
         self.world.after(10_000, lambda: self.world.end_transaction(producer, committed=False))  # its time is up
+
+    def _may_commit_again(self) -> None:
+        self._commits = False
 
     @property
     def is_old_client(self) -> bool:
@@ -361,6 +366,8 @@ class Member:
 
 
 class ClassicMember(Member):
+    is_to_linger = lingers = False
+
     def ask_again(self) -> None:
         self.epoch = -1
 
@@ -377,13 +384,31 @@ class ClassicMember(Member):
         generation = self.epoch
 
         def answered(reply: Any) -> None:
-            if reply is not None and reply.fault is not None and generation == self.epoch and not self.is_joining:
-                if reply.fault is not Fault.REBALANCE_IN_PROGRESS:
-                    self.begin_anew(reply.fault)
-                elif not self.switches():
-                    self.join()
+            if reply is None or generation != self.epoch or self.is_joining:
+                return
+            if reply.fault is None:
+                if self.lingers:
+                    self.join()  # the coordinator has died, and the rebalance with it
+            elif reply.fault is not Fault.REBALANCE_IN_PROGRESS:
+                self.begin_anew(reply.fault)
+            elif not self.begins_to_linger() and not self.switches():
+                self.join()
 
         self.ask(Heartbeat(GROUP, self.epoch, self.member_id, self.instance), answered)
+
+    def begins_to_linger(self) -> bool:
+        """Perhaps its application works for so long that the member joins no rebalance until it is put out. Meanwhile
+        its heartbeats go on.
+        """
+        if self.lingers:
+            self.heard_ms = self.world.now_ms
+            return True
+        lingers = self.world.plan.lingers
+        if not self.is_to_linger and (not lingers or self.world.healed or self.chance.random() >= lingers):
+            return False
+        self.lose_all()
+        self.lingers, self.is_to_linger = True, False
+        return True
 
     def switches(self) -> bool:
         """Perhaps the member goes on by the new protocol, under its id."""
@@ -394,6 +419,7 @@ class ClassicMember(Member):
 
     def begin_anew(self, fault: Fault | None) -> None:
         self.lose_all()
+        self.lingers = False
         self.epoch = -1
         if fault is Fault.UNKNOWN_MEMBER_ID:
             self.member_id = ""
@@ -402,6 +428,7 @@ class ClassicMember(Member):
 
     def join(self) -> None:
         self.is_joining = True
+        self.lingers = False
         if not self.world.plan.cooperative:
             self.leave_a_commit_behind()
             self.lose_all()
@@ -556,7 +583,8 @@ class ClassicMember(Member):
 
     def every_beat(self, beat: Callable[[], None]) -> None:
         # Clients look at the metadata themselves: the leader joins again when its topics have changed.
-        if self.is_alive and not self.is_joining and self.epoch >= 0 and self.seen != self.partitions_seen():
+        may_join = self.is_alive and not self.is_joining and not self.lingers
+        if may_join and self.epoch >= 0 and self.seen != self.partitions_seen():
             self.join()
         super().every_beat(beat)
 

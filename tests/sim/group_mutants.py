@@ -445,6 +445,14 @@ def all_the_time_to_let_go() -> Planting:
     return replaced(ConsumerDecisions, "_await_revocation", lambda *everything: None)
 
 
+def rebalances_wait_for_ever_for_who_does_not_join() -> Planting:
+    return replaced(ClassicDecisions, "_set_join_deadline", lambda *everything: None)
+
+
+def members_of_the_old_protocol_waited_for_for_ever() -> Planting:
+    return replaced(Migration, "_expect_rejoin", lambda *everything: None)
+
+
 OF_SHARDS = (
     what_is_gathered_is_answered_when_it_is_written,
     a_reader_overtakes_what_is_gathered,
@@ -501,6 +509,8 @@ MUTANTS: dict[str, Callable[[], Planting]] = {
         offsets_of_open_transactions_expire_with_the_former_ones,
         who_asks_for_stable_offsets_not_told_to_wait,
         all_the_time_to_let_go,
+        rebalances_wait_for_ever_for_who_does_not_join,
+        members_of_the_old_protocol_waited_for_for_ever,
     )
 }
 

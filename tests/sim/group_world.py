@@ -107,6 +107,7 @@ class Plan:
     more_mishaps: tuple[str, ...]  # what befalls the group in this run besides
     offsets_retention_ms: int = 7 * 24 * 60 * 60_000
     switches: float = 0.0  # of classic members that are to join or to sync, and go on by the new protocol instead
+    lingers: float = 0.0  # of classic members that are to join
     forgotten_at_once: tuple[int, int] = (1_000, 500)  # in one turn: offsets that are looked at, and that go
     renames: bool = False  # whether members of the new protocol may come back under their ids as other instances
 
@@ -216,6 +217,7 @@ class GroupWorld:
         self.plan.switches = others.choice((0.0, 0.0, 0.05, 0.3))
         self.plan.renames = others.random() < 0.4
         self.plan.forgotten_at_once = others.choice(((1_000, 500), (1_000, 1), (1, 1)))
+        self.plan.lingers = random.Random(f"lingers {seed}").choice((0.0, 0.0, 0.0, 0.1, 0.3))
         self.now_ms = 1_000_000
         self.ahead_ms = 0  # how far the wall clock has been set ahead
         self.clock_set: dict[int, int] = {}  # ahead: when that was, and in which life of the coordinator

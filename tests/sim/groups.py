@@ -91,6 +91,9 @@ def _live(world: GroupWorld) -> None:
     for member in [each for each in world.members if each.rebalance_timeout_ms <= 0]:
         member.restart()
     settle(world)
+    if world.plan.lingers:
+        one_lingers(world)
+        settle(world)
     world.is_hasty = False
     grow(world)  # when nothing else makes anybody look
     topics = settle(world)
@@ -112,6 +115,17 @@ def _live(world: GroupWorld) -> None:
             were_in = [each for each in world.members if each.lineage in lineages and type(each) in speaking]
             still = {topic for member in were_in if not member.is_superseded for topic in member.topics}
             check_all_is_read(world, topics & still, REPLACED_WITHIN_MS)
+
+
+def one_lingers(world: GroupWorld) -> None:
+    """A classic member goes on with its heartbeats and does not join the next rebalance. The others must not wait for
+    longer than its time.
+    """
+    dynamic = [each for each in world.members if isinstance(each, ClassicMember) and each.instance is None]
+    if len(dynamic) > 1:
+        lingering, other = world.chance.sample(dynamic, 2)
+        lingering.is_to_linger = True
+        other.restart()
 
 
 def one_is_replaced(world: GroupWorld, members: list[Member]) -> None:
