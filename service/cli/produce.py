@@ -9,7 +9,6 @@ transaction is visible that was not committed to the last record.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 import time
@@ -26,9 +25,10 @@ import click
 
 from service.cli.connect import complete_topic, with_cluster
 from service.cli.output import Output, Progress, remark, report_option, show
-from service.cli.records import BadInput, from_json
+from service.cli.records import BadInput, from_json, parse_json
 from service.client.failures import ClientFailure
 from service.client.writer import OutgoingRecord
+from service.settings.setting import MAX_INT
 
 if TYPE_CHECKING:
     from service.client.cluster import Cluster
@@ -83,7 +83,10 @@ class Delivery:
 )
 @click.option("--txn-id", metavar="ID", help="Write in a transaction of this transactional id: all or nothing.")
 @click.option(
-    "--txn-size", type=click.IntRange(min=1), metavar="N", help="Commit after every N records; else once, at the end."
+    "--txn-size",
+    type=click.IntRange(1, MAX_INT),
+    metavar="N",
+    help="Commit after every N records; else once, at the end.",
 )
 @report_option
 @with_cluster
@@ -132,10 +135,12 @@ async def command(
                 await sent.write(parser(chunk))
                 progress.advance(len(chunk) + 1)
         await sent.commit()
-    except BaseException:
+    except BaseException as error:
         if transaction is not None:
             with suppress(ClientFailure):  # else its timeout ends it; what failed first is what matters
                 await transaction.abort()
+        if isinstance(error, BadInput):
+            raise _bad_input(error, sent.count, transactional=transaction is not None) from None
         raise
     remark(f"{sent.count} record{'' if sent.count == 1 else 's'} written to {topic}")
 
@@ -151,22 +156,37 @@ class _Sent:
         self._size = self._room = size
         self._report = report
         self._uncommitted: list[tuple[int, int, list[int]]] = []
+        self._written = 0
         self.count = 0
+        """Records of which it is certain that they stay."""
 
     async def write(self, records: Iterator[OutgoingRecord]) -> None:
-        while piece := list(islice(records, self._room)):
+        """Write the records. Where one is none, those before it are written, and BadInput is raised."""
+        bad: BadInput | None = None
+        while bad is None:
+            piece: list[OutgoingRecord] = []
+            try:
+                for record in islice(records, self._room):
+                    piece.append(record)
+            except BadInput as error:
+                bad = error
+            if not piece or (bad is not None and self._transaction is not None):
+                break
             for number, base_offset, batch in await self._writer.write(piece):
-                self.count += len(batch)
+                self._written += len(batch)
                 if self._report is not None:
                     self._uncommitted.append((number, base_offset, [timestamp for _, _, _, timestamp in batch]))
             if self._room is not None:
                 self._room -= len(piece)
             if self._transaction is None or self._room == 0:
                 await self.commit()
+        if bad is not None:
+            raise bad
 
     async def commit(self) -> None:
         if self._transaction is not None:
             await self._transaction.commit()
+        self.count = self._written
         if self._report is not None:
             for number, base_offset, timestamps in self._uncommitted:
                 self._report(number, base_offset, timestamps)
@@ -264,6 +284,8 @@ def _parser(
     key_sep: str | None,
 ) -> Callable[[bytes], Iterator[OutgoingRecord]]:
     """What makes records of a chunk of input."""
+    if key_sep == "":
+        raise click.BadParameter("there is nothing to split at", param_hint="--key-sep")
     if key_sep is not None and (key is not None or kind != "lines"):
         raise click.UsageError("--key-sep goes with --input lines, and without --key.")
     if kind in ("json", "ndjson") and (key is not None or headers):
@@ -278,35 +300,47 @@ def _parser(
             record_key, value = (before, after) if found else (None, value)
         return OutgoingRecord((record_key, value, headers, _now_ms()), partition)
 
-    def documents(chunk: bytes) -> Iterator[object]:
-        for text in [chunk] if kind == "json" else chunk.split(b"\n"):
+    def record_of(place: str, document: object) -> OutgoingRecord:
+        try:
+            outgoing = from_json(document, now_ms=_now_ms())
+        except BadInput as error:
+            raise BadInput(f"{place}: {error}") from None
+        # A copied record names the partition it came from; only --partition says where to write.
+        return OutgoingRecord(outgoing.record, partition)
+
+    def json_document(chunk: bytes) -> Iterator[OutgoingRecord]:
+        if chunk.strip():
+            document = parse_json(chunk)
+            for number, each in enumerate(document if isinstance(document, list) else [document], 1):
+                yield record_of(f"record {number}", each)
+
+    line = 0
+
+    def json_lines(chunk: bytes) -> Iterator[OutgoingRecord]:
+        nonlocal line
+        for text in chunk.split(b"\n"):
+            line += 1
             if not text.strip():
                 continue
             try:
-                document = json.loads(text)
-            except ValueError as error:
-                raise _bad_input(f"not JSON: {error}") from None
-            yield from document if kind == "json" and isinstance(document, list) else [document]
-
-    def objects(chunk: bytes) -> Iterator[OutgoingRecord]:
-        for document in documents(chunk):
-            try:
-                outgoing = from_json(document, now_ms=_now_ms())
+                document = parse_json(text)
             except BadInput as error:
-                raise _bad_input(str(error)) from None
-            # A copied record names the partition it came from; only --partition says where to write.
-            yield OutgoingRecord(outgoing.record, partition)
+                raise BadInput(f"line {line}: {error}") from None
+            yield record_of(f"line {line}", document)
 
     def lines(chunk: bytes) -> Iterator[OutgoingRecord]:
         return (plain(line) for line in chunk.split(b"\n"))
 
-    return {"lines": lines, "raw": lambda chunk: iter([plain(chunk)]), "json": objects, "ndjson": objects}[kind]
+    parsers = {"lines": lines, "raw": lambda chunk: iter([plain(chunk)]), "json": json_document, "ndjson": json_lines}
+    return parsers[kind]
 
 
-def _bad_input(message: str) -> Exception:
+def _bad_input(error: BadInput, count: int, *, transactional: bool) -> Exception:
     from service.cli.failures import CliError, Exit
 
-    return CliError(message, Exit.USAGE)
+    before = f"{count} record{' was' if count == 1 else 's were'}"
+    what = f"{before} committed before, its transaction is aborted" if transactional else f"{before} written before it"
+    return CliError(f"{error}; {what}", Exit.USAGE)
 
 
 def _now_ms() -> int:

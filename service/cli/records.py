@@ -117,6 +117,18 @@ over it would be to write null.
 """
 
 
+def parse_json(text: bytes) -> object:
+    """What the text says. Raises BadInput."""
+    try:
+        return json.loads(text)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"not JSON: {error}") from None
+    except ValueError:  # Python's limit
+        raise BadInput("a number has more digits than can be read") from None
+    except RecursionError:
+        raise BadInput("the JSON is nested too deeply") from None
+
+
 def from_json(document: object, *, now_ms: int) -> OutgoingRecord:
     """A record from an object like those `to_json` prints; of these, what writing does not need is ignored. Raises
     BadInput.
@@ -144,21 +156,32 @@ def _header_name(header: dict[str, Any]) -> str:
     name = header.get("key")
     if not isinstance(name, str):
         raise BadInput("a header's key is text")
+    _utf8(name, "a header's key")
     return name
 
 
 def _bytes_of(document: dict[str, Any], name: str) -> bytes | None:
     encoded = document.get(f"{name}_base64")
+    value = document.get(name)
+    if encoded is not None and value is not None:
+        raise BadInput(f"a record has {name} or {name}_base64, not both")
     if encoded is not None:
         try:
             return base64.b64decode(encoded, validate=True)
         except (binascii.Error, TypeError, ValueError):
             raise BadInput(f"{name}_base64 is not base64") from None
-    value = document.get(name)
     if value is None:
         return None
     # Anything but text is taken as the JSON it is: {"value": {"a": 1}} writes {"a":1}.
-    return (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))).encode()
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _utf8(text, name)
+
+
+def _utf8(text: str, name: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise BadInput(f"{name} has half of a surrogate pair, which is no text") from None
 
 
 def _timestamp(value: object, now_ms: int) -> int:

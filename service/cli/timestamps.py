@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+from service.settings.setting import MAX_LONG
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -24,7 +26,10 @@ def parse_moment(text: str) -> int:
     Raises ValueError.
     """
     if text.lstrip("-").isdigit():
-        return int(text)
+        timestamp_ms = int(text)
+        if not -MAX_LONG <= timestamp_ms <= MAX_LONG:
+            raise ValueError("no timestamp on the wire is as large")
+        return timestamp_ms
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)

@@ -228,7 +228,9 @@ def test_a_long_input_is_committed_in_pieces(run: Run, topic: str) -> None:
 def test_input_that_is_no_record_aborts_the_transaction(run: Run, topic: str) -> None:
     stdin = b'{"value": "1"}\n{"value": "2"}\nnot JSON\n{"value": "3"}\n'
     arguments = ("produce", topic, "--txn-id", "bad", "--txn-size", "1", "--input", "ndjson")
-    assert "not JSON" in run(*arguments, stdin=stdin, status=2).err
+    told = run(*arguments, stdin=stdin, status=2).err
+    assert told.startswith("oncelog: line 3: not JSON")
+    assert told.endswith("; 2 records were committed before, its transaction is aborted\n")
     assert sorted(run("consume", topic, "-e").out.split()) == ["1", "2"]
     run("produce", topic, "--txn-size", "2", stdin=b"a", status=2)
 
@@ -313,6 +315,32 @@ def test_raw_input_is_one_record(run: Run, topic: str, tmp_path: Path) -> None:
 def test_input_that_is_no_record_ends_with_2_and_writes_nothing(run: Run, topic: str, text: bytes) -> None:
     run("produce", topic, "--input", "ndjson", stdin=text, status=2)
     assert run("consume", topic, "-e").out == ""
+
+
+def test_the_records_before_a_bad_line_are_written_and_counted(run: Run, topic: str) -> None:
+    """They were dropped up to 256 KiB, without a word: a second try wrote those twice that were there already."""
+    lines = [b'{"value": "%06d"}' % number for number in range(30_000)]
+    text = b"\n".join([*lines, b"", b'{"vaue": 1}', *lines])
+    told = run("produce", topic, "--input", "ndjson", stdin=text, status=2).err
+    assert told.startswith("oncelog: line 30002: a record has no field 'vaue'")
+    assert told.endswith("; 30000 records were written before it\n")
+    assert len(run("consume", topic, "-e").out.split()) == 30_000
+
+
+def test_the_records_before_a_bad_one_of_a_list_are_written_and_counted(run: Run, topic: str) -> None:
+    told = run("produce", topic, "--input", "json", stdin=b'[{"value": "a"}, 7, {"value": "b"}]', status=2).err
+    assert told == "oncelog: record 2: a record is a JSON object; 1 record was written before it\n"
+    assert run("consume", topic, "-e").out == "a\n"
+
+
+def test_json_nested_too_deeply_is_refused(run: Run, topic: str) -> None:
+    told = run("produce", topic, "--input", "json", stdin=b"[" * 100_000, status=2).err
+    assert told == "oncelog: the JSON is nested too deeply; 0 records were written before it\n"
+
+
+@pytest.mark.parametrize("arguments", [("--key-sep", ""), ("--txn-id", "a", "--txn-size", "99999999999999999999999")])
+def test_a_wrong_call_of_produce_ends_with_2(run: Run, topic: str, arguments: tuple[str, ...]) -> None:
+    assert "Usage: oncelog produce" in run("produce", topic, *arguments, stdin=b"a:b\n", status=2).err
 
 
 def test_a_record_too_large_is_refused(run: Run, topic: str) -> None:

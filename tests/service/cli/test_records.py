@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from log.batch import NewRecord, build_batch, read_header, read_records
 from log.ids import TopicPartition
-from service.cli.records import BadInput, compile_format, from_json, to_json
+from service.cli.records import BadInput, compile_format, from_json, parse_json, to_json
 from service.cli.timestamps import parse_moment, rfc3339
 from service.client.partitioner import murmur2, partition_for_key
 from service.client.reader import ReadRecord
@@ -84,6 +84,10 @@ def test_an_unknown_escape_is_refused(text: str) -> None:
         ({"headers": [{"value": "b"}]}, "header's key"),
         ({"partition": "two"}, "partition is a number"),
         ({"timestamp": "soon"}, "is not a time"),
+        ({"timestamp": 2**63}, "is not a time"),
+        ({"value": "a", "value_base64": "YQ=="}, "not both"),
+        ({"value": "\ud800"}, "value has half of a surrogate pair"),
+        ({"headers": [{"key": "\ud800"}]}, "key has half of a surrogate pair"),
         ({"valu": "x"}, "no field 'valu'"),
         ({"user": 7, "name": "a document of one's own"}, "--input lines"),
     ],
@@ -91,6 +95,11 @@ def test_an_unknown_escape_is_refused(text: str) -> None:
 def test_what_is_no_record_is_refused_with_the_reason(document: object, why: str) -> None:
     with pytest.raises(BadInput, match=why):
         from_json(document, now_ms=NOW_MS)
+
+
+def test_a_number_of_too_many_digits_is_refused_in_plain_words() -> None:
+    with pytest.raises(BadInput, match="more digits than can be read"):
+        parse_json(b"9" * 5000)
 
 
 def test_a_value_that_is_no_text_is_written_as_the_json_it_is() -> None:
