@@ -229,7 +229,11 @@ class BrokerConfig(BrokerSettings):
     def protocols(self) -> dict[str, str]:
         """Security protocol by listener name."""
         pairs = (entry.partition(":") for entry in self.listener_security_protocol_map)
-        return {name.strip().upper(): protocol.strip().upper() for name, _, protocol in pairs}
+        known = {name.strip().upper(): protocol.strip().upper() for name, _, protocol in pairs}
+        if "listener.security.protocol.map" in self.given:
+            return known
+        # Kafka's small server.properties have a listener CONTROLLER and no map.
+        return {name.upper(): "PLAINTEXT" for name in self.controller_listener_names} | known
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:

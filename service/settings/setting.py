@@ -319,4 +319,5 @@ def listing(
 
 
 def optional_listing(name: str, doc: str, **more: Any) -> Setting[tuple[str, ...] | None]:
-    return Setting(name, ConfigType.LIST, None, None, lambda value: split_list(value) or None, doc, **more)
+    parse = listing(name, (), doc).parse
+    return Setting(name, ConfigType.LIST, None, None, lambda value: parse(value) or None, doc, **more)

@@ -98,6 +98,7 @@ def test_values_are_attributes_of_their_type() -> None:
             "Invalid value none for configuration log.durability: String must be one of: auto, fsync, os",
         ),
         ("log.cleanup.policy", "compact,", "Configuration 'log.cleanup.policy' values must not be empty."),
+        ("log.dirs", "a,,b", "Configuration 'log.dirs' values must not be empty."),
     ],
 )
 def test_a_bad_value_is_refused_in_kafkas_words(name: str, value: str, message: str) -> None:
@@ -137,6 +138,14 @@ def test_what_must_not_be_ignored_refuses_the_start(name: str, value: str) -> No
 def test_a_refused_key_that_asks_for_nothing_is_only_named(name: str, value: str) -> None:
     (warning,) = BrokerConfig({name: value}).warnings
     assert warning.startswith(name)
+
+
+def test_a_controllers_listener_is_plaintext_unless_a_map_says_otherwise() -> None:
+    """As Kafka has it: its small server.properties have no listener.security.protocol.map."""
+    small = {"listeners": "PLAINTEXT://:9092,CONTROLLER://:9093", "controller.listener.names": "CONTROLLER"}
+    assert [endpoint.listener for endpoint in BrokerConfig(small).endpoints] == ["PLAINTEXT"]
+    with pytest.raises(ConfigError, match="listener CONTROLLER has no security protocol"):
+        BrokerConfig({**small, "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT"})
 
 
 def test_an_unknown_key_is_named() -> None:
