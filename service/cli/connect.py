@@ -4,17 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
+import struct
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
+from service.settings.setting import MAX_INT
+
 if TYPE_CHECKING:
     from service.client.cluster import Cluster
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Seconds(click.FloatRange):
+    """A time that can be waited for, and be told to a broker in milliseconds."""
+
+    name = "seconds"
+
+    def __init__(self, at_least: float) -> None:
+        super().__init__(min=at_least, max=MAX_INT // 1000)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = super().convert(value, param, ctx)
+        if math.isnan(seconds):  # which lies in every range
+            self.fail(f"{value!r} is no time", param, ctx)
+        return seconds
+
 
 # The shell completes at every press of the tab key: no names are better than a shell that hangs.
 COMPLETION_TIMEOUT_S = 1.0
@@ -33,7 +53,13 @@ def with_cluster(body: Callable[Concatenate[Cluster, P], Awaitable[None]]) -> Ca
         help="A broker of the cluster, or several, with commas between. Also from ONCELOG_BOOTSTRAP.",
     )
     @click.option(
-        "--timeout", "timeout_s", default=10.0, show_default=True, metavar="SECONDS", help="How long a broker may take."
+        "--timeout",
+        "timeout_s",
+        type=Seconds(at_least=0.001),
+        default=10.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long a broker may take.",
     )
     @functools.wraps(body)
     def command(bootstrap: str, timeout_s: float, **arguments: Any) -> None:
@@ -70,7 +96,7 @@ async def listen(cluster: Cluster, within_s: float) -> None:
 
 def run_with_cluster(bootstrap: str, timeout_s: float, body: Callable[[Cluster], Awaitable[T]]) -> T:
     """Run `body` with a cluster, in a loop of its own."""
-    from service.cli.failures import CliError
+    from service.cli.failures import CliError, Exit
     from service.client.cluster import Cluster
     from service.client.failures import ClientFailure
     from service.client.pool import parse_addresses
@@ -88,6 +114,10 @@ def run_with_cluster(bootstrap: str, timeout_s: float, body: Callable[[Cluster],
         return asyncio.run(main())
     except ClientFailure as failure:
         raise CliError.of(failure) from None
+    except UnicodeEncodeError as error:
+        raise CliError(f"{error.object!a} is not text in UTF-8", Exit.USAGE) from None
+    except (struct.error, OverflowError):
+        raise CliError("a number is larger than the protocol has room for", Exit.USAGE) from None
 
 
 def _completed(names: Callable[[Cluster], Awaitable[list[str]]]) -> Callable[..., list[CompletionItem]]:

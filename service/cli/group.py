@@ -270,6 +270,8 @@ async def reset(
 
     Without --topic, the topics are those it has committed. The new offset is kept within what the log holds.
     """
+    if not name:
+        raise click.BadParameter("a group needs a name", param_hint="GROUP")
     if (to is None) == (shift is None):
         raise click.UsageError("Say where to: --to or --shift, one of them.")
     if numbers and len(topics) != 1:

@@ -10,7 +10,7 @@ from typing import Final, Literal, TypeVar
 import click
 
 from log.ids import TopicPartition
-from service.cli.connect import with_cluster
+from service.cli.connect import Seconds, with_cluster
 from service.cli.output import Output, output_option, show, show_one
 from service.cli.txn import PinRow, find_pins
 from service.cli.watching import answering, clear, look_again
@@ -66,7 +66,7 @@ WAITING_COLUMNS = ("topic", "partition", "transactional_id", "producer_id", "age
 
 
 @click.command()
-@click.option("--every", "every_s", type=click.FloatRange(min=0.2), default=2.0, show_default=True, metavar="SECONDS")
+@click.option("--every", "every_s", type=Seconds(at_least=0.2), default=2.0, show_default=True, metavar="SECONDS")
 @click.option("-n", "--looks", type=click.IntRange(min=1), metavar="N", help="Stop after so many; default: at ctrl-C.")
 @output_option
 @with_cluster

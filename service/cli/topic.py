@@ -26,6 +26,7 @@ from service.cli.output import Output, confirm, output_option, remark, report_op
 from service.cli.timestamps import parse_moment
 from service.client.cluster import EARLIEST, LATEST, RETRY_PAUSE_S, Cluster, Deadline, by_topic
 from service.client.failures import refused
+from service.settings.setting import MAX_INT
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     CreatableTopic,
@@ -181,9 +182,15 @@ async def _describe(cluster: Cluster, name: str) -> TopicDetail:
 
 @command.command("create")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@click.option("-p", "--partitions", default=-1, help="How many partitions; the broker's num.partitions if not given.")
+@click.option(
+    *("-p", "--partitions"),
+    type=click.IntRange(-1, MAX_INT),
+    default=-1,
+    help="How many partitions; the broker's num.partitions if not given.",
+)
 @click.option(
     *("-r", "--replicas", "--replication-factor", "replicas"),
+    type=click.IntRange(-1, 2**15 - 1),
     default=-1,
     help="Copies of each; the broker's default.replication.factor if not given.",
 )
@@ -292,7 +299,7 @@ async def delete_topics(cluster: Cluster, topics: Sequence[str], yes: bool, outp
 
 @command.command("partitions")
 @click.argument("topic", shell_complete=complete_topic)
-@click.argument("count", type=click.IntRange(min=1))
+@click.argument("count", type=click.IntRange(1, MAX_INT))
 @click.option("--dry-run", is_flag=True, help="Only ask the broker whether it would.")
 @report_option
 @with_cluster
@@ -383,7 +390,7 @@ async def reassign_topic(
     __consumer_offsets __transaction_state --replication-factor 3. One that was not made yet is left out.
     """
     if (replication_factor is None) == (brokers is None):
-        raise click.UsageError("Say --replication-factor or --brokers.")
+        raise click.UsageError("Say --replication-factor or --brokers, one of them.")
     everybody = await cluster.metadata(None)
     names = list(dict.fromkeys(topics))
     there = {each.name for each in everybody}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import click
 
 from log.ids import TopicPartition
-from service.cli.connect import complete_topic, with_cluster
+from service.cli.connect import Seconds, complete_topic, with_cluster
 from service.cli.failures import CliError, Exit
 from service.cli.output import Output, confirm, output_option, remark, report_option, show, show_one, yes_option
 from service.cli.timestamps import rfc3339
@@ -33,6 +33,7 @@ from service.client.transactions import (
     standing,
     transactions_of,
 )
+from service.settings.setting import MAX_LONG
 from service.wire.messages import DescribedRoot, ProducerState
 
 STATES = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead")
@@ -163,7 +164,10 @@ class Duration(click.ParamType[int]):
         match = re.fullmatch(r"(\d{1,12})(ms|s|m|h|d)", str(value))
         if match is None:
             self.fail(f"{value!r} is no duration: 500ms, 90s, 15m, 2h, 1d", param, ctx)
-        return int(match[1]) * DURATION_UNITS_MS[match[2]]
+        duration_ms = int(match[1]) * DURATION_UNITS_MS[match[2]]
+        if duration_ms > MAX_LONG:
+            self.fail(f"{value!r} is too long", param, ctx)
+        return duration_ms
 
 
 DURATION = Duration()
@@ -186,7 +190,12 @@ def command() -> None:
     "--longer-than", "longer_than_ms", type=DURATION, default=None, help="Only transactions open for longer: 90s, 15m."
 )
 @click.option(
-    "--producer-id", "producer_ids", type=int, multiple=True, metavar="N", help="Only of this producer id; again too."
+    "--producer-id",
+    "producer_ids",
+    type=click.IntRange(0, MAX_LONG),
+    multiple=True,
+    metavar="N",
+    help="Only of this producer id; again too.",
 )
 @output_option
 @with_cluster
@@ -286,7 +295,7 @@ def _first_open(producer: ProducerState) -> int | None:
 
 
 @command.command("watch")
-@click.option("--every", "every_s", type=click.FloatRange(min=0.2), default=2.0, show_default=True, metavar="SECONDS")
+@click.option("--every", "every_s", type=Seconds(at_least=0.2), default=2.0, show_default=True, metavar="SECONDS")
 @click.option("-n", "--looks", type=click.IntRange(min=1), metavar="N", help="Stop after so many; default: at ctrl-C.")
 @output_option
 @with_cluster

@@ -31,6 +31,7 @@ ResponseT = TypeVar("ResponseT", bound=Message)
 
 READ_BYTES = 64 * 1024
 MAX_RESPONSE_BYTES = 512 * 1024 * 1024  # ten times what clients let a Fetch return by default
+HTTP_ANSWER = int.from_bytes(b"HTTP")  # what an HTTP server's answer looks like as the size of a frame
 SOFTWARE_NAME = "oncelog"
 SOFTWARE_VERSION = "0.1.0"
 unpack_size = Struct(">i").unpack_from
@@ -222,7 +223,7 @@ class Wire(asyncio.BufferedProtocol):
         while self._end - start >= 4:
             (size,) = unpack_size(self._buffer, start)
             if not 4 <= size <= MAX_RESPONSE_BYTES:
-                raise ClientError(f"a frame of {size} bytes")
+                raise ClientError("that is an HTTP port" if size == HTTP_ANSWER else f"a frame of {size} bytes")
             have = self._end - start - 4
             if have >= size:
                 self._answer(memoryview(bytearray(self._buffer[start + 4 : start + 4 + size])))

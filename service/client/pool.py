@@ -42,6 +42,8 @@ def parse_addresses(text: str) -> list[Address]:
         host, separator, port = part.rpartition(":")
         if not separator or (":" in host and not host.startswith("[")):
             host, port = part, "9092"
+        if "/" in host or not 0 < int(port) < 2**16:
+            raise ValueError(part)
         addresses.append(Address(host.strip("[]") or "localhost", int(port)))
     if not addresses:
         raise ValueError("no address")

@@ -71,6 +71,50 @@ def test_a_created_topic_is_listed_and_described(run: Run) -> None:
     assert [(part["start_offset"], part["end_offset"]) for part in described["partitions"]] == [(0, 0), (0, 0)]
 
 
+def test_the_port_of_the_http_api_is_told_as_such(tmp_path: Path) -> None:
+    with Serving(
+        "--data", str(tmp_path), "--host", "127.0.0.1", "--port", "0", "-o", "http.listeners=http://127.0.0.1:0"
+    ) as serving:
+        web = serving.facts["http"][0].removeprefix("http://")
+        assert "that is an HTTP port" in oncelog("topic", "ls", "-b", web).err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("topic", "create", "{}"),
+        ("topic", "describe", "{}"),
+        ("group", "describe", "{}"),
+        ("txn", "describe", "{}"),
+        ("config", "set", "log.retention.ms={}"),
+        ("config", "get", "-t", "{}"),
+        ("consume", "{}", "-e"),
+    ],
+)
+def test_a_name_that_is_not_utf8_is_refused_in_one_line(run: Run, arguments: tuple[str, ...]) -> None:
+    name = os.fsdecode(b"caf\xff")
+    ended = run(*(each.format(name) for each in arguments), status=2)
+    assert ended.err.count("\n") == 1
+    assert ended.err.startswith("oncelog: ")
+    assert "is not text in UTF-8" in ended.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("topic", "trim", "{}", "--yes", "--before", f"@{2**63}"),
+        ("consume", "{}", "-e", "-o", f"@{2**63}"),
+        ("consume", "{}", "-e", "-o", str(2**63)),
+        ("consume", "{}", "-e", "-p", str(2**40)),
+        ("group", "reset", "some", "-t", "{}", "--yes", "--to", f"@{2**63}"),
+        ("group", "reset", "some", "-t", "{}", "--yes", "--to", "9" * 30),
+    ],
+)
+def test_a_number_beyond_the_protocols_shows_no_traceback(broker: str, topic: str, arguments: tuple[str, ...]) -> None:
+    """An offset is held to what the log has, as any other; a partition does not exist."""
+    assert oncelog(*(each.format(topic) for each in arguments), bootstrap=broker).status in (0, 2, 3)
+
+
 def test_a_topic_that_exists_is_not_created_again(run: Run, topic: str) -> None:
     assert "TOPIC_ALREADY_EXISTS" in run("topic", "create", topic, status=1).err
     assert run("topic", "create", topic, "--if-not-exists").out == ""

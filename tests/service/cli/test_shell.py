@@ -44,8 +44,35 @@ def test_no_broker_ends_with_5_in_one_line() -> None:
     assert ended.err == "oncelog: no broker at 127.0.0.1:1: Connection refused\n"
 
 
-def test_an_address_that_is_none_is_a_wrong_call() -> None:
-    assert oncelog("topic", "ls", "-b", "localhost:http").status == 2
+@pytest.mark.parametrize("address", ["localhost:http", "localhost:99999", "localhost:0", "http://localhost:9092"])
+def test_an_address_that_is_none_is_a_wrong_call(address: str) -> None:
+    ended = oncelog("topic", "ls", "-b", address)
+    assert ended.status == 2
+    assert "is not HOST:PORT" in ended.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("topic", "create", "x", "-p", str(2**31)),
+        ("topic", "create", "x", "-r", "40000"),
+        ("topic", "partitions", "x", str(2**31)),
+        ("txn", "ls", "--producer-id", "9" * 26),
+        ("txn", "ls", "--longer-than", "106751991168d"),
+        ("txn", "watch", "--every", "nan"),
+        ("top", "--every", "nan"),
+        ("topic", "ls", "--timeout", "nan"),
+        ("topic", "ls", "--timeout", "0"),
+        ("topic", "ls", "--timeout", "-1"),
+        ("topic", "ls", "--timeout", "inf"),
+        ("group", "reset", "", "-t", "orders", "--to", "earliest", "--yes"),
+    ],
+)
+def test_what_no_broker_could_be_asked_for_is_a_wrong_call(arguments: tuple[str, ...]) -> None:
+    """And shows no traceback, nor waits for anything: there is no broker here."""
+    ended = oncelog(*arguments, "-b", "127.0.0.1:1")
+    assert ended.status == 2, ended
+    assert ended.err.startswith("Usage: oncelog ")
 
 
 def test_destroying_without_a_terminal_wants_yes() -> None:
