@@ -109,6 +109,7 @@ async def set_configs(
         alter_configs,
         describe_configs,
         parse_settings,
+        warn_of_unknown,
     )
 
     changes = [*parse_settings(settings), *(KeyValue(key, None) for key in removed)]
@@ -116,6 +117,7 @@ async def set_configs(
         raise click.UsageError("Nothing to change: give KEY=VALUE or --delete KEY.")
     owner = await _owner(cluster, topic, broker, group, reading=False)
     await alter_configs(cluster, owner, changes, validate_only=dry_run)
+    warn_of_unknown(owner, changes)
     if output:
         rows = await describe_configs(cluster, owner, [change.key for change in changes])
         show(rows, output, columns=SETTING_COLUMNS, wide=SETTING_WIDE)

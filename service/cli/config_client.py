@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 import click
 
+from service.cli.output import visible
 from service.client.cluster import Cluster
 from service.client.failures import refused
 from service.settings.group import GROUP_SETTINGS
 from service.settings.topic import TOPIC_SETTINGS
+from service.settings.unhonoured import is_known
 from service.wire.messages import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
@@ -126,6 +128,18 @@ def _default_of(config: DescribeConfigsResourceResult) -> str | None:
             return str(int(synonym.value) * unit) if unit != 1 and config.name.endswith(".ms") else synonym.value
     known = TOPIC_SETTINGS.get(config.name) or GROUP_SETTINGS.get(config.name)
     return known.default_text if known is not None else None
+
+
+def warn_of_unknown(owner: Owner, changes: Iterable[KeyValue]) -> None:
+    """Say which keys do nothing. Brokers take and keep any key, as Kafka does: a misspelt one too."""
+    for change in changes:
+        known = {TOPIC: TOPIC_SETTINGS, GROUP: GROUP_SETTINGS}.get(owner.kind)
+        if not (is_known(change.key) if known is None else change.key in known):
+            from service.cli.settings_docs import similar
+
+            meant = similar(change.key)
+            hint = f"; did you mean {' or '.join(meant)}?" if meant else ""
+            click.echo(f"oncelog: {visible(change.key)} is no setting of {owner}, and does nothing{hint}", err=True)
 
 
 async def alter_configs(

@@ -18,6 +18,7 @@ from service.cli.config_client import (
     describe_configs,
     parse_settings,
     settings_of_topic,
+    warn_of_unknown,
 )
 from service.cli.connect import complete_topic, with_cluster
 from service.cli.failures import CliError, Exit
@@ -261,6 +262,7 @@ async def alter_topic(
     if not changes:
         raise click.UsageError("Nothing to change: give --config KEY=VALUE or --delete-config KEY.")
     await alter_configs(cluster, settings_of_topic(topic), changes)
+    warn_of_unknown(settings_of_topic(topic), changes)
     if output:
         rows = await describe_configs(cluster, settings_of_topic(topic), [each.key for each in changes])
         show(rows, output, columns=SETTING_COLUMNS, wide=SETTING_WIDE)

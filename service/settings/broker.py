@@ -103,7 +103,10 @@ class BrokerConfig(BrokerSettings):
         problems: list[str] = []
         self.warnings = tuple(unhonoured({name: given.value for name, given in self.given.items()}, problems))
         for name, setting in BROKER_SETTINGS.items():
+            before = len(problems)
             self._place(setting, self.given[name].value if name in self.given else None, problems)
+            if len(problems) > before and self.given[name].origin is not Origin.COMMAND_LINE:
+                problems[-1] += f" (from the {self.given[name].origin.value})"
         if not problems:
             problems.extend(self._contradictions())
         if problems:

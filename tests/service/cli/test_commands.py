@@ -115,6 +115,18 @@ def test_a_number_beyond_the_protocols_shows_no_traceback(broker: str, topic: st
     assert oncelog(*(each.format(topic) for each in arguments), bootstrap=broker).status in (0, 2, 3)
 
 
+def test_a_misspelt_setting_is_taken_with_a_warning(run: Run, topic: str) -> None:
+    """Brokers keep any key, as Kafka does: only the broker's log told of it."""
+    told = run("config", "set", "log.retentoin.ms=5").err
+    assert told.startswith("oncelog: log.retentoin.ms is no setting of the cluster, and does nothing; did you mean ")
+    assert "log.retention.ms" in told
+    assert "nosuch is no setting of the cluster" in run("config", "set", "-d", "nosuch").err
+    assert f"nosuch is no setting of topic {topic}" in run("topic", "alter", topic, "-d", "nosuch").err
+    assert run("config", "set", "-t", topic, "retention.ms=5").err == ""
+    assert run("config", "set", "log.retention.ms=600000", "num.io.threads=2").err == ""
+    run("config", "set", "-d", "log.retention.ms", "-d", "log.retentoin.ms", "-d", "num.io.threads")
+
+
 def test_a_topic_that_exists_is_not_created_again(run: Run, topic: str) -> None:
     assert "TOPIC_ALREADY_EXISTS" in run("topic", "create", topic, status=1).err
     assert run("topic", "create", topic, "--if-not-exists").out == ""

@@ -107,6 +107,15 @@ def test_a_bad_value_is_refused_in_kafkas_words(name: str, value: str, message: 
     assert str(caught.value) == message
 
 
+def test_a_bad_value_is_told_with_where_it_stands(tmp_path: Path) -> None:
+    file = tmp_path / "server.properties"
+    file.write_text("log.retention.ms=abc\n")
+    with pytest.raises(ConfigError, match=r"log\.retention\.ms: Not a number of type LONG \(from the file\)$"):
+        load_config(file, {})
+    with pytest.raises(ConfigError, match=r"\(from the environment\)$"):
+        load_config(None, {"KAFKA_NUM_PARTITIONS": "x"})
+
+
 def test_every_problem_is_told_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         BrokerConfig({"num.partitions": "x", "fetch.max.bytes": "1", "authorizer.class.name": "org.example.Authorizer"})
