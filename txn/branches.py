@@ -6,7 +6,7 @@ belongs. The id has the root; the token, a number that grows with every decision
 that no other writer uses.
 
 What always holds:
- - A branch is on the coordinator of its root (`home_of`), so that one record batch can decide about all branches.
+ - A branch is on the coordinator of its root (`home_of`), so that one record of the root can decide about all.
  - A branch commits only by its root's decision. A commit by its own writer seals it: everything is written and
    acknowledged, and nothing more can be written. A decision names only branches of its own token, open and sealed.
  - With a decision every other open branch up to its token is aborted, and no new branch with such a token can be
@@ -18,7 +18,7 @@ task had a producer id of its own, these ids would fill the memory of every part
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from idempotence.epochs import is_exhausted
@@ -26,17 +26,15 @@ from log.ids import NO_PRODUCER_ID, NO_TIMESTAMP
 from txn.commands import EndBranches, NamedBranch
 from txn.records import fits_key
 from txn.states import COMPLETED, State, Txn
-from txn.verdicts import BranchFault, BranchNotReady, Fenced, InvalidRequest, Verdict, WrongState
+from txn.verdicts import BranchFault, Fenced, InvalidRequest, Verdict, WrongState
 
 SEPARATOR: Final = "::"
 MAX_TOKEN: Final = 2**63 - 1
 MAX_BRANCHES: Final = 10_000
-"""How many branches one decision may name. A decision is one record batch; so many branches make a few megabytes.
-Spark's default is 200 tasks.
-"""
+"""How many branches one decision may name. Spark's default is 200 tasks."""
 MAX_UNDECIDED: Final = 2 * MAX_BRANCHES
-"""How many branches of one root may be undecided. The record batch of a decision also aborts those that it does not
-name, so there must be a limit.
+"""How many branches of one root may be undecided. A decision also aborts those that it does not name, so there must
+be a limit.
 """
 MAX_DECIDED_BY: Final = 1_000
 """How many characters `decided_by` may have. A root remembers two such names."""
@@ -76,6 +74,11 @@ def is_open(txn: Txn) -> bool:
     return txn.state in (State.EMPTY, State.ONGOING)
 
 
+def is_sealed(txn: Txn) -> bool:
+    """Whether the writer of an open branch has declared its part complete."""
+    return txn.sealed_ms != NO_TIMESTAMP
+
+
 def token_of(txn: Txn) -> int:
     branch = branch_of(txn.transactional_id)
     assert branch is not None
@@ -107,20 +110,8 @@ def check_decision(root: Txn | None, ask: EndBranches) -> Verdict | None:
     return None
 
 
-def find_unready(branches: Mapping[str, Txn], ask: EndBranches) -> BranchNotReady | None:
-    """The first named branch that can't take part."""
-    seen: dict[str, None] = {}
-    for named in ask.branches:
-        fault = _fault_of(named, branches.get(named.transactional_id), ask)
-        if named.transactional_id in seen:
-            fault = BranchFault.NAMED_TWICE
-        if fault is not None:
-            return BranchNotReady(named.transactional_id, fault)
-        seen[named.transactional_id] = None
-    return None
-
-
-def _fault_of(named: NamedBranch, txn: Txn | None, ask: EndBranches) -> BranchFault | None:
+def fault_of(named: NamedBranch, txn: Txn | None, ask: EndBranches) -> BranchFault | None:
+    """Why a named branch can't take part."""
     branch = branch_of(named.transactional_id)
     if branch is None or branch.root != ask.root:
         return BranchFault.NOT_A_BRANCH
@@ -130,19 +121,22 @@ def _fault_of(named: NamedBranch, txn: Txn | None, ask: EndBranches) -> BranchFa
         return BranchFault.UNKNOWN
     if not is_open(txn):
         return BranchFault.NOT_OPEN
-    if txn.sealed_ms == NO_TIMESTAMP:
+    if not is_sealed(txn):
         return BranchFault.NOT_SEALED
     if named.producer_id != NO_PRODUCER_ID and (named.producer_id, named.producer_epoch) != txn.holder:
         return BranchFault.OTHER_PRODUCER
     return None
 
 
-def decide_together(branches: Iterable[Txn], named: Mapping[str, None], token: int) -> list[tuple[Txn, bool]]:
-    """The branches that a decision is about, and whether it commits each: the named ones are committed, every other
-    open one up to the token is aborted.
+def is_aborted_by(txn: Txn, named: Collection[str], token: int) -> bool:
+    """Whether a decision over this token aborts the branch: every open one up to the token, but for the named ones."""
+    return is_open(txn) and txn.transactional_id not in named and token_of(txn) <= token
+
+
+def remember(root: Txn, ask: EndBranches, *, wall_ms: int) -> Txn:
+    """The root's record that decides. Its state does not change: a client that repeats the end of the root's own last
+    transaction must still be told how it ended.
     """
-    return [
-        (txn, txn.transactional_id in named)
-        for txn in branches
-        if txn.transactional_id in named or (is_open(txn) and token_of(txn) <= token)
-    ]
+    return root._replace(
+        updated_ms=wall_ms, decided_token=ask.token, decided_by=ask.decided_by, decided_before=root.decided_by
+    )

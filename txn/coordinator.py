@@ -5,7 +5,9 @@ does what is due. The shard (`service/broker/shard.py`) makes a decision durable
 
 What always holds:
  - Only `apply` changes durable state. A decision consists of legal moves (`states.MOVES`).
- - All records of a decision are in one batch. That alone makes a decision over branches atomic.
+ - All records of a decision are in one batch. A decision over branches may take several: what it aborts comes first,
+   because an open branch may be aborted at any time. Then one record decides, the root's, and what that commits may
+   follow later (`branch_index.py`). Who asks about the same branches meanwhile is told `Busy`.
  - Effects can be derived again from state (`owed_markers`).
  - A command that has to wait for markers waits until they are written, or until its patience ends; then it is told
    `Busy`. Waiting commands are in memory only: after a change of leader their callers ask the next coordinator.
@@ -15,13 +17,23 @@ What always holds:
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from itertools import islice
-from typing import Final, NamedTuple, assert_never
+from typing import Final, NamedTuple, TypeAlias, assert_never
 
 from log.clock import ClockWatch
 from log.ids import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
-from txn.branches import MAX_UNDECIDED, branch_of, check_decision, decide_together, find_unready, is_open, reusable
+from txn.branch_index import BranchIndex
+from txn.branches import (
+    MAX_TOKEN,
+    MAX_UNDECIDED,
+    branch_of,
+    check_decision,
+    fault_of,
+    is_aborted_by,
+    remember,
+    reusable,
+)
 from txn.commands import (
     AddPartitions,
     Command,
@@ -53,6 +65,8 @@ from txn.tally import FENCED, TIMEOUT, TxnTally
 from txn.verdicts import (
     BUSY,
     NO_PRODUCER_IDS,
+    BranchFault,
+    BranchNotReady,
     Decided,
     Discarded,
     InvalidRequest,
@@ -65,9 +79,15 @@ from txn.verdicts import (
 MAX_WAITING: Final = 10_000
 """How many commands may wait for markers. One more is told `Busy` at once, as by Kafka."""
 END_AT_ONCE: Final = 100
-"""How many timed-out transactions one decision ends. More follow in the next turn of the loop."""
+"""How many transactions one decision ends: those that timed out, and the branches of a root. More follow in the next
+turn of the loop.
+"""
+END_AT_ONCE_BYTES: Final = 64 << 10
+"""No further branch is ended with a decision that has so many bytes. The ids, or the lists of partitions, are long."""
 LOOKED_AT_ONCE: Final = 1_000
-"""How many ids one decision checks for being unused. More follow in the next turn of the loop."""
+"""How many ids one decision looks at: whether they are unused, or branches that can be decided over. More follow in the
+next turn of the loop.
+"""
 ROOT_TIMEOUT_MS: Final = 60_000
 """The timeout of a root that was made by its first decision: Kafka's default. It has no effect, because such a root
 writes nothing itself.
@@ -120,6 +140,12 @@ class _Draft:
         self.written: list[_Written] = []
         self.answers: list[tuple[int, Verdict]] = []
         self.effects: list[object] = []
+        self.looked_at = 0
+        self._bytes = 0
+
+    def is_full(self) -> bool:
+        """Whether what can as well be done in the next turn is to be left to that."""
+        return len(self.records) >= END_AT_ONCE or self._bytes >= END_AT_ONCE_BYTES or self.looked_at >= LOOKED_AT_ONCE
 
     def get(self, transactional_id: str) -> Txn | None:
         if transactional_id in self.moved:
@@ -132,9 +158,10 @@ class _Draft:
 
     def move(self, txn: Txn, why: str = "") -> None:
         assert (self._state(txn.transactional_id), txn.state) in LEGAL, (self._state(txn.transactional_id), txn)
-        key = write_key(txn.transactional_id)
+        key, value = write_key(txn.transactional_id), write_value(txn)
         self.moved[txn.transactional_id] = txn
-        self.records.append((key, write_value(txn)))
+        self.records.append((key, value))
+        self._bytes += len(key) + len(value)
         self.written.append(_Written(key, txn.transactional_id, txn, why))
         if txn.state in PREPARED:
             self.effects.append(markers_of(txn, txn.partitions))
@@ -152,6 +179,19 @@ class _Draft:
         self.written.append(_Written(key, transactional_id, None))
 
 
+_Steps: TypeAlias = Generator[None, None, Verdict]
+
+
+class _Work:
+    """A command that may take several turns. The next one goes on with another draft."""
+
+    def __init__(self, draft: _Draft, waiting: _Waiting, upto_token: int) -> None:
+        self.draft = draft
+        self.waiting = waiting
+        self.upto_token = upto_token
+        """Branches with a later token are not concerned."""
+
+
 class TxnCoordinator:
     """The coordinator for the transactional ids of one partition."""
 
@@ -165,8 +205,8 @@ class TxnCoordinator:
         self._wall_ms = wall_ms
         self._clock = ClockWatch()
         self._txns: dict[str, Txn] = {}
-        self._branches: dict[str, dict[str, None]] = {}
-        self._finished: dict[str, dict[str, None]] = {}
+        self._branches = BranchIndex()
+        self._works: dict[str, tuple[_Work, _Steps]] = {}
         self._owed = OwedMarkers()
         self._deadlines = TxnDeadlines()
         self._waiting: dict[str, dict[int, _Waiting]] = {}
@@ -209,7 +249,7 @@ class TxnCoordinator:
             candidates.append(self._waiting_until[0][0])
         if self._txns:
             candidates.append(self._forget_next_ms)
-        if self._owed.settled:
+        if self._owed.settled or self._works or self._branches.undone:
             candidates.append(0)
         return min(candidates, default=None)
 
@@ -218,15 +258,18 @@ class TxnCoordinator:
         draft = self._begin(now_ms)
         for txn in list(islice(self._owed.settled.values(), END_AT_ONCE)):
             self._complete(draft, txn)
+        self._follow_decisions(draft)
         for transactional_id in self._deadlines.due(now_ms, at_most=END_AT_ONCE):
             # A command that was carried out earlier in this decision may have ended the transaction already.
-            if transactional_id not in draft.moved:
+            if transactional_id not in draft.moved and not self._is_held(transactional_id):
                 txn_due = self._txns[transactional_id]
                 ended = fence(txn_due, same_client=True, wall_ms=draft.wall_ms, take_id=self._take_id)
                 draft.move(ended, TIMEOUT)
         if now_ms >= self._forget_next_ms:
             self._forget_idle(draft)
         self._answer_impatient(draft)
+        if self._works and not draft.is_full():  # last: what fails after it would undo what it has done
+            self._go_on(draft, next(iter(self._works)))
         return self._finish(draft)
 
     # -- looking in
@@ -245,6 +288,7 @@ class TxnCoordinator:
             return None
         owed = self._owed.partitions(transactional_id)
         branch = branch_of(transactional_id)
+        txn = self._branches.decided(txn)
         return DescribedTxn(txn, txn.partitions if owed is None else owed, None if branch is None else branch.root)
 
     def all(self) -> Iterator[Txn]:
@@ -254,23 +298,66 @@ class TxnCoordinator:
     def last_decision(self, root: str) -> LastDecision:
         """The last decided token of a root, and the branches that wait for a decision."""
         txn = self._txns.get(root)
-        undecided = tuple(branch.transactional_id for branch in self._open_branches(None, root))
+        undecided = tuple(self._branches.open.get(root, ()))
         if txn is None:
             return LastDecision(NO_TOKEN, NO_PRODUCER_ID, NO_PRODUCER_EPOCH, undecided)
+        if root in self._branches.undone:
+            committed = self._branches.sealed(root, txn.decided_token)
+            undecided = tuple(branch for branch in undecided if branch not in committed)
         return LastDecision(txn.decided_token, *txn.holder, undecided, txn.decided_by)
 
     # -- commands
 
     def _take(self, draft: _Draft, waiting: _Waiting) -> None:
-        verdict = self._verdict_on(draft, waiting.command)
+        command = waiting.command
+        if isinstance(command, VerifyPartitions | MarkersWritten):
+            self._answer(draft, waiting, self._verdict_on(draft, command))
+            return
+        about = command.root if isinstance(command, EndBranches) else command.transactional_id
+        if self._is_held(about):
+            draft.answers.append((waiting.token, BUSY))
+        elif isinstance(command, InitProducer):
+            work = _Work(draft, waiting, MAX_TOKEN)
+            self._works[about] = work, self._init(work, command)
+            self._go_on(draft, about)
+        elif isinstance(command, EndBranches):
+            work = _Work(draft, waiting, command.token)
+            self._works[about] = work, self._end_branches(work, command)
+            self._go_on(draft, about)
+        else:
+            self._answer(draft, waiting, self._verdict_on(draft, command))
+
+    def _go_on(self, draft: _Draft, about: str) -> None:
+        work, steps = self._works.pop(about)  # what fails is over
+        work.draft = draft
+        try:
+            next(steps)
+        except StopIteration as end:
+            self._answer(draft, work.waiting, end.value)
+        else:
+            self._works[about] = work, steps
+
+    def _is_held(self, transactional_id: str) -> bool:
+        """Whether the id is part of a decision that is being made, or is still to follow one."""
+        if not self._works and not self._branches.undone:
+            return False
+        branch = branch_of(transactional_id)
+        if branch is None:
+            return transactional_id in self._works or transactional_id in self._branches.undone
+        if branch.root in self._works:
+            return branch.token <= self._works[branch.root][0].upto_token
+        root = self._branches.undone.get(branch.root)
+        return root is not None and transactional_id in self._branches.sealed(branch.root, root.decided_token)
+
+    def _answer(self, draft: _Draft, waiting: _Waiting, verdict: Verdict) -> None:
         if verdict is BUSY and waiting.until_ms > draft.now_ms and self._let_wait(waiting):
             return
         draft.answers.append((waiting.token, verdict))
 
-    def _verdict_on(self, draft: _Draft, command: Command) -> Verdict:
+    def _verdict_on(
+        self, draft: _Draft, command: AddPartitions | VerifyPartitions | EndTransaction | MarkersWritten
+    ) -> Verdict:
         match command:
-            case InitProducer():
-                return self._init(draft, command)
             case AddPartitions():
                 txn = draft.get(command.transactional_id)
                 if txn is not None and txn.state in COMPLETED and (decided := self._token_decided(draft, command)):
@@ -281,8 +368,6 @@ class TxnCoordinator:
             case EndTransaction():
                 txn = draft.get(command.transactional_id)
                 return draft.carry_out(decide_end(txn, command, wall_ms=draft.wall_ms, take_id=self._take_id))
-            case EndBranches():
-                return self._end_branches(draft, command)
             case MarkersWritten():
                 return self._markers_written(draft, command)
         assert_never(command)
@@ -298,7 +383,8 @@ class TxnCoordinator:
             return None
         return TokenDecided(branch.token, root.decided_token)
 
-    def _init(self, draft: _Draft, ask: InitProducer) -> Verdict:
+    def _init(self, work: _Work, ask: InitProducer) -> _Steps:
+        draft = work.draft
         txn = draft.get(ask.transactional_id)
         branch = branch_of(ask.transactional_id)
         finished = None
@@ -308,9 +394,9 @@ class TxnCoordinator:
             if decided := self._token_decided(draft, ask):
                 return decided
             finished = self._finished_branch(draft, branch.root) if txn is None else None
-            others = self._branches.get(branch.root, {})
+            others = self._branches.all.get(branch.root, {})
             if txn is None and finished is None and len(others) >= MAX_UNDECIDED:
-                if any(self._txns[each].state in PREPARED for each in others):
+                if self._is_held(branch.root) or any(self._txns[each].state in PREPARED for each in others):
                     return BUSY  # it is decided, and leaves its place when its markers are written
                 return InvalidRequest(f"{MAX_UNDECIDED} branches of one root wait for a decision")
         outcome = decide_init(
@@ -320,53 +406,82 @@ class TxnCoordinator:
             return outcome.verdict
         if finished is not None:
             draft.forget(finished.transactional_id)
-        draft.move(outcome.moved, FENCED if ask.producer_id == NO_PRODUCER_ID else "")
         if branch is None and (txn is None or outcome.moved.holder != txn.holder):
             # The root has a new owner (this is not a repeated request): the open branches of the former one are
             # aborted.
-            for open_branch in self._open_branches(draft, ask.transactional_id):
-                draft.move(discard(open_branch, wall_ms=draft.wall_ms))
+            yield from self._abort_branches(work, ask.transactional_id)
+        assert work.draft.get(ask.transactional_id) is txn, "nobody else moves what is held"
+        work.draft.move(outcome.moved, FENCED if ask.producer_id == NO_PRODUCER_ID else "")
         return outcome.verdict
 
-    def _end_branches(self, draft: _Draft, ask: EndBranches) -> Verdict:
-        root = draft.get(ask.root)
+    def _end_branches(self, work: _Work, ask: EndBranches) -> _Steps:
+        root = work.draft.get(ask.root)
         if refused := check_decision(root, ask):
             return refused
-        branches = self._branches_of(draft, ask.root)
         if root is not None and ask.token <= root.decided_token:
-            self._carry_out_together(draft, branches, ask, commit=False)
+            yield from self._abort_branches(work, ask.root)
             return Decided(ask.token, root.decided_token, now=False, by=root.decided_by, before=root.decided_before)
         if not ask.commit:
-            return Discarded(self._carry_out_together(draft, branches, ask, commit=False))
-        if unready := find_unready(branches, ask):
-            return unready
-        if root is None:
-            root = create(ask.root, ROOT_TIMEOUT_MS, wall_ms=draft.wall_ms, take_id=self._take_id).moved
-        if root is None:
+            return Discarded((yield from self._abort_branches(work, ask.root)))
+        named: dict[str, None] = {}
+        for branch in ask.branches:
+            if work.draft.is_full():
+                yield
+            work.draft.looked_at += 1
+            fault = fault_of(branch, work.draft.get(branch.transactional_id), ask)
+            if branch.transactional_id in named:
+                fault = BranchFault.NAMED_TWICE
+            if fault is not None:
+                return BranchNotReady(branch.transactional_id, fault)
+            named[branch.transactional_id] = None
+        decided = root
+        if decided is None:
+            decided = create(ask.root, ROOT_TIMEOUT_MS, wall_ms=work.draft.wall_ms, take_id=self._take_id).moved
+        if decided is None:
             return NO_PRODUCER_IDS
-        # The root's state does not change: a client that repeats the end of the root's own last transaction must still
-        # be told how it ended.
-        draft.move(
-            root._replace(
-                updated_ms=draft.wall_ms,
-                decided_token=ask.token,
-                decided_by=ask.decided_by,
-                decided_before=root.decided_by,
-            )
+        yield from self._abort_branches(work, ask.root, named)
+        draft = work.draft
+        assert draft.get(ask.root) is root, "nobody else moves what is held"
+        sealed = self._branches.sealed(ask.root, ask.token)
+        assert sum(branch not in draft.moved for branch in sealed) == len(named), (
+            "it commits what it names, and no more"
         )
-        self._carry_out_together(draft, branches, ask, commit=True)
-        return Decided(ask.token, ask.token, now=True, by=ask.decided_by, before=root.decided_by)
+        draft.move(remember(decided, ask, wall_ms=draft.wall_ms))
+        self._commit_branches(draft, named)
+        if any(branch not in draft.moved for branch in named):
+            # The caller is told when all have followed: their writers are fenced then, where markers can be written at
+            # once.
+            yield
+            while ask.root in self._branches.undone:
+                yield
+        return Decided(ask.token, ask.token, now=True, by=ask.decided_by, before=decided.decided_by)
 
-    def _carry_out_together(self, draft: _Draft, branches: dict[str, Txn], ask: EndBranches, *, commit: bool) -> int:
-        """Abort every open branch up to the token. With `commit` the named ones are committed instead. Returns how many
-        branches were ended.
-        """
-        named = {branch.transactional_id: None for branch in ask.branches} if commit else {}
-        decided = decide_together(branches.values(), named, ask.token)
-        for branch, commits in decided:
-            decide_branch = commit_branch if commits else discard
-            draft.move(decide_branch(branch, wall_ms=draft.wall_ms))
-        return len(decided)
+    def _abort_branches(self, work: _Work, root: str, named: Collection[str] = ()) -> Generator[None, None, int]:
+        """Abort every open branch that is concerned and not named. Returns how many these were."""
+        aborted = 0
+        for transactional_id in list(self._branches.open.get(root, ())):
+            if work.draft.is_full():
+                yield
+            work.draft.looked_at += 1
+            branch = work.draft.get(transactional_id)
+            if branch is not None and is_aborted_by(branch, named, work.upto_token):
+                work.draft.move(discard(branch, wall_ms=work.draft.wall_ms))
+                aborted += 1
+        return aborted
+
+    def _commit_branches(self, draft: _Draft, decided: Collection[str]) -> None:
+        """As many of those that their root has committed as fit into this decision."""
+        for transactional_id in decided:
+            if draft.is_full():
+                return
+            branch = draft.get(transactional_id)
+            assert branch is not None, "what is decided is not forgotten"
+            draft.move(commit_branch(branch, wall_ms=draft.wall_ms))
+
+    def _follow_decisions(self, draft: _Draft) -> None:
+        for root in list(islice(self._branches.undone.values(), END_AT_ONCE)):
+            decided = self._branches.sealed(root.transactional_id, root.decided_token)
+            self._commit_branches(draft, list(islice(decided, END_AT_ONCE)))
 
     def _markers_written(self, draft: _Draft, ask: MarkersWritten) -> Verdict:
         pair = (ask.producer_id, ask.producer_epoch)
@@ -406,23 +521,9 @@ class TxnCoordinator:
             if not waiting:
                 del self._waiting[transactional_id]
 
-    # -- branches of a root
-
-    def _branches_of(self, draft: _Draft | None, root: str) -> dict[str, Txn]:
-        """All branches of a root, with the changes of this draft."""
-        found = {}
-        for transactional_id in self._branches.get(root, ()):
-            txn = self._txns[transactional_id] if draft is None else draft.get(transactional_id)
-            if txn is not None:
-                found[transactional_id] = txn
-        return found
-
-    def _open_branches(self, draft: _Draft | None, root: str) -> list[Txn]:
-        return [txn for txn in self._branches_of(draft, root).values() if is_open(txn)]
-
     def _finished_branch(self, draft: _Draft, root: str) -> Txn | None:
         """A branch of the root whose producer id a new one can take over."""
-        for transactional_id in self._finished.get(root, ()):
+        for transactional_id in self._branches.finished.get(root, ()):
             txn = draft.get(transactional_id)
             if txn is not None and reusable(txn):
                 return txn
@@ -438,6 +539,8 @@ class TxnCoordinator:
         for transactional_id in looked_at:
             txn = draft.get(transactional_id)
             if txn is None or (kept_ms := forget_after_ms(txn, self._settings)) is None:
+                continue
+            if self._is_held(transactional_id):
                 continue
             if draft.wall_ms - self._clock.since_ms(txn.updated_ms) >= kept_ms:
                 draft.forget(transactional_id)
@@ -459,7 +562,6 @@ class TxnCoordinator:
         return TxnDecision(tuple(draft.records), tuple(draft.answers), tuple(draft.effects))
 
     def _put(self, transactional_id: str, txn: Txn | None) -> None:
-        branch = branch_of(transactional_id)
         if txn is None:
             self._txns.pop(transactional_id, None)
             self._deadlines.forget(transactional_id)
@@ -468,15 +570,4 @@ class TxnCoordinator:
             self._txns[transactional_id] = txn
             self._deadlines.follow(txn)
             self._owed.follow(txn)
-        if branch is not None:
-            _enter(self._branches, branch.root, transactional_id, present=txn is not None)
-            _enter(self._finished, branch.root, transactional_id, present=txn is not None and reusable(txn))
-
-
-def _enter(index: dict[str, dict[str, None]], root: str, transactional_id: str, *, present: bool) -> None:
-    if present:
-        index.setdefault(root, {})[transactional_id] = None
-    elif root in index:
-        index[root].pop(transactional_id, None)
-        if not index[root]:
-            del index[root]
+        self._branches.follow(transactional_id, txn)

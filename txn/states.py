@@ -1,22 +1,22 @@
 """The life of one transactional id: its states, the moves between them, and what may be trusted in each.
 
-    (new)          -> Empty           create decide_together
-    Empty          -> Empty           init end decide_together
+    (new)          -> Empty           create remember
+    Empty          -> Empty           init end remember
     Empty          -> Ongoing         add_partitions
-    Empty          -> CompleteCommit  decide_together
-    Empty          -> CompleteAbort   end fence
+    Empty          -> CompleteCommit  commit_branch
+    Empty          -> CompleteAbort   end fence discard
     Ongoing        -> Ongoing         add_partitions end resume
-    Ongoing        -> PrepareCommit   end decide_together
-    Ongoing        -> PrepareAbort    end fence
+    Ongoing        -> PrepareCommit   end commit_branch
+    Ongoing        -> PrepareAbort    end fence discard
     PrepareCommit  -> CompleteCommit  complete
     PrepareAbort   -> CompleteAbort   complete
     CompleteCommit -> Empty           init
     CompleteCommit -> Ongoing         add_partitions
-    CompleteCommit -> CompleteCommit  end decide_together
+    CompleteCommit -> CompleteCommit  end remember
     CompleteCommit -> CompleteAbort   end
     CompleteAbort  -> Empty           init
     CompleteAbort  -> Ongoing         add_partitions
-    CompleteAbort  -> CompleteAbort   end decide_together
+    CompleteAbort  -> CompleteAbort   end remember
     Empty          -> (gone)          expire reuse
     CompleteCommit -> (gone)          expire reuse
     CompleteAbort  -> (gone)          expire reuse
@@ -81,23 +81,23 @@ class Move(NamedTuple):
 
 
 MOVES: Final = (
-    Move(None, State.EMPTY, ("create", "decide_together")),
-    Move(State.EMPTY, State.EMPTY, ("init", "end", "decide_together")),
+    Move(None, State.EMPTY, ("create", "remember")),
+    Move(State.EMPTY, State.EMPTY, ("init", "end", "remember")),
     Move(State.EMPTY, State.ONGOING, ("add_partitions",)),
-    Move(State.EMPTY, State.COMPLETE_COMMIT, ("decide_together",)),
-    Move(State.EMPTY, State.COMPLETE_ABORT, ("end", "fence")),
+    Move(State.EMPTY, State.COMPLETE_COMMIT, ("commit_branch",)),
+    Move(State.EMPTY, State.COMPLETE_ABORT, ("end", "fence", "discard")),
     Move(State.ONGOING, State.ONGOING, ("add_partitions", "end", "resume")),
-    Move(State.ONGOING, State.PREPARE_COMMIT, ("end", "decide_together")),
-    Move(State.ONGOING, State.PREPARE_ABORT, ("end", "fence")),
+    Move(State.ONGOING, State.PREPARE_COMMIT, ("end", "commit_branch")),
+    Move(State.ONGOING, State.PREPARE_ABORT, ("end", "fence", "discard")),
     Move(State.PREPARE_COMMIT, State.COMPLETE_COMMIT, ("complete",)),
     Move(State.PREPARE_ABORT, State.COMPLETE_ABORT, ("complete",)),
     Move(State.COMPLETE_COMMIT, State.EMPTY, ("init",)),
     Move(State.COMPLETE_COMMIT, State.ONGOING, ("add_partitions",)),
-    Move(State.COMPLETE_COMMIT, State.COMPLETE_COMMIT, ("end", "decide_together")),
+    Move(State.COMPLETE_COMMIT, State.COMPLETE_COMMIT, ("end", "remember")),
     Move(State.COMPLETE_COMMIT, State.COMPLETE_ABORT, ("end",)),
     Move(State.COMPLETE_ABORT, State.EMPTY, ("init",)),
     Move(State.COMPLETE_ABORT, State.ONGOING, ("add_partitions",)),
-    Move(State.COMPLETE_ABORT, State.COMPLETE_ABORT, ("end", "decide_together")),
+    Move(State.COMPLETE_ABORT, State.COMPLETE_ABORT, ("end", "remember")),
     Move(State.EMPTY, None, ("expire", "reuse")),
     Move(State.COMPLETE_COMMIT, None, ("expire", "reuse")),
     Move(State.COMPLETE_ABORT, None, ("expire", "reuse")),

@@ -15,7 +15,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -89,6 +89,7 @@ from tests.sim import caught
 from tests.sim.disk import Mount, SimFile
 from tests.sim.plan import MOVED, MOVED_ON, SWAPPED, Plan
 from tests.sim.run import Simulation, processes, replaced, run
+from txn.branch_index import BranchIndex
 from txn.commands import EndTransaction
 from txn.coordinator import TxnCoordinator
 from txn.markers import OwedMarkers, SendMarkers
@@ -754,23 +755,27 @@ def a_decision_forgets_its_token() -> contextlib.AbstractContextManager[None]:
 
 
 def a_decision_leaves_other_branches_open() -> contextlib.AbstractContextManager[None]:
-    original = txn.branches.decide_together
-
-    def decide_together(branches: Iterable[Txn], named: Mapping[str, None], token: int) -> list[tuple[Txn, bool]]:
-        return [(branch, commits) for branch, commits in original(branches, named, token) if commits]
-
-    return replaced(txn.coordinator, "decide_together", decide_together)
+    return replaced(txn.coordinator, "is_aborted_by", lambda branch, named, token: False)
 
 
 def a_decision_commits_all_that_is_sealed() -> contextlib.AbstractContextManager[None]:
     """Branches of another attempt, and branches that were not named, are committed, too."""
-    original = txn.branches.decide_together
+    original = txn.branches.is_aborted_by
 
-    def decide_together(branches: Iterable[Txn], named: Mapping[str, None], token: int) -> list[tuple[Txn, bool]]:
-        decided = original(branches, named, token)
-        return [(branch, commits or branch.sealed_ms != NO_TIMESTAMP) for branch, commits in decided]
+    def is_aborted_by(branch: Txn, named: Collection[str], token: int) -> bool:
+        return original(branch, named, token) and branch.sealed_ms == NO_TIMESTAMP
 
-    return replaced(txn.coordinator, "decide_together", decide_together)
+    return replaced(txn.coordinator, "is_aborted_by", is_aborted_by)
+
+
+def branches_do_not_follow_their_root() -> contextlib.AbstractContextManager[None]:
+    """Those that do not fit into the turn in which the root decides stay as they are."""
+    return replaced(BranchIndex, "_look", lambda index, root: None)
+
+
+def what_is_decided_over_is_not_held() -> contextlib.AbstractContextManager[None]:
+    """While a decision takes several turns, other requests and timeouts move the same branches."""
+    return replaced(TxnCoordinator, "_is_held", lambda coordinator, transactional_id: False)
 
 
 def a_branch_is_sealed_twice() -> contextlib.AbstractContextManager[None]:
@@ -1222,6 +1227,18 @@ MUTANTS = (
     Mutant("token forgotten", "the same token is decided again", a_decision_forgets_its_token, True),
     Mutant("other branches left open", "unnamed ones are not aborted", a_decision_leaves_other_branches_open, True),
     Mutant("sealed is committed", "unnamed branches commit too", a_decision_commits_all_that_is_sealed, True),
+    Mutant(
+        "branches do not follow",
+        "those that are decided over in a later turn never are",
+        branches_do_not_follow_their_root,
+        True,
+    ),
+    Mutant(
+        "decided over, not held",
+        "while a decision is made, others move its branches",
+        what_is_decided_over_is_not_held,
+        True,
+    ),
     Mutant("sealed twice", "the repeat of a seal commits", a_branch_is_sealed_twice, True),
     Mutant("prepared ends by time", "nobody could decide it any more", what_is_prepared_ends_by_time, True),
     Mutant("prepared is not kept", "the client that comes back finds it aborted", what_is_prepared_is_not_kept, True),

@@ -26,6 +26,7 @@ import service.broker.replication
 import service.broker.transaction_gate
 import service.broker.writing
 import service.cluster.image
+import txn.coordinator
 from log.durability import LogDurability
 from service.turns import Turn
 
@@ -52,6 +53,8 @@ SHORT: Final[tuple[tuple[Any, str, Any], ...]] = (
     (service.broker.transaction_gate, "GUARDS_A_TURN", 1),
     (service.broker.writing, "WRITES_AT_ONCE", 1),
     (service.cluster.image, "APPLIED_A_TURN", 1),
+    (txn.coordinator, "END_AT_ONCE", 1),
+    (txn.coordinator, "LOOKED_AT_ONCE", 1),
 )
 
 LARGE: Final = (61, 200, 500, 2_000)

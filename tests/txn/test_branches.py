@@ -77,6 +77,16 @@ class Writers:
     ) -> object:
         return self.shard.ask(EndBranches("clicks", token, commit, branches, *owner, by))
 
+    def decide_in_turns(self, token: int, *branches: NamedBranch, commit: bool = True, by: str = "") -> Verdict:
+        """A decision that may be too large for one turn."""
+        self.decide(token, *branches, commit=commit, by=by)
+        return self.answer()
+
+    def answer(self) -> Verdict:
+        """The answer to the last command, after the turns that it takes."""
+        self.shard.tick(0)
+        return self.shard.answers[self.shard._last_token]
+
     def state(self, branch: NamedBranch) -> State:
         return self.shard.txn(branch.transactional_id).state
 
@@ -119,7 +129,7 @@ def test_a_name_is_read_as_it_was_written(root: str, token: int, name: str) -> N
 # ---------------------------------------------------------------- the decision
 
 
-@rule("T", "the named branches commit, every other open one up to the token aborts, in one record batch")
+@rule("T", "the named branches commit, every other open one up to the token aborts; a few are one record batch")
 def test_a_decision_is_one_batch() -> None:
     writers = Writers()
     first, second = writers.write(17, "a", ORDERS[0]), writers.write(17, "b", ORDERS[0], ORDERS[1])
@@ -434,7 +444,7 @@ def test_what_is_open_and_what_was_decided_can_be_asked_for() -> None:
     assert described.root == "clicks"
 
 
-@rule("T", "so many branches of one root may wait for a decision, which aborts all that it does not name in one batch")
+@rule("T", "so many branches of one root may wait for a decision, which aborts all that it does not name")
 def test_branches_that_wait_for_a_decision_are_not_without_number() -> None:
     writers = Writers()
     for block in range(1, 2 + MAX_UNDECIDED // 1_000):
@@ -444,7 +454,7 @@ def test_branches_that_wait_for_a_decision_are_not_without_number() -> None:
     too_many = InitProducer(str(BranchId("clicks", 1, "more")), 60_000)
     assert isinstance(writers.shard.ask(too_many), InvalidRequest)
     assert isinstance(writers.shard.ask(InitProducer("other::1/a", 60_000)), Initialized)
-    assert writers.decide(1) == Decided(1, 1, now=True)
+    assert writers.decide_in_turns(1) == Decided(1, 1, now=True)
     assert isinstance(writers.shard.ask(InitProducer(str(BranchId("clicks", 2, "more")), 60_000)), Initialized)
 
 
@@ -486,3 +496,189 @@ def test_a_first_decision_without_producer_ids_is_asked_to_come_back() -> None:
     while writers.shard.ids.take() is not None:
         continue
     assert writers.decide(1) is NO_PRODUCER_IDS
+
+
+# ---------------------------------------------------------------- more branches than fit into a turn
+
+
+@pytest.fixture
+def one_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "END_AT_ONCE", 1)
+
+
+MANY = {
+    "commit": EndBranches("clicks", 1, commit=True),
+    "abort": EndBranches("clicks", 1, commit=False),
+    "own": InitProducer("clicks", 60_000),
+}
+
+
+@rule("T", "no turn ends more than a hundred branches, whatever a client asks for: it would hold the loop")
+@pytest.mark.parametrize("what", [*MANY])
+def test_no_turn_ends_more_than_a_hundred_branches(what: str) -> None:
+    """A decision over 10,000 branches was one turn of 160 ms, and so was the abort of those of a former owner."""
+    writers = Writers()
+    writers.shard.ids.add(next_block(100_000))
+    named = [writers.write(1, f"named-{number}", ORDERS[0]) for number in range(330)]
+    others = [writers.write(1, f"other-{number}", ORDERS[0]) for number in range(330)]
+    others += [writers.open(0, f"early-{number}", ORDERS[0]) for number in range(33)]
+    later = writers.open(2, "later", ORDERS[0])
+    before, command = len(writers.shard.batches), MANY[what]
+    if what == "commit":
+        assert isinstance(command, EndBranches)
+        command = replace(command, branches=tuple(named))
+    assert writers.shard.ask(command) is None
+    assert isinstance(writers.answer(), Decided | Discarded | Initialized)
+    assert max(len(batch) for batch in writers.shard.batches[before:]) <= coordinator.END_AT_ONCE + 1
+    ended = State.PREPARE_COMMIT if what == "commit" else State.PREPARE_ABORT
+    assert {writers.state(branch) for branch in named} == {ended}
+    assert {writers.state(branch) for branch in others} == {State.PREPARE_ABORT}
+    assert writers.state(later) is (State.PREPARE_ABORT if what == "own" else State.ONGOING)
+    committed = [markers.commit for markers in writers.shard.machine.owed_markers()]
+    assert (committed.count(True), committed.count(False)) == {
+        "commit": (330, 363),
+        "abort": (0, 693),
+        "own": (0, 694),
+    }[what]
+
+
+def test_branches_with_long_ids_are_ended_in_small_batches() -> None:
+    writers = Writers()
+    named = [writers.write(1, f"{number}-{'x' * 30_000}", ORDERS[0]) for number in range(20)]
+    before = len(writers.shard.batches)
+    assert isinstance(writers.decide_in_turns(1, *named), Decided)
+    sizes = [sum(len(key) + len(value or b"") for key, value in batch) for batch in writers.shard.batches[before:]]
+    assert max(sizes) < coordinator.END_AT_ONCE_BYTES + 31_000
+    assert {writers.state(branch) for branch in named} == {State.PREPARE_COMMIT}
+
+
+@rule("T", "a decision of many steps is all or nothing, wherever a crash cuts it")
+@pytest.mark.parametrize("compacted", [False, True])
+@pytest.mark.usefixtures("one_a_turn")
+def test_a_decision_that_a_crash_cuts_is_all_or_nothing(compacted: bool) -> None:
+    outcomes = []
+    for kept in range(12):
+        writers = Writers()
+        named = [writers.write(17, name, ORDERS[0]) for name in ("a", "b", "c")]
+        others = [writers.write(17, "a-again", ORDERS[1]), writers.open(16, "x", ORDERS[2])]
+        before = len(writers.shard.batches)
+        told = writers.decide_in_turns(17, *named, by="me")
+        assert told == Decided(17, 17, now=True, by="me")
+        del writers.shard.batches[before + kept :]
+        writers.shard.log = [record for batch in writers.shard.batches for record in batch]
+        writers.shard.restart(compacted=compacted)
+        decided = writers.shard.machine.last_decision("clicks").token == 17
+        outcomes.append(decided)
+        if decided:  # those that have not followed yet are shown as decided, and nobody ends them otherwise
+            assert all(writers.state(branch) is State.PREPARE_COMMIT for branch in named)
+            assert writers.shard.machine.last_decision("clicks").open_branches == ()
+            writers.shard.wall_ahead_ms = 120_000
+        writers.shard.tick(0)
+        if decided:
+            assert {writers.state(branch) for branch in others} == {State.PREPARE_ABORT}
+        else:
+            assert {writers.state(branch) for branch in named} == {State.ONGOING}
+            assert writers.decide_in_turns(17, *named) == Decided(17, 17, now=True)
+        assert {writers.state(branch) for branch in named} == {State.PREPARE_COMMIT}
+        committed = [each.transactional_id for each in writers.shard.machine.owed_markers() if each.commit]
+        assert sorted(committed) == sorted(branch.transactional_id for branch in named)
+        live = {txn.transactional_id: txn for txn in writers.shard.machine.all()}
+        writers.shard.restart()
+        assert {txn.transactional_id: txn for txn in writers.shard.machine.all()} == live
+        assert writers.decide(17, *named) == Decided(17, 17, now=False, by="me" if decided else "")
+    assert outcomes == sorted(outcomes)
+    assert True in outcomes
+    assert False in outcomes
+
+
+@rule("T", "while a decision is made nobody else moves what it is about, nor does time; the client asks again")
+@pytest.mark.usefixtures("one_a_turn")
+def test_what_a_decision_is_about_is_moved_by_nothing_else_meanwhile() -> None:
+    writers = Writers()
+    ready, giving_up = writers.write(17, "a", ORDERS[0]), writers.write(17, "b", ORDERS[0])
+    open_one, later = writers.open(17, "a-again", ORDERS[1]), writers.open(18, "c", ORDERS[1])
+    writers.open(16, "stale", ORDERS[1])
+    assert writers.decide(17, ready, giving_up) is None
+    own = writers.shard._last_token
+    assert writers.end(giving_up, commit=False) is BUSY
+    assert writers.seal(open_one) is BUSY
+    assert writers.shard.ask(InitProducer("clicks::17/d", 60_000)) is BUSY
+    assert writers.shard.ask(InitProducer("clicks", 60_000, patience_ms=1_000)) is BUSY
+    assert writers.decide(17, ready) is BUSY
+    assert isinstance(writers.seal(later), Sealed)
+    assert isinstance(writers.shard.ask(InitProducer("pay", 60_000)), Initialized)
+    writers.shard.now_ms += 120_000  # all of them are out of time
+    writers.shard.tick(0)
+    assert writers.shard.answers[own] == Decided(17, 17, now=True)
+    assert [writers.state(branch) for branch in (ready, giving_up)] == [State.PREPARE_COMMIT] * 2
+    assert writers.state(open_one) is State.PREPARE_ABORT
+    assert writers.state(later) is State.PREPARE_ABORT  # by time
+    assert isinstance(writers.shard.ask(InitProducer("clicks", 60_000)), Initialized)
+
+
+@pytest.mark.usefixtures("one_a_turn")
+def test_what_has_still_to_follow_a_decision_is_moved_by_nothing_else() -> None:
+    writers = Writers()
+    first, last = writers.write(17, "a", ORDERS[0]), writers.write(17, "b", ORDERS[0])
+    assert writers.decide(17, first, last) is None
+    writers.shard.restart()  # the client is told to ask the next coordinator
+    recorded = {txn.transactional_id: txn.state for txn in writers.shard.machine.all()}
+    assert recorded[last.transactional_id] is State.ONGOING
+    assert writers.state(last) is State.PREPARE_COMMIT
+    assert writers.end(last, commit=False) is BUSY
+    assert writers.shard.ask(InitProducer(last.transactional_id, 60_000)) is BUSY
+    assert writers.shard.ask(InitProducer("clicks", 60_000)) is BUSY
+    assert writers.decide(18) is BUSY
+    next_one = writers.open(18, "a", ORDERS[0])
+    writers.shard.now_ms += 59_000
+    writers.shard.tick(2_000)
+    assert writers.state(last) is State.PREPARE_COMMIT
+    assert writers.state(next_one) is State.PREPARE_ABORT
+    assert writers.decide(18) == Decided(18, 18, now=True)
+
+
+@pytest.mark.usefixtures("one_a_turn")
+def test_a_branch_that_finds_no_place_while_others_are_decided_over_is_asked_to_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(coordinator, "MAX_UNDECIDED", 2)
+    writers = Writers()
+    decided = [writers.write(1, name, ORDERS[0]) for name in ("a", "b")]
+    one_more = InitProducer(str(BranchId("clicks", 2, "c")), 60_000)
+    assert isinstance(writers.shard.ask(one_more), InvalidRequest)
+    writers.decide(1, *decided)
+    assert writers.shard.ask(one_more) is BUSY
+
+
+@pytest.mark.usefixtures("one_a_turn")
+def test_a_decision_that_is_refused_in_a_later_turn_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "LOOKED_AT_ONCE", 1)
+    writers = Writers()
+    ready, unsealed = writers.write(17, "a", ORDERS[0]), writers.open(17, "b", ORDERS[0])
+    writers.open(16, "stale", ORDERS[1])
+    before = len(writers.shard.log)
+    told = writers.decide_in_turns(17, ready, unsealed)
+    assert told == BranchNotReady(unsealed.transactional_id, BranchFault.NOT_SEALED)
+    assert len(writers.shard.log) == before
+
+
+def test_a_new_owner_that_is_refused_aborts_nothing() -> None:
+    writers = Writers()
+    writers.shard.init("clicks")
+    branch = writers.open(17, "a", ORDERS[0])
+    assert isinstance(writers.shard.ask(InitProducer("clicks", 60_000, 999, 3)), Fenced)
+    assert writers.state(branch) is State.ONGOING
+
+
+def test_a_log_whose_decisions_are_one_batch_each_is_replayed_as_before() -> None:
+    """So were they written until branches followed the root in batches of their own: the root's record came first."""
+    writers = Writers()
+    done, loser = writers.write(17, "a", ORDERS[0]), writers.open(17, "b", ORDERS[1])
+    assert writers.decide(17, done) == Decided(17, 17, now=True)
+    batch = sorted(writers.shard.batches[-1], key=lambda record: record[0] != write_key("clicks"))
+    writers.shard.log[-len(batch) :] = batch
+    writers.shard.restart()
+    before = len(writers.shard.log)
+    writers.shard.tick(0)
+    assert len(writers.shard.log) == before
+    assert (writers.state(done), writers.state(loser)) == (State.PREPARE_COMMIT, State.PREPARE_ABORT)
