@@ -16,7 +16,7 @@ from service.groups.commands import FaultReply
 from service.groups.deadlines import DeadlineName, Deadlines
 from service.groups.kinds import Group
 from service.groups.offset_decisions import ZERO_TOPIC_ID
-from service.groups.offsets import CommittedOffset, Offsets
+from service.groups.offsets import Offsets
 from service.groups.records import offset_tombstone
 from service.groups.settings import GroupSettings
 from service.groups.topics import TopicView
@@ -176,18 +176,21 @@ class Forgetting:
         for group_id in group_ids:
             for partition in self._offsets.partitions(group_id, topic):
                 known = self._offsets.all_of(group_id, topic, partition)
+                left_out_id = self._offsets.left_out_ids.get((group_id, topic, partition), ZERO_TOPIC_ID)
                 # A tombstone removes all offsets of the partition, also pending ones. So it is written only if none of
                 # them can still be used.
-                if known and all(self._is_gone(topic, deleted_id, committed) for committed in known):
+                ids = [left_out_id if each.topic_id == ZERO_TOPIC_ID else each.topic_id for each in known]
+                if known and all(self._is_gone(topic, deleted_id, topic_id) for topic_id in ids):
                     self._draft.records.append(offset_tombstone(group_id, topic, partition))
                 yield False
 
-    def _is_gone(self, topic: str, deleted_id: bytes | None, committed: CommittedOffset) -> bool:
-        # An offset without a topic id was written by an old version: then only the name counts.
+    def _is_gone(self, topic: str, deleted_id: bytes | None, topic_id: bytes) -> bool:
+        # The id of an offset is not known if another coordinator has read it from a record without one: then only the
+        # name counts.
         if deleted_id is not None:
-            return committed.topic_id in (ZERO_TOPIC_ID, deleted_id)
+            return topic_id in (ZERO_TOPIC_ID, deleted_id)
         facts = self._topics.by_name(topic)
-        return facts is None or committed.topic_id not in (ZERO_TOPIC_ID, facts.topic_id)
+        return facts is None or topic_id not in (ZERO_TOPIC_ID, facts.topic_id)
 
     def _delete(self, group_id: str, token: Token) -> Work:
         self.deleting[group_id] += 1

@@ -105,6 +105,8 @@ class OffsetDecisions:
             else:
                 value = offset_value(committed)
             records.append((stem + partition_bytes(partition), value))
+            if expire_ms is not None:
+                self._offsets.left_out_ids[group_id, topic, partition] = topic_id
         if put and expire_ms is None:  # otherwise the records are in a format that says less
             draft.offsets = OffsetsPut(records[first][0], len(records) - first, group_id, put)
         return CommitReply(None, tuple(faults))

@@ -37,6 +37,9 @@ class Offsets:
         # By producer, group, topic and partition.
         self._pending: dict[int, dict[str, dict[str, dict[int, CommittedOffset]]]] = {}
         self._open: dict[str, dict[str, dict[int, Producers]]] = {}  # by group, topic and partition
+        # By group, topic and partition: the id that the topic had when an offset was committed whose record has no room
+        # for it. It is known as long as this coordinator lives.
+        self.left_out_ids: dict[tuple[str, str, int], bytes] = {}
         # The group's topics of which a partition has pending offsets of two producers, or had, or was committed
         # meanwhile. As long as there are pending ones.
         self._contested: dict[tuple[str, str], None] = {}
@@ -159,6 +162,7 @@ class Offsets:
 
     def remove(self, group_id: str, topic: str, partition: int) -> None:
         """Remove the committed offset, and those that wait for a transaction."""
+        self.left_out_ids.pop((group_id, topic, partition), None)
         topics = self._committed.get(group_id, {})
         partitions = topics.get(topic, {})
         if partitions.pop(partition, None) is not None and not partitions:

@@ -29,7 +29,7 @@ from service.groups.coordinator import GroupCoordinator
 from service.groups.forgetting import Forgetting
 from service.groups.migration import Migration
 from service.groups.offset_decisions import OffsetDecisions
-from service.groups.offsets import CommittedOffset, Offsets, OffsetsByTopic
+from service.groups.offsets import Offsets, OffsetsByTopic
 from service.groups.reconciliation import Walk, reconcile
 from service.groups.records import current_record, member_tombstones, target_epoch_record
 from service.groups.resuming import Resuming
@@ -328,8 +328,8 @@ def offsets_of_open_transactions_outlive_their_group() -> Planting:
 def offsets_of_the_next_topic_forgotten_with_the_former() -> Planting:
     original = Forgetting._is_gone
 
-    def is_gone(forgetting: Forgetting, topic: str, deleted_id: bytes | None, committed: CommittedOffset) -> bool:
-        return deleted_id is not None or original(forgetting, topic, deleted_id, committed)
+    def is_gone(forgetting: Forgetting, topic: str, deleted_id: bytes | None, topic_id: bytes) -> bool:
+        return deleted_id is not None or original(forgetting, topic, deleted_id, topic_id)
 
     return replaced(Forgetting, "_is_gone", is_gone)
 

@@ -177,10 +177,10 @@ class Board:
     assigned_for: tuple[tuple[bytes, int], ...] = ()  # the topics as the last leader saw them that assigned
 
     def take(self, owner: Reads, partition: Partition) -> None:
-        if owner.is_put_out:
-            return  # its answer is older than that
         other = self.owners.get(partition)
         if other is not None and not (other.is_over or other.is_replaced or other.is_put_out):
+            if owner.is_put_out:
+                return  # its answer is older than that
             raise Broken(f"OneOwner: {owner.name} was given {partition}, which {other.name} reads")
         self.owners[partition] = owner
 

@@ -366,11 +366,13 @@ def test_a_deleted_topics_offsets_go_from_every_group(driver: Driver) -> None:
     assert (driver.committed(), driver.committed("h"), driver.committed(topic="events")) == (-1, -1, 13)
 
 
-def test_a_deleted_topics_namesake_keeps_its_offsets(driver: Driver) -> None:
+@pytest.mark.parametrize("retention_ms", [-1, DAY_MS])
+def test_a_deleted_topics_namesake_keeps_its_offsets(driver: Driver, retention_ms: int) -> None:
+    """Also that of an old client which says for how long: its record has no room for the topic's id."""
     gone = driver.topics.id_of("orders")
     driver.topics.remove("orders")
     driver.topics.put("orders", 4)
-    driver.commit(11)
+    driver.commit(11, retention_ms=retention_ms)
     driver.ask(ForgetTopic("orders", gone))
     assert driver.committed() == 11
 
