@@ -17,10 +17,14 @@ import requests
 from confluent_kafka import Producer
 
 from log.ids import TopicPartition
+from service.client.cluster import Cluster
+from service.client.groups import commit_offsets
+from service.client.pool import parse_addresses
 from service.client.transactions import TransactionState, find_transaction
 from service.web import groups, transactions
 from service.web.problems import Problem
 from service.web.transactions import Name, OpenTransactions, _seen
+from tests.service.cli.kit import oncelog
 from tests.service.web.kit import PATIENCE_S, Answer, Http, Served, read_all
 from tests.service.web.pipes import Server
 from tests.service.web.test_cuts import at_server
@@ -500,3 +504,23 @@ def test_offsets_that_a_transaction_holds_up_are_waited_for_no_longer_than_their
         assert len(asked_s) == asked
 
     asyncio.run(scene())
+
+
+def test_a_group_without_a_name_has_no_link_on_the_page(served: Served, topic: str) -> None:
+    """Any client of Kafka's can make one. The link had no text, and led to a page that there is not."""
+    http = Http(served.url)
+    assert http.post("/v1/topics", {"name": topic}).status == 201
+
+    async def commit() -> None:
+        async with Cluster(parse_addresses(served.bootstrap), client_id="test", timeout_s=PATIENCE_S) as cluster:
+            (partition, *_) = await cluster.partitions_of(topic)
+            assert await commit_offsets(cluster, "", {partition: 0}) == 0
+
+    asyncio.run(commit())
+    page, deadline = "", time.monotonic() + 15
+    while "(no name)" not in page and time.monotonic() < deadline:  # the list may be some seconds old
+        page = requests.get(f"{served.url}/ui/groups", timeout=PATIENCE_S).text
+        time.sleep(0.5)
+    assert "(no name)" in page
+    assert 'href="/ui/groups/"' not in page
+    assert oncelog("group", "delete", "", "--yes", bootstrap=served.bootstrap).status == 0
