@@ -44,8 +44,13 @@ async def _owner(cluster: Cluster, topic: str | None, broker: str | None, group:
         return config_client.Owner(config_client.TOPIC, topic)
     if group is not None:
         return config_client.Owner(config_client.GROUP, group)
-    if broker is None and reading:
-        broker = str((await cluster.nodes())[0])
+    if reading:
+        nodes = [str(node) for node in await cluster.nodes()]
+        if broker and broker not in nodes:
+            from service.cli.failures import CliError, Exit
+
+            raise CliError(f"broker {broker} is not in the cluster", Exit.NOT_FOUND)
+        broker = nodes[0] if broker is None else broker
     return config_client.Owner(config_client.BROKER, broker or "")
 
 

@@ -115,6 +115,10 @@ def test_a_number_beyond_the_protocols_shows_no_traceback(broker: str, topic: st
     assert oncelog(*(each.format(topic) for each in arguments), bootstrap=broker).status in (0, 2, 3)
 
 
+def test_settings_of_a_broker_that_is_not_there_are_not_found(run: Run) -> None:
+    assert run("config", "get", "--broker", "99", status=3).err == "oncelog: broker 99 is not in the cluster\n"
+
+
 def test_a_misspelt_setting_is_taken_with_a_warning(run: Run, topic: str) -> None:
     """Brokers keep any key, as Kafka does: only the broker's log told of it."""
     told = run("config", "set", "log.retentoin.ms=5").err
