@@ -195,6 +195,8 @@ class ConsumerDecisions:
         draft.must_fit()
         times = self._settings.consumer_times(group.group_id)
         self._keep_session(group, walked, times, draft)
+        if ask.member_epoch == JOIN_EPOCH:  # it may have left just now, and not be removed yet
+            self._deadlines.cancel(("leave", group.group_id, walked.member_id))
         if found.classic is not None:  # what it was to let go of by the classic protocol it has still to let go of
             self._await_revocation(group, walked, draft)
         is_full_request = (
@@ -286,8 +288,10 @@ class ConsumerDecisions:
             return False
         if new != old:
             record = consumer_member_record(group.group_id, new, names=names)
-            # Of a member that takes a static member's place there is one already. Both may not fit into a batch.
-            place = next((place for place, (key, _) in enumerate(draft.records) if key == record[0]), None)
+            # Of a member that takes a static member's place there is one already. Both may not fit into a batch. If the
+            # id is the same as before, a tombstone stands before it.
+            written = enumerate(draft.records)
+            place = next((at for at, (key, value) in written if key == record[0] and value is not None), None)
             if place is None:
                 draft.records.append(record)
             else:

@@ -610,7 +610,8 @@ class Migration:
                 group.downgrade = self._begun(group, draft)
                 self._deadlines.set(("downgrade", group.group_id, ""), draft.now_ms)
             reply = JoinReply(member.member_id, None, member.member_epoch, PROTOCOL_TYPE, ask.protocols[0][0])
-        self._deadlines.cancel(("rejoin", group.group_id, member.member_id))
+        for what in ("rejoin", "leave"):
+            self._deadlines.cancel((what, group.group_id, member.member_id))
         draft.answer(token, reply)
 
     def _refuse_join(self, group: ConsumerGroup, ask: JoinGroup) -> GroupRefusal | None:

@@ -925,6 +925,16 @@ def test_an_instance_that_comes_back_without_need_of_its_partitions_does_not_kee
     assert tuple({member.member_id: member.target for member in driver.consumer().members}["a2"]) == ()
 
 
+def test_an_instance_that_comes_back_under_its_own_id_is_known_by_what_it_says_now(driver: Driver) -> None:
+    driver.beat("a", 0, instance_id="i", rack_id="r1")
+    driver.beat("a", STATIC_LEAVE_EPOCH, instance_id="i")
+    driver.beat("a", 0, instance_id="i", rack_id="r2", subscribed_topics=("events",))
+    for _ in range(2):
+        (member,) = driver.consumer().members
+        assert (member.subscribed_topics, member.rack_id) == (("events",), "r2")
+        driver.restart()
+
+
 def test_an_instance_that_stays_away_too_long_is_removed(driver: Driver) -> None:
     driver.beat("a", 0, instance_id="i")
     driver.beat("a", STATIC_LEAVE_EPOCH, instance_id="i")

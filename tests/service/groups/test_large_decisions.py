@@ -173,6 +173,22 @@ def test_members_with_long_ids_that_leave_together_are_removed_in_batches_that_f
     assert driver.most_bytes <= BATCH_BYTES_MAX
 
 
+@pytest.mark.parametrize("by", ["consumer", "classic"])
+def test_a_member_that_joins_again_before_it_is_removed_stays(driver: Driver, by: str) -> None:
+    ids = [f"{number:02}" + "m" * LONG for number in range(12)]
+    for member_id in (*ids, "stays"):
+        driver.beat(member_id, 0)
+    driver.leave(*ids)
+    back, *_ = waiting = [each for each in ids if each in group_of(driver, "g").members]
+    assert len(waiting) > 1
+    if by == "consumer":
+        driver.beat(back, 0)
+    else:
+        driver.join(member_id=back)
+    driver.wait(100)
+    assert set(group_of(driver, "g").members) == {"stays", back}
+
+
 @pytest.mark.parametrize("by", ["leaving", "a classic process"])
 def test_a_small_group_whose_classic_record_is_too_large_stays_a_consumer_group(driver: Driver, by: str) -> None:
     said = subscription(("orders",)) + b"u" * 60_000
