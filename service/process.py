@@ -120,8 +120,8 @@ def refuse_company(metadata: ClusterMetadata) -> None:
     """Refuse to start on the embedded store if the metadata names other brokers: they could not reach it."""
     if others := sorted(metadata.image.holders() - {metadata.broker_id}):
         raise StartError(
-            f"the metadata names brokers {others} too: start all of them (oncelog serve --brokers), or move what"
-            f" they hold to this one while they run (oncelog cluster drain {' '.join(map(str, others))})"
+            f"the metadata names brokers {others} too: start all of them (oncelog serve --brokers {len(others) + 1}),"
+            f" or move what they hold to this one while they run (oncelog cluster drain {' '.join(map(str, others))})"
         )
 
 

@@ -40,6 +40,7 @@ def _page(path: str, handle: Handler, summary: str, method: str = "GET") -> Rout
 
 ROUTES = (
     _page("/", home, "To the pages."),
+    _page("/ui/", home, "To the pages."),
     _page("/ui", showing("overview", views.overview), "Is the cluster well."),
     _page("/ui/transactions", showing("transactions", views.transactions), "What is open, and since when."),
     _page("/ui/transactions/{id}", showing("transaction", views.transaction), "One transactional id."),

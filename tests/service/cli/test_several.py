@@ -207,7 +207,7 @@ def test_the_way_back_is_refused_with_the_command_that_makes_it_possible(tmp_pat
     for few in ([], ["--brokers", "1"]):
         refused = Running("serve", "--data", str(data), "--port", "0", *few).ended()
         assert refused.status == 1
-        assert "the metadata names brokers [2] too" in refused.err
+        assert "the metadata names brokers [2] too: start all of them (oncelog serve --brokers 2)" in refused.err
         assert "oncelog cluster drain 2" in refused.err
     assert (data / MANIFEST).exists(), "a start that is refused leaves what the clean stop wrote"
 
