@@ -17,7 +17,7 @@ What always holds:
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from itertools import islice
 from typing import Final, NamedTuple, TypeAlias, assert_never
 
@@ -31,8 +31,11 @@ from txn.branches import (
     check_decision,
     fault_of,
     is_aborted_by,
+    is_open,
+    is_sealed,
     remember,
     reusable,
+    token_of,
 )
 from txn.commands import (
     AddPartitions,
@@ -207,6 +210,7 @@ class TxnCoordinator:
         self._txns: dict[str, Txn] = {}
         self._branches = BranchIndex()
         self._works: dict[str, tuple[_Work, _Steps]] = {}
+        self._lost: dict[int, None] = {}
         self._owed = OwedMarkers()
         self._deadlines = TxnDeadlines()
         self._waiting: dict[str, dict[int, _Waiting]] = {}
@@ -222,7 +226,12 @@ class TxnCoordinator:
         """The decision about a command. The answer has this `token`; it is in this decision or in a later one."""
         draft = self._begin(now_ms)
         patience_ms: int = getattr(command, "patience_ms", 0)
-        self._take(draft, _Waiting(command, token, now_ms + patience_ms))
+        try:
+            self._take(draft, _Waiting(command, token, now_ms + patience_ms))
+        except Exception:
+            self._throw_away(draft)
+            self._lost.pop(token, None)  # the shard refuses it
+            raise
         return self._finish(draft)
 
     def apply(self, key: bytes, value: bytes | None) -> None:
@@ -249,13 +258,22 @@ class TxnCoordinator:
             candidates.append(self._waiting_until[0][0])
         if self._txns:
             candidates.append(self._forget_next_ms)
-        if self._owed.settled or self._works or self._branches.undone:
+        if self._owed.settled or self._works or self._branches.undone or self._lost:
             candidates.append(0)
         return min(candidates, default=None)
 
     def expire(self, now_ms: int) -> TxnDecision:
         """Abort transactions that took too long, forget unused ids, answer commands whose patience has ended."""
         draft = self._begin(now_ms)
+        try:
+            self._expire(draft)
+        except Exception:
+            self._throw_away(draft)
+            raise
+        return self._finish(draft)
+
+    def _expire(self, draft: _Draft) -> None:
+        now_ms = draft.now_ms
         for txn in list(islice(self._owed.settled.values(), END_AT_ONCE)):
             self._complete(draft, txn)
         self._follow_decisions(draft)
@@ -270,7 +288,16 @@ class TxnCoordinator:
         self._answer_impatient(draft)
         if self._works and not draft.is_full():  # last: what fails after it would undo what it has done
             self._go_on(draft, next(iter(self._works)))
-        return self._finish(draft)
+
+    def _throw_away(self, draft: _Draft) -> None:
+        """Something has failed, and nothing of this decision is done. Those whose commands it has answered, begun or
+        gone on with are told `Busy` by the next one.
+        """
+        self._lost.update((token, None) for token, _ in draft.answers)
+        for about, (work, _) in list(self._works.items()):
+            if work.draft is draft:
+                del self._works[about]
+                self._lost[work.waiting.token] = None
 
     # -- looking in
 
@@ -293,7 +320,7 @@ class TxnCoordinator:
 
     def all(self) -> Iterator[Txn]:
         """Every id, oldest first."""
-        return iter(self._txns.values())
+        return map(self._branches.decided, self._txns.values())
 
     def last_decision(self, root: str) -> LastDecision:
         """The last decided token of a root, and the branches that wait for a decision."""
@@ -328,14 +355,13 @@ class TxnCoordinator:
             self._answer(draft, waiting, self._verdict_on(draft, command))
 
     def _go_on(self, draft: _Draft, about: str) -> None:
-        work, steps = self._works.pop(about)  # what fails is over
+        work, steps = self._works[about]
         work.draft = draft
         try:
             next(steps)
         except StopIteration as end:
+            del self._works[about]
             self._answer(draft, work.waiting, end.value)
-        else:
-            self._works[about] = work, steps
 
     def _is_held(self, transactional_id: str) -> bool:
         """Whether the id is part of a decision that is being made, or is still to follow one."""
@@ -442,10 +468,9 @@ class TxnCoordinator:
         yield from self._abort_branches(work, ask.root, named)
         draft = work.draft
         assert draft.get(ask.root) is root, "nobody else moves what is held"
-        sealed = self._branches.sealed(ask.root, ask.token)
-        assert sum(branch not in draft.moved for branch in sealed) == len(named), (
-            "it commits what it names, and no more"
-        )
+        known = self._with_moved(draft, ask.root, self._branches.sealed(ask.root, ask.token))
+        sealed = [txn for each in known if (txn := draft.get(each)) is not None and is_open(txn) and is_sealed(txn)]
+        assert sum(token_of(txn) == ask.token for txn in sealed) == len(named), "it commits what it names, and no more"
         draft.move(remember(decided, ask, wall_ms=draft.wall_ms))
         self._commit_branches(draft, named)
         if any(branch not in draft.moved for branch in named):
@@ -459,7 +484,7 @@ class TxnCoordinator:
     def _abort_branches(self, work: _Work, root: str, named: Collection[str] = ()) -> Generator[None, None, int]:
         """Abort every open branch that is concerned and not named. Returns how many these were."""
         aborted = 0
-        for transactional_id in list(self._branches.open.get(root, ())):
+        for transactional_id in self._with_moved(work.draft, root, self._branches.open.get(root, {})):
             if work.draft.is_full():
                 yield
             work.draft.looked_at += 1
@@ -468,6 +493,12 @@ class TxnCoordinator:
                 work.draft.move(discard(branch, wall_ms=work.draft.wall_ms))
                 aborted += 1
         return aborted
+
+    @staticmethod
+    def _with_moved(draft: _Draft, root: str, known: Mapping[str, None]) -> list[str]:
+        """These branches, and those of this root that the draft has moved: they may have become such."""
+        moved = [each for each in draft.moved if (branch := branch_of(each)) is not None and branch.root == root]
+        return list(dict.fromkeys([*known, *moved]))
 
     def _commit_branches(self, draft: _Draft, decided: Collection[str]) -> None:
         """As many of those that their root has committed as fit into this decision."""
@@ -559,6 +590,8 @@ class TxnCoordinator:
     def _finish(self, draft: _Draft) -> TxnDecision:
         assert not self._decided, "every record that was decided on must be applied before the next decision"
         self._decided.extend(draft.written)
+        draft.answers += [(token, BUSY) for token in self._lost]
+        self._lost.clear()
         return TxnDecision(tuple(draft.records), tuple(draft.answers), tuple(draft.effects))
 
     def _put(self, transactional_id: str, txn: Txn | None) -> None:

@@ -1,6 +1,7 @@
 """Transactions with many writers: names, and what a decision may and may not do."""
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -622,7 +623,7 @@ def test_what_has_still_to_follow_a_decision_is_moved_by_nothing_else() -> None:
     first, last = writers.write(17, "a", ORDERS[0]), writers.write(17, "b", ORDERS[0])
     assert writers.decide(17, first, last) is None
     writers.shard.restart()  # the client is told to ask the next coordinator
-    recorded = {txn.transactional_id: txn.state for txn in writers.shard.machine.all()}
+    recorded = {each: txn.state for each, txn in writers.shard.machine._txns.items()}
     assert recorded[last.transactional_id] is State.ONGOING
     assert writers.state(last) is State.PREPARE_COMMIT
     assert writers.end(last, commit=False) is BUSY
@@ -682,3 +683,56 @@ def test_a_log_whose_decisions_are_one_batch_each_is_replayed_as_before() -> Non
     writers.shard.tick(0)
     assert len(writers.shard.log) == before
     assert (writers.state(done), writers.state(loser)) == (State.PREPARE_COMMIT, State.PREPARE_ABORT)
+
+
+@pytest.mark.parametrize("begins", ["anew", "with a partition"])
+def test_a_new_owner_aborts_also_what_is_begun_in_the_same_decision(begins: str) -> None:
+    """Both have waited for markers, the branch's command a little longer than the root's."""
+    writers = Writers()
+    owner, ask = writers.shard.init("clicks"), writers.shard.ask
+    branch = writers.open(1, "a")
+    ask(AddPartitions(branch.transactional_id, branch.producer_id, branch.producer_epoch, ()))
+    ended = writers.end(branch, commit=False)
+    assert isinstance(ended, Ended)
+    ask(AddPartitions("clicks", *owner, ()))
+    ask(EndTransaction("clicks", *owner, commit=True))
+    pair = (ended.producer_id, ended.producer_epoch)
+    begin = (
+        InitProducer(branch.transactional_id, 60_000, patience_ms=1_000)
+        if begins == "anew"
+        else AddPartitions(branch.transactional_id, *pair, (ORDERS[0],), patience_ms=1_000)
+    )
+    assert ask(begin) is None
+    assert ask(InitProducer("clicks", 60_000, patience_ms=1_000)) is None
+    assert isinstance(writers.answer(), Initialized)
+    assert writers.state(branch) in (State.PREPARE_ABORT, State.COMPLETE_ABORT)
+    assert not writers.shard.machine.last_decision("clicks").open_branches
+
+
+@pytest.mark.usefixtures("one_a_turn")
+def test_a_turn_that_fails_leaves_nobody_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    writers = Writers()
+    named = [writers.write(17, name, ORDERS[0]) for name in "abc"]
+    for name in "xyz":
+        writers.write(16, name, ORDERS[1])
+    assert writers.decide(17, *named) is None
+    monkeypatch.setattr(coordinator, "discard", Mock(side_effect=RuntimeError("a defect")))
+    with pytest.raises(RuntimeError):
+        writers.answer()
+    monkeypatch.undo()
+    assert writers.answer() is BUSY
+    assert writers.decide_in_turns(17, *named) == Decided(17, 17, now=True)
+    assert {writers.state(branch) for branch in named} == {State.PREPARE_COMMIT}
+
+
+@pytest.mark.parametrize("days", [0, 91])
+@pytest.mark.usefixtures("one_a_turn")
+def test_what_is_decided_follows_after_a_start_by_itself_however_late_that_is(days: int) -> None:
+    writers = Writers()
+    named = [writers.write(17, name, ORDERS[0]) for name in "abcde"]
+    assert writers.decide(17, *named) is None
+    writers.shard.restart()
+    writers.shard.wall_ahead_ms = days * 86_400_000
+    writers.shard.tick(0)
+    assert {writers.state(branch) for branch in named} == {State.PREPARE_COMMIT}
+    assert not writers.shard.machine.last_decision("clicks").open_branches
