@@ -20,7 +20,7 @@ from service.client.failures import ClientFailure
 from service.client.transactions import find_transaction
 from service.turns import NAMED_A_TURN, in_turns
 from service.web.answers import as_json, read_json
-from service.web.gateway import Gateway
+from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.problems import Outcome, Problem, of_error
 from service.web.producers import Producer
 from service.web.routing import LIST_BYTES, Route
@@ -110,9 +110,17 @@ async def decide(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     question = EndBranchesRequest(
         *(root, token, wanted.commit, named, wanted.producer_id, wanted.epoch), decided_by=wanted.decided_by
     )
-    answer, in_doubt = await gateway.ask_to_change(TRANSACTIONS, root, question)
+    deadline = asyncio.get_running_loop().time() + TIMEOUT_S
+    while True:
+        answer, in_doubt = await gateway.ask_to_change(TRANSACTIONS, root, question)
+        is_held = answer.error_code == ErrorCode.CONCURRENT_TRANSACTIONS
+        if not is_held or asyncio.get_running_loop().time() > deadline:
+            break
+        await asyncio.sleep(PAUSE_S)
     if code := answer.error_code:
-        raise of_error(code, answer.error_message or f"branches of {root!r}", writing=True, in_doubt=in_doubt)
+        # Another request about these branches is carried out, which may be this one when it was sent before.
+        what = answer.error_message or f"branches of {root!r}"
+        raise of_error(code, what, writing=True, in_doubt=in_doubt or is_held)
     if answer.decided_now:
         await _until_visible(gateway, named)
     outcome = await _outcome(gateway, answer, token, wanted, named)

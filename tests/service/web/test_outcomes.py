@@ -609,6 +609,34 @@ def offsets_of(offset: int) -> dict[str, object]:
     return {"offsets": [{"topic": "t", "partition": 0, "offset": offset}]}
 
 
+def test_a_decision_that_is_sent_again_while_it_is_carried_out_is_told_as_a_repetition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told that nothing was written, though the root had decided."""
+    monkeypatch.setattr("txn.coordinator.END_AT_ONCE", 1)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("t", 1)
+        async with serving(stage) as (web, client):
+            named = []
+            for number in range(20):
+                begun = await (await client.post("transactions", json={"transactional_id": f"r::1/{number}"})).json()
+                path = f"transactions/{begun['txn']}"
+                assert (await client.put(f"{path}/batches/0", json=batch_of(number))).status == 200
+                named.append((await (await client.post(f"{path}:commit")).json())["branch"])
+            decision = {"commit": True, "branches": named, "decided_by": "me"}
+            first = asyncio.ensure_future(client.put("branches/r/decisions/1", json=decision))
+            shards = list(web.gateway.here.coordination.transactions.shards())
+            while not any(shard.machine.last_decision("r").token == 1 for shard in shards):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            assert any(shard.machine.next_deadline_ms() == 0 for shard in shards), "it is carried out"
+            again = await client.put("branches/r/decisions/1", json=decision)
+            assert (again.status, (await again.json())["decided_now"]) == (200, False)
+            assert (await (await first).json())["decided_now"]
+
+    on_stage(tmp_path, scene)
+
+
 @pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize("is_under_way", [True, False])
 @pytest.mark.parametrize("what", ["batches/1", "offsets/g"])
