@@ -864,28 +864,6 @@ def a_decided_move_is_settled_once_or_never() -> contextlib.AbstractContextManag
     return replaced(log.relocation, "_until_done", once)
 
 
-@contextlib.contextmanager
-def the_way_back_has_a_folder_before_the_way_there_is_settled() -> Iterator[None]:
-    """The next start takes the empty folder for the copy that was decided on. Each of two guards is enough."""
-    original = FolderMoves._begin
-
-    def begin(moves: FolderMoves, partition: Partition, target: LogFolder) -> ErrorCode:
-        carried_out, moves._carried_out = moves._carried_out, None
-        try:
-            return original(moves, partition, target)
-        finally:
-            moves._carried_out = carried_out
-
-    def decided_on(stem: str, begun: Sequence[LogFolder]) -> LogFolder | None:
-        return begun[-1] if begun else None
-
-    with (
-        replaced(FolderMoves, "_begin", begin),
-        replaced(PartitionMaker, "_decided_on", staticmethod(decided_on)),
-    ):
-        yield
-
-
 def a_decision_is_not_made_durable() -> contextlib.AbstractContextManager[None]:
     """The folder's new name on the one disk is durable before it has lost it on the other."""
 
@@ -1030,13 +1008,6 @@ MUTANTS = (
         "decided move settled once",
         "without a descriptor the log stays under two names",
         a_decided_move_is_settled_once_or_never,
-        moves=True,
-        fault=MOVED,
-    ),
-    Mutant(
-        "way back too early",
-        "an empty folder is taken for a decided copy",
-        the_way_back_has_a_folder_before_the_way_there_is_settled,
         moves=True,
         fault=MOVED,
     ),
