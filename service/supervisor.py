@@ -209,8 +209,8 @@ class Supervisor:
         first = self._first_id()
         if others := sorted(image.holders() - set(range(first, first + self._count))):
             raise StartError(
-                f"the metadata names brokers {others} too: start all of them (--brokers {others[-1] - first + 1}), or"
-                " move what they hold to the others while they run"
+                f"the metadata names brokers {others} too: start all of them (oncelog serve --brokers"
+                f" {others[-1] - first + 1}), or move what they hold to the others while they run"
                 f" (oncelog cluster drain {' '.join(map(str, others))})"
             )
 

@@ -124,7 +124,11 @@ class Cluster:
     async def _address(self, node: int | None) -> Address:
         if node in self.silent:
             raise self.silent[node]
-        return await self._connected() if node is None else self._brokers[node]
+        if node is None:
+            return await self._connected()
+        if node not in self._brokers:  # another broker may have named it before
+            raise ClientFailure(f"broker {node} is not in the cluster now", FailureKind.UNREACHABLE)
+        return self._brokers[node]
 
     async def _connected(self) -> Address:
         """An address with a connection, or else the first bootstrap address that accepts one."""
