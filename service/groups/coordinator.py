@@ -49,7 +49,7 @@ from service.groups.offsets import CommittedOffset, Offsets, OffsetsByTopic
 from service.groups.records import OFFSET_KEYS, PREFIX_BYTES, read_ahead, read_offset, read_offset_key
 from service.groups.settings import GroupSettings
 from service.groups.topics import TopicView
-from service.groups.verdicts import Draft, GroupDecision, OffsetsPut, RecordPair, Replacement, Token
+from service.groups.verdicts import Answer, Draft, Fault, GroupDecision, OffsetsPut, RecordPair, Replacement, Token
 
 NO_PRODUCER_ID = -1
 
@@ -75,6 +75,7 @@ class GroupCoordinator:
         self._offsets = Offsets()
         self._deadlines: Deadlines[DeadlineName] = Deadlines()
         self._is_live = False
+        self._refused: list[Answer] = []  # of a decision that has failed, for the next one
         self._replacement: Replacement | None = None  # what the last decision makes of a group
         self._put: OffsetsPut | None = None  # what the last decision commits and is not applied yet
         self._before = 0  # how many of the next records come before what it makes of a group
@@ -108,6 +109,17 @@ class GroupCoordinator:
 
     def decide(self, command: Command, token: Token, now_ms: int) -> GroupDecision:
         draft = Draft(now_ms, self._wall_ms())
+        try:
+            self._decide(command, token, draft)
+        except Exception:
+            # The shard refuses the command. Others that it has answered don't wait any longer: they look for the
+            # coordinator, and ask anew.
+            refused: list[tuple[Token, Any]] = [each for each in draft.answers if each[0] != token]
+            self._refused += [(other, reply._replace(fault=Fault.NOT_COORDINATOR)) for other, reply in refused]
+            raise
+        return self._sealed(draft)
+
+    def _decide(self, command: Command, token: Token, draft: Draft) -> None:
         self._become_live(draft)
         own = OWN_COMMANDS.get(type(command))
         if own is not None:
@@ -121,11 +133,10 @@ class GroupCoordinator:
                 self._deciders[type(command), type(group)](group, command, token, draft)
         if draft.replacement is None:  # a passage looks by itself, before it turns a group of thousands of members
             draft.must_fit()
-        return self._sealed(draft)
 
     def next_deadline_ms(self) -> int | None:
         """When `expire` must be called. Before the groups are live it is due at once."""
-        return self._deadlines.next_ms() if self._is_live else 0
+        return self._deadlines.next_ms() if self._is_live and not self._refused else 0
 
     def expire(self, now_ms: int) -> GroupDecision:
         draft = Draft(now_ms, self._wall_ms())
@@ -155,6 +166,8 @@ class GroupCoordinator:
         self._replacement = draft.replacement
         self._before = 0 if draft.replacement is None else draft.replacement.first
         self._put = draft.offsets
+        draft.answers += self._refused
+        self._refused.clear()
         return draft.seal()
 
     def apply(

@@ -14,7 +14,7 @@ from service.groups.consumer_protocol import subscribed_topics
 from service.groups.records import GROUP_BYTES_MAX
 from service.groups.settings import GroupSettings
 from service.groups.states import ClassicState
-from service.groups.verdicts import Fault
+from service.groups.verdicts import Draft, Fault
 from tests.service.groups.driver import PENDING, Driver, Unwalked, assignment, subscription
 
 
@@ -766,3 +766,18 @@ def test_who_waits_is_answered_even_if_another_deadline_of_the_same_moment_raise
     with pytest.raises(ZeroDivisionError):
         driver.wait(0)
     assert driver.answers[rejoined].generation == 2
+
+
+def test_who_waits_for_a_command_that_fails_is_told_to_look_for_the_coordinator(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = [driver.start_join(member=driver.member_id()) for _ in range(2)]
+    driver.wait(7_000)
+    leader, follower = sorted((driver.answers[token] for token in tokens), key=lambda it: it.member_id != it.leader)
+    waits = driver.ask_sync_later(follower)
+    with monkeypatch.context() as failing, pytest.raises(ZeroDivisionError):
+        failing.setattr(Draft, "must_fit", lambda draft: 1 // 0)
+        driver.sync(leader, assignments={each.member_id: b"part" for each in (leader, follower)})
+    driver.wait(0)
+    assert driver.answers[waits].fault is Fault.NOT_COORDINATOR
+    assert driver.join(member=follower.member_id) is not None
