@@ -596,6 +596,8 @@ class ClassicMember(Member):
 
 
 class ConsumerMember(Member):
+    has_left = False
+
     def __init__(self, *everything: Any, **more: Any) -> None:
         super().__init__(*everything, **more)
         self.taken: dict[Partition, int] = {}  # a value of when it took what it owns
@@ -615,10 +617,10 @@ class ConsumerMember(Member):
         self.lost = {partition: value for partition, value in self.lost.items() if partition not in self.owned}
 
     def reborn(self, speaking: type[Member] | None = None) -> Member:
-        """The next process may speak the other protocol and go on with the same member id, unless this one's commit is
-        still on its way: it would be taken for one of the next.
+        """The next process may speak the other protocol and go on with the same member id, unless this one's commit or
+        goodbye is still on its way: it would be taken for one of the next.
         """
-        may_go_on = self.instance is None and speaking is None and not self._commits
+        may_go_on = self.instance is None and speaking is None and not (self._commits or self.has_left)
         goes_on = may_go_on and self.chance.random() < self.world.plan.converts
         born = super().reborn(ClassicMember if goes_on else speaking)
         if goes_on:
@@ -775,6 +777,7 @@ class ConsumerMember(Member):
             command = ConsumerHeartbeat(
                 GROUP, self.member_id, epoch, self.instance, None, -1, None, None, None, None, "c", "/h", ""
             )
+            self.has_left = True
             self.lose_all()
             self.world.ask(command, lambda reply: None)
 

@@ -246,7 +246,7 @@ def mishap(world: GroupWorld, until_ms: int) -> None:
 
 
 def rename(world: GroupWorld, member: Member) -> None:
-    if isinstance(member, ConsumerMember):
+    if isinstance(member, ConsumerMember) and member.epoch > 0:  # otherwise its join might come after that of the next
         member.become(f"r{world.board.fresh()}")
 
 
