@@ -632,6 +632,26 @@ def write_one(partition: Partition) -> None:
     assert isinstance(partition.append_from_client(batch, acks=1, now_ms=1, needs_guard=False), Appended)
 
 
+async def copied(stage: ClusterStage, names: list[str], *, records: int) -> list[tuple[Partition, Partition]]:
+    """The leader and the follower of each topic, which has so many records on both; and a topic beside these."""
+    await stage.create(1, 2, min_insync_replicas="1")
+    pairs = []
+    for name in names:
+        await stage.create(1, 2, name=name, min_insync_replicas="1")
+        leads, follows = [stage.broker(each).partitions.get(TopicPartition(name, 0)) for each in (1, 2)]
+        assert leads is not None
+        assert follows is not None
+        pairs.append((leads, follows))
+    await stage.write("first")
+    await stage.in_sync(1, 2)
+    for leads, _ in pairs:
+        await until(lambda leads=leads: leads.is_leading)  # type: ignore[misc]
+        for _ in range(records):
+            write_one(leads)
+    await until(lambda: all(follows.log.end_offset == leads.high_watermark == records for leads, follows in pairs))
+    return pairs
+
+
 def test_an_answer_by_which_many_logs_must_change_is_held_up_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -640,21 +660,7 @@ def test_an_answer_by_which_many_logs_must_change_is_held_up_once(
     names = [f"slow{number}" for number in range(20)]
 
     async def scene(stage: ClusterStage) -> None:
-        await stage.create(1, 2, min_insync_replicas="1")
-        pairs = []
-        for name in names:
-            await stage.create(1, 2, name=name, min_insync_replicas="1")
-            leads, follows = [stage.broker(each).partitions.get(TopicPartition(name, 0)) for each in (1, 2)]
-            assert leads is not None
-            assert follows is not None
-            pairs.append((leads, follows))
-        await stage.write("first")
-        await stage.in_sync(1, 2)
-        for leads, _ in pairs:
-            await until(lambda leads=leads: leads.is_leading)  # type: ignore[misc]
-            write_one(leads)
-            write_one(leads)
-        await until(lambda: all(follows.log.end_offset == leads.high_watermark == 2 for leads, follows in pairs))
+        pairs = await copied(stage, names, records=2)
         async with AsyncExitStack() as held:
             for leads, follows in pairs:
                 await held.enter_async_context(follows.log.alone())
@@ -745,20 +751,7 @@ def test_answers_for_logs_whose_files_are_in_use_take_so_much_memory_and_no_more
     names = [f"slow{number}" for number in range(6)]
 
     async def scene(stage: ClusterStage) -> None:
-        await stage.create(1, 2, min_insync_replicas="1")
-        pairs = []
-        for name in names:
-            await stage.create(1, 2, name=name, min_insync_replicas="1")
-            leads, follows = [stage.broker(each).partitions.get(TopicPartition(name, 0)) for each in (1, 2)]
-            assert leads is not None
-            assert follows is not None
-            pairs.append((leads, follows))
-        await stage.write("first")
-        await stage.in_sync(1, 2)
-        for leads, _ in pairs:
-            await until(lambda leads=leads: leads.is_leading)  # type: ignore[misc]
-            write_one(leads)
-        await until(lambda: all(follows.log.end_offset == leads.high_watermark == 1 for leads, follows in pairs))
+        pairs = await copied(stage, names, records=1)
         kept = stage.broker(2).replication._kept
         async with AsyncExitStack() as held:
             for leads, follows in pairs:
