@@ -8,6 +8,7 @@ lists them.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import IO, Any
 
 import click
@@ -40,15 +41,17 @@ _EXIT_OF = {
 
 
 class CliError(click.ClickException):
-    """A failure in one line, and its exit status."""
+    """A failure in one line, or in one for each of several problems, and its exit status."""
 
-    def __init__(self, message: str, status: Exit = Exit.FAILED) -> None:
+    def __init__(self, message: str, status: Exit = Exit.FAILED, *, more: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.status = status
+        self.more = more
 
     @classmethod
     def of(cls, failure: ClientFailure) -> CliError:
         return cls(failure.message, _EXIT_OF[failure.kind])
 
     def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(f"oncelog: {visible(self.message)}", err=True, file=file)
+        for line in (self.message, *self.more):
+            click.echo(f"oncelog: {visible(line)}", err=True, file=file)

@@ -184,11 +184,11 @@ def _describe_several(members: list[BrokerProcess]) -> str:
     return "\n".join(lines)
 
 
-def _failure(message: str, *, usage: bool = False) -> click.ClickException:
+def _failure(message: str, *more: str, usage: bool = False) -> click.ClickException:
     """One clear line; several problems of a configuration are a line each."""
     from service.cli.failures import CliError, Exit
 
-    return CliError(message.replace("\n", "\noncelog: "), Exit.USAGE if usage else Exit.FAILED)
+    return CliError(message, Exit.USAGE if usage else Exit.FAILED, more=more)
 
 
 def _load(
@@ -214,7 +214,7 @@ def _load(
             path, environment, [*flags, f"listeners=PLAINTEXT://{shown}:{9092 if port is None else port}"]
         )
     except ConfigError as error:
-        raise _failure(str(error), usage=True) from None
+        raise _failure(*str(error).split("\n"), usage=True) from None
 
 
 def _log_to_stderr() -> None:

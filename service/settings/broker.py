@@ -6,6 +6,7 @@ A `BrokerConfig` holds one value for every key of `service.settings.broker_table
 it from files, environment and command line.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -34,10 +35,11 @@ class Origin(Enum):
 
 
 class Given(NamedTuple):
-    """A value as the user wrote it."""
+    """A value as the user wrote it, and where: the line of a file, a variable, the command line."""
 
     value: str
     origin: Origin
+    place: str = ""
 
 
 class Bounded(NamedTuple):
@@ -103,14 +105,11 @@ class BrokerConfig(BrokerSettings):
         problems: list[str] = []
         self.warnings = tuple(unhonoured({name: given.value for name, given in self.given.items()}, problems))
         for name, setting in BROKER_SETTINGS.items():
-            before = len(problems)
             self._place(setting, self.given[name].value if name in self.given else None, problems)
-            if len(problems) > before and self.given[name].origin is not Origin.COMMAND_LINE:
-                problems[-1] += f" (from the {self.given[name].origin.value})"
         if not problems:
             problems.extend(self._contradictions())
         if problems:
-            raise ConfigError("\n".join(problems))
+            raise ConfigError("\n".join(problem + self._places_of(problem) for problem in problems))
         self.warnings += tuple(self._hopes())
         self._idle: frozenset[str] = frozenset()  # dynamic keys without effect that were reported already
         self._static = {setting.attribute: self.__dict__[setting.attribute] for setting in BROKER_SETTINGS.values()}
@@ -120,6 +119,12 @@ class BrokerConfig(BrokerSettings):
             self.__dict__[setting.attribute] = setting.default if value is None else setting.parse(value)
         except ConfigError as error:
             problems.append(str(error))
+
+    def _places_of(self, problem: str) -> str:
+        """Where the keys stand that a problem names."""
+        words = set(re.findall(r"[\w.-]*\w", problem))
+        places = [given.place for name, given in self.given.items() if name in words and given.place]
+        return f" (from {', '.join(places)})" if places else ""
 
     def _contradictions(self) -> Iterator[str]:
         if "broker.id" in self.given:

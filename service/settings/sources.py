@@ -30,13 +30,13 @@ def load_config(path: Path | None, environment: Mapping[str, str], overrides: It
         in_file = read_file(path)
         if in_file and not any(map(is_known, in_file)):
             raise ConfigError(f"{path} is no configuration: none of its keys is one of oncelog's or Kafka's")
-        given.update((name, Given(value, Origin.FILE)) for name, value in in_file.items())
-    given.update((name, Given(value, Origin.ENVIRONMENT)) for name, value in read_environment(environment).items())
-    given.update((name, Given(value, Origin.COMMAND_LINE)) for name, value in map(parse_override, overrides))
+        given.update(in_file)
+    given.update(read_environment(environment))
+    given.update(map(parse_override, overrides))
     return BrokerConfig(given)
 
 
-def read_file(path: Path) -> dict[str, str]:
+def read_file(path: Path) -> dict[str, Given]:
     try:
         content = path.read_text("utf-8")
     except OSError as error:
@@ -44,39 +44,43 @@ def read_file(path: Path) -> dict[str, str]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not text in UTF-8") from error
     if path.suffix != ".toml":
-        return parse_properties(content)
-    try:
-        return dict(flatten_toml(tomllib.loads(content)))
+        return {
+            name: Given(value, Origin.FILE, f"{path}:{line}")
+            for name, (value, line) in parse_properties(content).items()
+        }
+    try:  # which tells no lines
+        return {name: Given(value, Origin.FILE, str(path)) for name, value in flatten_toml(tomllib.loads(content))}
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
 
 
-def parse_properties(content: str) -> dict[str, str]:
+def parse_properties(content: str) -> dict[str, tuple[str, int]]:
     """Reads Java's properties format: comments; `=`, `:` or white space between key and value; lines continued by a
-    backslash; escapes.
+    backslash; escapes. Each value comes with the number of the line on which it begins.
     """
-    settings: dict[str, str] = {}
-    for line in _logical_lines(content):
+    settings: dict[str, tuple[str, int]] = {}
+    for number, line in _logical_lines(content):
         match = _KEY_AND_VALUE.match(line)
         assert match is not None  # every part of the pattern may be empty
-        settings[_unescape(match[1])] = _unescape(match[2]).strip()
+        settings[_unescape(match[1])] = _unescape(match[2]).strip(), number
     return settings
 
 
-def _logical_lines(content: str) -> Iterator[str]:
-    pending = ""
-    for raw in content.splitlines():
+def _logical_lines(content: str) -> Iterator[tuple[int, str]]:
+    pending, begins = "", 0
+    for number, raw in enumerate(content.splitlines(), 1):
         line = raw.lstrip()
         if not pending and (not line or line[0] in "#!"):
             continue
+        begins = begins if pending else number
         backslashes = len(line) - len(line.rstrip("\\"))
         if backslashes % 2:
             pending += line[:-1]
             continue
-        yield pending + line
+        yield begins, pending + line
         pending = ""
     if pending:
-        yield pending
+        yield begins, pending
 
 
 def _unescape(value: str) -> str:
@@ -102,17 +106,17 @@ def flatten_toml(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
                 yield key, str(value)
 
 
-def read_environment(environment: Mapping[str, str]) -> dict[str, str]:
+def read_environment(environment: Mapping[str, str]) -> dict[str, Given]:
     """`KAFKA_LOG_RETENTION_MS` is log.retention.ms; `__` stands for `_` and `___` for `-`, as in Kafka's images.
     ONCELOG_ wins over KAFKA_.
     """
-    settings: dict[str, str] = {}
+    settings: dict[str, Given] = {}
     for prefix in ("KAFKA_", "ONCELOG_"):
         for variable in sorted(environment):
             name = variable.removeprefix(prefix)
             if name == variable or not name or name in NOT_KEYS or name.startswith(NOT_KEYS_PREFIXES):
                 continue
-            settings[_key_of(name)] = environment[variable]
+            settings[_key_of(name)] = Given(environment[variable], Origin.ENVIRONMENT, variable)
     return settings
 
 
@@ -120,8 +124,8 @@ def _key_of(name: str) -> str:
     return re.sub("_+", lambda run: {1: ".", 2: "_", 3: "-"}.get(len(run[0]), run[0]), name.lower())
 
 
-def parse_override(override: str) -> tuple[str, str]:
+def parse_override(override: str) -> tuple[str, Given]:
     name, separator, value = override.partition("=")
     if not separator or not name.strip():
         raise ConfigError(f"{override!r} is not key=value")
-    return name.strip(), value.strip()
+    return name.strip(), Given(value.strip(), Origin.COMMAND_LINE, "the command line")

@@ -112,7 +112,8 @@ class PostgresSession(Leased):
         except (LedgerAway, psycopg.Error) as away:
             await env.blocking(session._engine.dispose)
             where = session._url.render_as_string(hide_password=True)
-            raise StoreError(f"the metadata store {where} can't be used: {away}") from None
+            why = " ".join(str(away).split())  # the library says it in several lines
+            raise StoreError(f"the metadata store {where} can't be used: {why}") from None
         env.tasks.spawn(f"heartbeat of session {session.id}", session._beat())
         session._listening = env.tasks.spawn(f"hints of session {session.id}", session._listen())
         return session

@@ -312,6 +312,12 @@ def test_a_setting_that_is_wrong_is_told_with_2(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
+def test_problems_of_the_settings_are_a_line_each(tmp_path: Path) -> None:
+    ended = oncelog("serve", "--data", str(tmp_path / "data"), "-o", "log.segment.bytes=few", "-o", "num.partitions=0")
+    assert ended.status == 2
+    assert [line[:22] for line in ended.err.splitlines()] == ["oncelog: Invalid value"] * 2
+
+
 def test_a_file_that_is_not_there_is_told_with_2(tmp_path: Path) -> None:
     assert _refused("-c", str(tmp_path / "server.properties")).status == 2
 

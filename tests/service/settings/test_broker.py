@@ -109,11 +109,22 @@ def test_a_bad_value_is_refused_in_kafkas_words(name: str, value: str, message: 
 
 def test_a_bad_value_is_told_with_where_it_stands(tmp_path: Path) -> None:
     file = tmp_path / "server.properties"
-    file.write_text("log.retention.ms=abc\n")
-    with pytest.raises(ConfigError, match=r"log\.retention\.ms: Not a number of type LONG \(from the file\)$"):
+    file.write_text("# of broker 1\nlog.retention.ms=abc\nlisteners=PLAINTEXT://:9092\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, {"KAFKA_NUM_PARTITIONS": "x", "ONCELOG_SSL_KEYSTORE_LOCATION": "k"}, ["fetch.max.bytes=y"])
+    assert {line.rsplit(" (", 1)[1] for line in str(caught.value).splitlines()} == {
+        f"from {file}:2)",
+        "from KAFKA_NUM_PARTITIONS)",
+        "from ONCELOG_SSL_KEYSTORE_LOCATION)",
+        "from the command line)",
+    }
+    file.write_text("node.id=1\nbroker.id\\\n=2\n")
+    with pytest.raises(ConfigError, match=rf"must say the same \(from {file}:1, {file}:2\)$"):
         load_config(file, {})
-    with pytest.raises(ConfigError, match=r"\(from the environment\)$"):
-        load_config(None, {"KAFKA_NUM_PARTITIONS": "x"})
+    toml = tmp_path / "oncelog.toml"
+    toml.write_text("[log.retention]\nms = 'abc'\n")
+    with pytest.raises(ConfigError, match=rf"LONG \(from {toml}\)$"):
+        load_config(toml, {})
 
 
 def test_every_problem_is_told_at_once() -> None:
@@ -204,13 +215,16 @@ def test_later_sources_win_and_origins_are_kept(tmp_path: Path) -> None:
 
 def test_environment_names_are_read_as_in_kafkas_images() -> None:
     given = {"KAFKA_LOG_RETENTION_MS": "1", "KAFKA_A__B___C": "2", "ONCELOG_A__B___C": "3", "OTHER_KEY": "4"}
-    assert read_environment(given) == {"log.retention.ms": "1", "a_b-c": "3"}
+    read = {name: one.value for name, one in read_environment(given).items()}
+    assert read == {"log.retention.ms": "1", "a_b-c": "3"}
 
 
 def test_properties_are_read_as_java_reads_them() -> None:
     content = "# no\n! no\n a = b = c \nd:e\\u0041\\\n   f\ng h\\\\\n\nempty=\nlast\n#x\\\nk\\=y=z"
     expected = {"a": "b = c", "d": "eAf", "g": "h\\", "empty": "", "last": "", "k=y": "z"}
-    assert parse_properties(content) == expected
+    read = parse_properties(content)
+    assert {name: value for name, (value, _) in read.items()} == expected
+    assert [line for _, line in read.values()] == [3, 4, 6, 8, 9, 11]
 
 
 @pytest.mark.parametrize("override", ["num.partitions", "=3", " =3"])

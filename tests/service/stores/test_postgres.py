@@ -162,7 +162,7 @@ def test_a_newcomer_begins_with_the_base_and_old_records_go(
 
 def test_a_database_that_is_not_there_is_told_in_one_line() -> None:
     async def promise(store: LedgerStore) -> None:
-        with pytest.raises(StoreError, match=r"postgresql://me:\*\*\*@127\.0\.0\.1:1/nothing can't be used"):
+        with pytest.raises(StoreError, match=r"postgresql://me:\*\*\*@127\.0\.0\.1:1/nothing can't be used.*TCP/IP"):
             await store.session(1)
 
     play(at("postgresql://me:secret@127.0.0.1:1/nothing"), promise)
