@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import math
+import os
 import struct
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -113,6 +115,8 @@ def run_with_cluster(bootstrap: str, timeout_s: float, body: Callable[[Cluster],
     try:
         return asyncio.run(main())
     except ClientFailure as failure:
+        if failure.message.endswith(os.strerror(errno.ECONNREFUSED)):  # nothing listens there
+            failure.message += "; oncelog serve starts a broker, -b HOST:PORT says where one is"
         raise CliError.of(failure) from None
     except UnicodeEncodeError as error:
         raise CliError(f"{error.object!a} is not text in UTF-8", Exit.USAGE) from None

@@ -41,7 +41,8 @@ def test_a_wrong_call_ends_with_2(arguments: tuple[str, ...]) -> None:
 def test_no_broker_ends_with_5_in_one_line() -> None:
     ended = oncelog("topic", "ls", "-b", "127.0.0.1:1")
     assert ended.status == 5
-    assert ended.err == "oncelog: no broker at 127.0.0.1:1: Connection refused\n"
+    why = "Connection refused; oncelog serve starts a broker, -b HOST:PORT says where one is"
+    assert ended.err == f"oncelog: no broker at 127.0.0.1:1: {why}\n"
 
 
 @pytest.mark.parametrize("address", ["localhost:http", "localhost:99999", "localhost:0", "http://localhost:9092"])
