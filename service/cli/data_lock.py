@@ -53,6 +53,8 @@ def _lock(folder: Path) -> Iterator[None]:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
             os.fsync(descriptor)
+            if not os.access(folder, os.W_OK | os.X_OK):  # an old lock may be writable where nothing new can be made
+                raise OSError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
             raise FolderUnusable(f"the data folder {folder} can't be written: {_why(error)}") from None
         yield

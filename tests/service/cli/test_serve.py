@@ -19,6 +19,7 @@ import pytest
 
 from log.manifest import MANIFEST
 from service.broker.data_folder import LAYOUT
+from service.cli.data_lock import LOCK_FILE
 from service.cli.serve import LINES_A_PERIOD, PERIOD_S, Seldom
 from tests.peers.process import free_port
 from tests.service.cli.kit import COMMAND, PATIENCE_S, ROOT, Ended, Running, Serving, oncelog, process
@@ -150,9 +151,13 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv on this machine")
-def test_an_unwritable_folder_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("was_used", [False, True])
+def test_an_unwritable_folder_is_told(tmp_path: Path, was_used: bool) -> None:
+    """Also one whose files may be written: the broker came up, and only its stop said so."""
     data = tmp_path / "data"
     data.mkdir()
+    if was_used:
+        (data / LOCK_FILE).touch()
     data.chmod(0o500)
     # Not even root may write what it has no capability for.
     prefix = ("setpriv", "--bounding-set=-dac_override") if os.geteuid() == 0 else ()
