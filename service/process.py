@@ -12,6 +12,7 @@ import resource
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sqlalchemy import URL
@@ -61,11 +62,12 @@ async def run_broker(
     if not __debug__:
         raise StartError("the broker's own promises are asserted: it does not run under python -O (PYTHONOPTIMIZE)")
     sys.setswitchinterval(SWITCH_S)
-    for folder in config.data_folders:
+    folders = [str(folder) for folder in map(Path.absolute, map(Path, config.data_folders))]  # as clients are told
+    for folder in folders:
         os.makedirs(folder, exist_ok=True)
-    descriptors = share_descriptors(len(config.data_folders))
-    disks = {folder: RealDisk(folder, open_files_max=descriptors.files) for folder in config.data_folders}
-    env = RealEnv(disks[config.data_folders[0]])
+    descriptors = share_descriptors(len(folders))
+    disks = {folder: RealDisk(folder, open_files_max=descriptors.files) for folder in folders}
+    env = RealEnv(disks[folders[0]])
     try:
         read_all(disks)  # refuses folders of others before anything is touched
         for disk in disks.values():
@@ -84,7 +86,7 @@ async def run_broker(
     except (MetadataLost, StoreError) as error:
         raise StartError(str(error)) from None
     except DiskFault as fault:
-        where = " or ".join(config.data_folders)
+        where = " or ".join(folders)
         raise StartError(f"{fault.filename} in {where}: {fault.strerror}") from None
     env.tasks.spawn("loop watch", broker.loop_watch.run())
     env.tasks.spawn("garbage", Garbage().run())

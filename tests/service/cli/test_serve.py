@@ -150,6 +150,14 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     assert ended.err == f"oncelog: the data folder {tmp_path}/file/data can't be written: Not a directory\n"
 
 
+def test_a_relative_folder_is_told_to_others_as_it_is_called_anywhere(tmp_path: Path) -> None:
+    """As Kafka tells it: who asks is somewhere else."""
+    data = tmp_path / "data"
+    with Serving("--host", "127.0.0.1", "--port", "0", "--data", os.path.relpath(data, ROOT)) as serving:
+        (row,) = oncelog("broker", "list", "-o", "json", bootstrap=serving.bootstrap).json()
+        assert row["folder"] == str(ROOT / os.path.relpath(data, ROOT))
+
+
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv on this machine")
 @pytest.mark.parametrize("was_used", [False, True])
 def test_an_unwritable_folder_is_told(tmp_path: Path, was_used: bool) -> None:
