@@ -108,6 +108,8 @@ async def command(
     oncelog consume orders -f '%p:%o %k %s\\n'     # in a format of one's own
     """
     printer_name, start = _split_words(words)
+    if group == "":
+        raise click.BadParameter("a group needs a name", param_hint="--group")
     if numbers and (group or len(topics) != 1):
         raise click.UsageError("--partition needs one topic, and no group.")
     wanted = Selection(

@@ -392,7 +392,8 @@ async def reassign_topic(
     __consumer_offsets __transaction_state --replication-factor 3. One that was not made yet is left out.
     """
     if (replication_factor is None) == (brokers is None):
-        raise click.UsageError("Say --replication-factor or --brokers, one of them.")
+        told = "not both: each broker that is named holds a replica" if brokers is not None else "one of them"
+        raise click.UsageError(f"Say --replication-factor or --brokers, {told}.")
     everybody = await cluster.metadata(None)
     names = list(dict.fromkeys(topics))
     there = {each.name for each in everybody}

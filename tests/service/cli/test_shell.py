@@ -67,6 +67,7 @@ def test_an_address_that_is_none_is_a_wrong_call(address: str) -> None:
         ("topic", "ls", "--timeout", "-1"),
         ("topic", "ls", "--timeout", "inf"),
         ("group", "reset", "", "-t", "orders", "--to", "earliest", "--yes"),
+        ("consume", "orders", "--group", ""),
     ],
 )
 def test_what_no_broker_could_be_asked_for_is_a_wrong_call(arguments: tuple[str, ...]) -> None:
@@ -74,6 +75,12 @@ def test_what_no_broker_could_be_asked_for_is_a_wrong_call(arguments: tuple[str,
     ended = oncelog(*arguments, "-b", "127.0.0.1:1")
     assert ended.status == 2, ended
     assert ended.err.startswith("Usage: oncelog ")
+
+
+def test_who_says_both_is_told_so() -> None:
+    reassign = ("topic", "reassign", "orders", "-b", "127.0.0.1:1")
+    assert "or --brokers, one of them." in oncelog(*reassign).err
+    assert "or --brokers, not both" in oncelog(*reassign, "--brokers", "1", "--replication-factor", "1").err
 
 
 def test_destroying_without_a_terminal_wants_yes() -> None:
