@@ -182,6 +182,7 @@ body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding
 code,pre{font:14px/1.4 ui-monospace,monospace}pre{background:#f3f3f3;padding:.6rem;overflow-x:auto}
 section{border-top:1px solid #ddd;padding:.5rem 0}h3 code{font-size:1rem}
 td{padding:.1rem .8rem .1rem 0;vertical-align:top}
+@media(max-width:40rem){body{overflow-wrap:anywhere}td{display:block}}
 @media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}pre{background:#262626}a{color:#8bf}}
 """
 _POLICY = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'", "X-Frame-Options": "DENY"}
@@ -243,6 +244,10 @@ async def docs(gateway: Gateway, request: web.Request) -> web.Response:
     return _page("oncelog over HTTP", body)
 
 
+async def to_docs(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    raise web.HTTPFound("/docs")
+
+
 async def problem(gateway: Gateway, request: web.Request) -> web.Response:
     """What a problem's type means."""
     slug = request.match_info["slug"]
@@ -256,5 +261,6 @@ async def problem(gateway: Gateway, request: web.Request) -> web.Response:
 ROUTES = (
     Route("GET", "/openapi.json", as_document, "This API as an OpenAPI document.", "about", documented=False),
     Route("GET", "/docs", docs, "This API for people.", "about", documented=False),
+    Route("GET", "/docs/", to_docs, "To this API for people.", "about", documented=False),
     Route("GET", "/problems/{slug}", problem, "What a problem means.", "about", documented=False),
 )
