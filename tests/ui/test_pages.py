@@ -155,6 +155,12 @@ def test_the_longest_name_of_a_topic_fits_every_page(scene: Scene, browser: Brow
     context.close()
 
 
+def test_the_documentation_of_http_fits_a_phone(watched: Watched) -> None:
+    page = watched.go("/docs")
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
 def test_the_overviews_cards_and_curves_are_explained(watched: Watched) -> None:
     page = watched.go(PAGES["overview"])
     for figures in ("#figures", "#curves", "#who"):
@@ -433,8 +439,27 @@ def test_another_site_can_send_nothing(scene: Scene, path: str) -> None:
 
 
 def test_what_is_not_there_is_said_so(scene: Scene) -> None:
-    for path in ("/ui/topics/none", "/ui/topics/orders/77", "/ui/transactions/none", "/ui/static/none.css", "/ui/none"):
-        assert requests.get(scene.url + path, timeout=20).status_code == 404, path
+    none = ("topics/none", "topics/orders/77", "transactions/none", "groups/none", "none", "topics/orders/0/none")
+    for path in none:
+        answer = requests.get(f"{scene.url}/ui/{path}", timeout=20)
+        assert (answer.status_code, answer.headers["Content-Type"]) == (404, "text/html; charset=utf-8"), path
+        assert "There is no such" in answer.text
+    assert requests.get(scene.url + "/ui/static/none.css", timeout=20).status_code == 404
+
+
+@pytest.mark.parametrize("query", ["offset=abc", "offset=-5", "offset=99999999999999999999", "isolation=zzz"])
+def test_where_no_reader_can_begin_is_said_so(scene: Scene, query: str) -> None:
+    """The page began somewhere else and did not tell."""
+    answer = requests.get(f"{scene.url}/ui/topics/orders/0?{query}", timeout=20)
+    assert answer.status_code == 400
+    assert query.partition("=")[2] in answer.text
+    assert requests.get(f"{scene.url}/ui/topics/orders/0?offset=&isolation=everything", timeout=20).status_code == 200
+
+
+def test_a_slash_behind_the_address_leads_on(scene: Scene) -> None:
+    for path in ("/ui", "/docs"):
+        answer = requests.get(f"{scene.url}{path}/", timeout=20)
+        assert (answer.status_code, answer.url) == (200, scene.url + path)
 
 
 def test_no_page_may_run_a_script_of_anybody_else(scene: Scene) -> None:

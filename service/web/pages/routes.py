@@ -66,4 +66,5 @@ ROUTES = (
     _page("/ui/http", showing("playground", asking.playground, live=False), "Any request."),
     _page("/ui/http", own_pages_only(asking.play), "Send it.", "POST"),
     _page("/ui/static/{name}", static, "Style and script."),
+    _page("/ui/{path:.+}", showing("nothing", views.nothing, live=False), "No page."),
 )

@@ -21,8 +21,10 @@ from aiohttp import web
 from log.ids import TopicPartition
 from service.broker.health import CLOCK, FAILED, FULL, HTTP, STRANGER, STUCK, UNREACHABLE
 from service.broker.internal_topics import INTERNAL_TOPICS
-from service.client.groups import describe_group, list_groups
+from service.client.failures import ClientFailure, FailureKind
+from service.client.groups import GroupWithMembers, describe_group, list_groups
 from service.client.transactions import find_root, find_transaction, producers_of
+from service.settings.setting import MAX_LONG
 from service.turns import in_turns, slices_in_turns
 from service.web.fetching import Held
 from service.web.gateway import Gateway
@@ -191,7 +193,7 @@ def showing(
         try:
             found = await view(look)
         except Problem as problem:
-            nothing = {"title": "Not found", "why": str(problem)}
+            nothing = {"title": problem.kind.title, "why": str(problem)}
             return framed(gateway, "nothing", nothing, here=name), problem.kind.status
         more = {"live": live, "missing": told.missing, "search": look.search, "done": query.get("done", "")}
         return framed(gateway, name, {**more, **found}), 200
@@ -545,17 +547,19 @@ async def messages(look: PageView) -> Facts:
     name, gateway = look.match["topic"], look.gateway
     partition = TopicPartition(name, _whole(look.match["partition"], -1))
     look.gateway.state(partition)
-    isolation = look.query.get("isolation", "committed")
+    isolation, asked = look.query.get("isolation", "committed"), look.query.get("offset", "")
     if isolation not in ("committed", "uncommitted", "everything"):
-        isolation = "committed"
+        raise Problem("malformed", f"isolation is committed, uncommitted or everything, not {isolation!r}")
+    if asked and not (asked.isascii() and asked.isdigit() and len(asked) <= len(str(MAX_LONG))):
+        raise Problem("malformed", f"offset is a number of at most {len(str(MAX_LONG))} digits, not {asked!r}")
     found = await facts.offsets_of(look.told, gateway, look.cluster, [partition])
     offsets = found.get(partition)
     rows: list[facts.ShownRecord] = []
     offset = following = 0
     if offsets is not None:
-        asked = look.query.get("offset", "")
         end = offsets.stable if isolation == "committed" else offsets.high
-        offset = min(max(_whole(asked, offsets.start if look.search else max(end - 25, 0)), offsets.start), end)
+        first = int(asked) if asked else offsets.start if look.search else max(end - 25, 0)
+        offset = min(max(first, offsets.start), end)
         with gateway.holding.of_request() as holder:
             search, held = look.search.encode(), Held(holder)
             rows, following = await look.told.ask(
@@ -655,9 +659,20 @@ async def groups(look: PageView) -> Facts:
     }
 
 
+async def _described(look: PageView, name: str) -> GroupWithMembers | None:
+    try:
+        return await describe_group(look.cluster, name)
+    except ClientFailure as failure:
+        if failure.kind is not FailureKind.NOT_FOUND:
+            raise
+        return None
+
+
 async def group(look: PageView) -> Facts:
     name, gateway = look.match["group"], look.gateway
-    described = await look.told.ask("its members", describe_group(look.cluster, name), None)
+    described = await look.told.ask("its members", _described(look, name), None)
+    if described is None and not look.told.missing:
+        raise Problem("unknown-group", f"no coordinator knows the group {name!r}")
     lags = await facts.lags(look.told, gateway, look.cluster, name)
     readers = {} if described is None else {each: member for member in described.members for each in member.partitions}
     return {
@@ -669,6 +684,10 @@ async def group(look: PageView) -> Facts:
         "readers": readers,
         "status": (await _late_groups(look)).of(name),
     }
+
+
+async def nothing(look: PageView) -> Facts:
+    raise Problem("not-found", f"there is no page /ui/{look.match['path']}")
 
 
 async def brokers(look: PageView) -> Facts:
