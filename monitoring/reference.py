@@ -33,6 +33,9 @@ from Strimzi are there, and under `oncelog_` what an exactly-once log has to tel
   transaction markers, which no consumer is given. Records of aborted transactions count, though readers of committed
   records are not given them: they have to read past them, and others get them. Of each partition the newest 500 markers are
   known; a group that is farther back than these has at most as much to read as is told, because older markers are counted.
+- `promtool check metrics` ends with 3 because of four names that boards ask for: `kafka_network_requestmetrics_totaltimems` has
+  a label `quantile` and is no summary, and `kafka_server_socket_server_metrics_connection_count`,
+  `kafka_consumergroup_current_offset_sum` and `kafka_consumergroup_lag_sum` end like parts of one.
 """
 TITLES: Final = {
     OURS: "Ours",
