@@ -109,7 +109,10 @@ def test_prometheus_takes_its_configuration_and_scrapes_every_broker(tmp_path: P
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
     (job,) = config["scrape_configs"]
-    assert job["static_configs"][0]["targets"] == [f"{name}:8082" for name in BROKERS]
+    published = {name: COMPOSE["services"][name]["ports"][1].removeprefix("127.0.0.1:").split(":") for name in BROKERS}
+    assert [(each["targets"], each["labels"]) for each in job["static_configs"]] == [
+        ([f"{name}:{inside}"], {"instance": f"localhost:{outside}"}) for name, (outside, inside) in published.items()
+    ], "an alert's runbook_url, made of the instance, leads there from this machine"
 
 
 @needs("amtool")
