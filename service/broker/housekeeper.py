@@ -264,7 +264,9 @@ class Housekeeper:
                 written = self.written_points.get(folder, {})
                 if topic_partition in written:  # those that wait for the same go with it: each writes all points
                     others = {key: point for key, point in written.items() if key not in forgetting}
-                    await self._write_points(folder, others)
+                    fault = await self._write_points(folder, others)
+                    if fault is not None and fault.errno in NO_ROOM:
+                        await self._drop_points(folder)  # what is removed next makes room
                 return folder.failed is not None or topic_partition not in self.written_points.get(folder, {})
         finally:
             forgetting.pop(topic_partition, None)

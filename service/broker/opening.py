@@ -674,8 +674,9 @@ class PartitionMaker:
         """
         assert self._partitions.get(partition.topic_partition) is not partition, "what is removed is not held any more"
         # The recovery point goes before the folder. If a crash comes between the two, the folder still says to which
-        # topic the point belonged.
-        await self._housekeeper.forget_points(partition.topic_partition)
+        # topic the point belonged. A point without a folder says of the next topic of that name that it has lost all.
+        if not await self._housekeeper.forget_points(partition.topic_partition):
+            return False
         try:
             await partition.log.discard()
         except DiskFault as fault:
@@ -685,8 +686,7 @@ class PartitionMaker:
         if partition.folder.failed is not None:
             # A move may have ended on that disk before its copy got the partition's name.
             return await self.note_unremoved(partition.folder, partition.log.folder)
-        # On a full disk the point could not be removed before. Now the folder has made room.
-        return await self._housekeeper.forget_points(partition.topic_partition)
+        return True
 
     async def note_unremoved(self, folder: LogFolder, name: str) -> bool:
         """`name` is left in a folder that is out of service. Returns whether that is noted."""

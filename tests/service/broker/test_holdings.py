@@ -144,27 +144,37 @@ def test_a_topic_made_again_while_its_disk_has_failed_holds_nothing_old_and_keep
     on_stage(tmp_path, scene, FSYNC)
 
 
-def test_a_point_that_a_full_disk_could_not_forget_goes_once_the_deletion_has_made_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Found by the simulation: killed then, the broker began the next topic of the name where this one had ended."""
-    write_atomic, points, folder = RealDisk.write_atomic, tmp_path / RECOVERY_POINTS, tmp_path / "orders-0"
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EMFILE])
+def test_no_folder_is_removed_before_its_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    """Found by the simulation: killed in between, the broker began the next topic of the name where this one had ended,
+    and said that its records were lost. A full disk can't wait: room comes with the removal.
+    """
+    write_atomic, sync_dir, points = RealDisk.write_atomic, RealDisk.sync_dir, tmp_path / RECOVERY_POINTS
+    refusals, removed = iter(range(3)), False
 
-    async def has_no_room(disk: RealDisk, path: str, data: bytes) -> None:
-        if folder.exists():
-            raise DiskFault(errno.ENOSPC, "no space left", path)
+    async def refuses(disk: RealDisk, path: str, data: bytes) -> None:
+        if next(refusals, None) is not None:
+            raise DiskFault(error, "not now", path)
         await write_atomic(disk, path, data)
+
+    async def looks(disk: RealDisk, path: str) -> None:
+        nonlocal removed
+        if not (tmp_path / "orders-0").exists():
+            removed = True
+            assert not points.exists() or "orders 0" not in points.read_text()
+        await sync_dir(disk, path)
 
     async def scene(stage: Stage) -> None:
         await stage.create("orders")
         await write(await stage.served("orders"), b"1", b"2")
         await stage.broker.housekeeper.write_points(stage.broker.folders[0])
         assert "orders 0 2" in points.read_text()
-        monkeypatch.setattr(RealDisk, "write_atomic", has_no_room)
+        monkeypatch.setattr(RealDisk, "write_atomic", refuses)
+        monkeypatch.setattr(RealDisk, "sync_dir", looks)
         await delete(stage)
         await stage.create("orders")
         await stage.served("orders")  # the name is free
-        assert "orders 0" not in points.read_text()
+        assert removed
 
     on_stage(tmp_path, scene, FSYNC)
 
