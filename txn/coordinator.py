@@ -143,6 +143,8 @@ class _Draft:
         self.written: list[_Written] = []
         self.answers: list[tuple[int, Verdict]] = []
         self.effects: list[object] = []
+        self.resumed: dict[int, None] = {}
+        """Commands that waited for markers, and wait no more."""
         self.looked_at = 0
         self._bytes = 0
 
@@ -293,6 +295,7 @@ class TxnCoordinator:
         """Something has failed, and nothing of this decision is done. Those whose commands it has answered, begun or
         gone on with are told `Busy` by the next one.
         """
+        self._lost |= draft.resumed
         self._lost.update((token, None) for token, _ in draft.answers)
         for about, (work, _) in list(self._works.items()):
             if work.draft is draft:
@@ -377,6 +380,7 @@ class TxnCoordinator:
 
     def _answer(self, draft: _Draft, waiting: _Waiting, verdict: Verdict) -> None:
         if verdict is BUSY and waiting.until_ms > draft.now_ms and self._let_wait(waiting):
+            draft.resumed.pop(waiting.token, None)
             return
         draft.answers.append((waiting.token, verdict))
 
@@ -525,8 +529,10 @@ class TxnCoordinator:
     def _complete(self, draft: _Draft, txn: Txn) -> None:
         """Every marker is written. Commands that waited for that are carried out."""
         draft.move(complete(txn, wall_ms=draft.wall_ms))
-        for waiting in self._waiting.pop(txn.transactional_id, {}).values():
-            self._waiting_count -= 1
+        resumed = self._waiting.pop(txn.transactional_id, {})
+        self._waiting_count -= len(resumed)
+        draft.resumed.update(dict.fromkeys(resumed))
+        for waiting in resumed.values():
             self._take(draft, waiting)
 
     # -- waiting

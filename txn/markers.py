@@ -36,7 +36,9 @@ class OwedMarkers:
     def __init__(self) -> None:
         self._owed: dict[str, _Entry] = {}
         self.settled: dict[str, Txn] = {}
-        """Prepared transactions that owe no marker, because no partition was ever added. They are to be completed."""
+        """Prepared transactions that owe no marker: no partition was ever added, or each has its own. They are to be
+        completed.
+        """
 
     def __len__(self) -> int:
         return len(self._owed)
@@ -62,7 +64,10 @@ class OwedMarkers:
             return None
         for partition in partitions:
             owed[1].pop(partition, None)
-        return None if owed[1] else owed[0]
+        if owed[1]:
+            return None
+        self.settled[transactional_id] = owed[0]  # until it is completed: what completes it may fail
+        return owed[0]
 
     def partitions(self, transactional_id: str) -> tuple[TopicPartition, ...] | None:
         """The partitions of one id that still lack a marker; None if the id is not prepared."""

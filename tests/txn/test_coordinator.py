@@ -1,9 +1,12 @@
 """The coordinator as a whole: waiting, time, markers, what is derived from state."""
 
+from unittest.mock import Mock
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import txn.coordinator
 import txn.deadlines
 from log.ids import TopicPartition
 from tests.rules import rule
@@ -83,6 +86,30 @@ def test_the_number_of_those_who_wait_is_limited() -> None:
     for _ in range(MAX_WAITING):
         assert shard.ask(AddPartitions("pay", *pair, (ORDERS,), patience_ms=10**6)) is None
     assert shard.ask(AddPartitions("pay", *pair, (ORDERS,), patience_ms=10**6)) is BUSY
+
+
+def test_who_waits_for_markers_is_answered_also_if_the_turn_fails_that_would_do_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those were answered by nobody: who was carried out before, who failed, and who came behind. And the transaction
+    whose last marker was told in that turn was never completed.
+    """
+    shard, pair = committing()
+    for command in (
+        AddPartitions("pay", *pair, (ORDERS,), patience_ms=500),
+        InitProducer("pay", 60_000, patience_ms=500),  # it waits again, until what the one before has begun is aborted
+        EndTransaction("pay", *pair, commit=False, patience_ms=500),
+        EndTransaction("pay", *pair, commit=False, patience_ms=500),
+    ):
+        assert shard.ask(command) is None
+    monkeypatch.setattr(txn.coordinator, "decide_end", Mock(side_effect=RuntimeError("a defect")))
+    with pytest.raises(RuntimeError):
+        shard.write_all_markers()
+    monkeypatch.undo()
+    shard.tick(0)
+    next_pair = pair[0], pair[1] + 1
+    assert shard.take_late_answers() == [Initialized(*next_pair), *[BUSY] * 3]
+    assert shard.ask(AddPartitions("pay", *next_pair, (ORDERS,))) is ADDED
 
 
 # ---------------------------------------------------------------- markers
