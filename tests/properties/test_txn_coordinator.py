@@ -15,7 +15,6 @@ from idempotence.producer_ids import next_block
 from log.ids import TopicPartition
 from tests.rules import rule
 from tests.txn.shard import PlainShard
-from txn.branches import BranchId, branch_of, is_open
 from txn.commands import (
     AddPartitions,
     EndBranches,
@@ -28,8 +27,8 @@ from txn.commands import (
 from txn.markers import SendMarkers
 from txn.records import write_key, write_value
 from txn.settings import TxnSettings
-from txn.states import AT_REST, COMPLETED, PREPARED, State, Txn
-from txn.verdicts import Decided, Ended, Initialized, Sealed
+from txn.states import AT_REST, State, Txn
+from txn.verdicts import Ended, Initialized
 
 PARTITIONS = [TopicPartition("orders", index) for index in range(3)]
 IDS = ("pay", "ship")
@@ -252,129 +251,6 @@ def near_the_end(world: World) -> None:
         world.shard.log.append((write_key(transactional_id), write_value(txn)))
     world.shard.ids.add(next_block(5_000))
     world.shard.restart()
-
-
-# ---------------------------------------------------------------- many writers
-
-
-@dataclass
-class Drivers:
-    """Spark as a coordinator sees it: batches that run again, tasks that run twice and wake up late, drivers that
-    die.
-    """
-
-    shard: PlainShard = field(default_factory=PlainShard)
-    branches: list[NamedBranch] = field(default_factory=list)
-    sealed: list[NamedBranch] = field(default_factory=list)
-    committed: dict[int, list[str]] = field(default_factory=dict)
-    opened: int = 0
-    token: int = 0
-
-    def open(self, token: int, which: int) -> None:
-        self.opened += 1
-        transactional_id = str(
-            BranchId("clicks", self.token + token - 1 if self.token + token else 0, str(self.opened))
-        )
-        answer = self.shard.ask(InitProducer(transactional_id, 60_000))
-        if isinstance(answer, Initialized):
-            pair = (answer.producer_id, answer.producer_epoch)
-            self.branches.append(NamedBranch(transactional_id, *pair))
-            self.shard.ask(AddPartitions(transactional_id, *pair, (PARTITIONS[which % 3],)))
-
-    def seal(self, which: int, _: int) -> None:
-        if self.branches:
-            branch = self.branches[-1 - which % len(self.branches)]
-            pair = (branch.producer_id, branch.producer_epoch)
-            answer = self.shard.ask(EndTransaction(branch.transactional_id, *pair, commit=True))
-            if isinstance(answer, Sealed):
-                sealed = NamedBranch(branch.transactional_id, answer.producer_id, answer.producer_epoch)
-                self.sealed.append(sealed)
-                self.branches.append(sealed)
-
-    def write(self, which: int, how: int) -> None:
-        """Any writer, however late, tries to go on, seals its branch, or gives up."""
-        if not self.branches:
-            return
-        branch = self.branches[-1 - which % len(self.branches)]
-        pair = (branch.producer_id, branch.producer_epoch)
-        if how % 3 == 0:
-            self.shard.ask(AddPartitions(branch.transactional_id, *pair, (PARTITIONS[how % 3],)))
-        else:
-            self.shard.ask(EndTransaction(branch.transactional_id, *pair, commit=how % 3 == 1))
-
-    def decide(self, which: int, how: int) -> None:
-        """Name some of the sealed branches of a token; some names are old."""
-        token = max(0, self.token + which - 1)
-        named = [branch for branch in self.sealed if token_of(branch) == token][-1 - how % 3 :]
-        before = self.states()
-        answer = self.shard.ask(EndBranches("clicks", token, how < 6, tuple(named)))
-        after = self.states()
-        newly = [name for name, state in after.items() if is_commit(state) and not is_commit(before[name])]
-        if isinstance(answer, Decided) and answer.now:
-            assert token not in self.committed, "one token decided twice"
-            assert all(token > decided for decided in self.committed)
-            assert newly == [name for name in after if name in {branch.transactional_id for branch in named}]
-            assert len(newly) == len(named)
-            self.committed[token] = newly
-            self.token = token + 1
-        else:
-            assert newly == []
-
-    def write_markers(self, _: int, __: int) -> None:
-        self.shard.write_all_markers()
-
-    def wait(self, _: int, how: int) -> None:
-        self.shard.tick(20_000 * (1 + how))
-
-    def own(self, _: int, __: int) -> None:
-        self.shard.ask(InitProducer("clicks", 60_000))
-        assert not [txn for txn in self.shard.machine.all() if branch_of(txn.transactional_id) and is_open(txn)]
-
-    def restart(self, _: int, how: int) -> None:
-        before = dict(everything(self.shard))
-        self.shard.restart(compacted=how % 2 == 0)
-        assert dict(everything(self.shard)) == before
-
-    def states(self) -> dict[str, State]:
-        return {txn.transactional_id: txn.state for txn in self.shard.machine.all()}
-
-    def check(self) -> None:
-        decided = max(self.committed, default=-1)
-        said = {name for names in self.committed.values() for name in names}
-        for txn in self.shard.machine.all():
-            branch = branch_of(txn.transactional_id)
-            if branch is not None and is_commit(txn.state):
-                assert txn.transactional_id in said, "committed without a decision"
-            if branch is not None and is_open(txn):
-                assert branch.token > decided, "open although its token is decided"
-            if branch is not None and txn.transactional_id in said:
-                assert txn.state in (*PREPARED, *COMPLETED)
-        held = [txn.producer_id for txn in self.shard.machine.all()]
-        assert len(held) == len(set(held)), "two ids under one producer id"
-
-
-def token_of(branch: NamedBranch) -> int:
-    named = branch_of(branch.transactional_id)
-    assert named is not None
-    return named.token
-
-
-def is_commit(state: State) -> bool:
-    return state in (State.PREPARE_COMMIT, State.COMPLETE_COMMIT)
-
-
-BRANCH_ACTS = ("open", "open", "seal", "seal", "write", "decide", "decide", "write_markers", "wait", "own", "restart")
-BRANCH_STEPS = st.lists(st.tuples(st.sampled_from(BRANCH_ACTS), st.integers(0, 3), st.integers(0, 7)), max_size=60)
-
-
-@rule("T", "a token is decided once; what commits is exactly what its decision named; nothing of it stays open")
-@settings(deadline=None, max_examples=300)
-@given(BRANCH_STEPS)
-def test_branches_commit_by_one_decision_or_not_at_all(steps: list[tuple[str, int, int]]) -> None:
-    drivers = Drivers()
-    for act, which, how in steps:
-        getattr(drivers, act)(which, how)
-        drivers.check()
 
 
 # ---------------------------------------------------------------- anything, from anybody
