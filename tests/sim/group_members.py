@@ -34,6 +34,7 @@ from tests.sim.group_world import ANSWER_WITHIN_MS, BEAT_MS, REBALANCE_MS, SESSI
 GROUP = "g"
 TOPICS = (("orders",), ("orders", "events"))
 NO_TIME_MS = (0, -1)
+AGAIN_MS = 50
 LEFT_BEHIND_MS = 8_000  # the longest that a commit is on its way
 REJOIN = (Fault.UNKNOWN_MEMBER_ID, Fault.ILLEGAL_GENERATION, Fault.FENCED_MEMBER_EPOCH, Fault.GROUP_ID_NOT_FOUND)
 
@@ -696,7 +697,7 @@ class ConsumerMember(Member):
             rack_id=None,
             rebalance_timeout_ms=max(self.rebalance_timeout_ms, 0) if says_all else -1,
             subscribed_topics=self.topics if says_all and self.regex is None else () if says_all else None,
-            subscribed_regex=self.regex if says_all else None,
+            subscribed_regex=(self.regex or self.no_regex) if says_all else None,
             server_assignor=None,
             owned={} if joins else owned,
             client_id="c",
@@ -771,7 +772,45 @@ class ConsumerMember(Member):
     def regex(self) -> str | None:
         return "|".join(self.topics) if len(self.topics) > 1 else None
 
-    def say_goodbye(self) -> None:
+    def leave(self) -> None:
+        comes_back = self.world.plan.comes_back if self.instance is not None else 0.0
+        if comes_back and not self.is_superseded and self.chance.random() < comes_back:
+            self.come_back()
+        else:
+            super().leave()
+
+    def come_back(self) -> None:
+        """A static member leaves, and its next process goes on under the same member id, with the topics that it names
+        now. So nothing may be on its way then that this one has sent: it would be taken for one of the next.
+        """
+        if self.is_superseded or not self.is_alive:
+            return
+        if self.waits or self._commits or self.epoch <= 0 or self.is_asleep:
+            self.world.after(AGAIN_MS, self.come_back)
+            return
+        left_ms, waits = self.world.now_ms, True
+
+        def told(reply: Any) -> None:
+            nonlocal waits
+            if not waits:
+                return
+            waits = False
+            born = self.reborn(ConsumerMember)
+            if reply is not None and reply.fault is None:
+                born.member_id, born.topics = self.member_id, self.chance.choice(TOPICS)
+            away_ms = 0 if self.world.healed else self.chance.choice((0, 200, SESSION_MS))
+            self.world.after(max(left_ms + away_ms - self.world.now_ms, 1), born.start)
+
+        self.say_goodbye(told)
+        self.die()
+        self.world.after(ANSWER_WITHIN_MS, lambda: told(None))
+
+    @property
+    def no_regex(self) -> str | None:
+        """As in Kafka, who says nothing about an expression keeps the one that its instance had."""
+        return "" if self.world.plan.comes_back else None
+
+    def say_goodbye(self, told: Callable[[Any], None] = lambda reply: None) -> None:
         epoch = LEAVE_EPOCH if self.instance is None else STATIC_LEAVE_EPOCH
         if self.epoch > 0:
             command = ConsumerHeartbeat(
@@ -779,7 +818,7 @@ class ConsumerMember(Member):
             )
             self.has_left = True
             self.lose_all()
-            self.world.ask(command, lambda reply: None)
+            self.world.ask(command, told)
 
     says_all = True
     waits = False

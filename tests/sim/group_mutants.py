@@ -31,7 +31,7 @@ from service.groups.migration import Migration
 from service.groups.offset_decisions import OffsetDecisions
 from service.groups.offsets import Offsets, OffsetsByTopic
 from service.groups.reconciliation import Walk, reconcile
-from service.groups.records import current_record, member_tombstones, target_epoch_record
+from service.groups.records import consumer_member_record, current_record, member_tombstones, target_epoch_record
 from service.groups.resuming import Resuming
 from service.groups.states import MemberState
 from service.groups.verdicts import Fault, OffsetsPut, RecordPair
@@ -453,6 +453,24 @@ def members_of_the_old_protocol_waited_for_for_ever() -> Planting:
     return replaced(Migration, "_expect_rejoin", lambda *everything: None)
 
 
+def subscription_of_an_instance_that_comes_back_under_its_own_id_kept() -> Planting:
+    """What it says now takes the place of the tombstone of the process before, and what that had said stands behind."""
+    original = ConsumerDecisions.record_member
+
+    def record_member(decisions: Any, group: Any, old: Any, new: Any, draft: Any, *, names: Any = None) -> bool:
+        key = consumer_member_record(group.group_id, new)[0]
+        place = next((at for at, (each, _) in enumerate(draft.records) if each == key), None)
+        if place is None or draft.records[place][1] is not None:
+            return original(decisions, group, old, new, draft, names=names)
+        after = draft.records[place + 1 :]
+        del draft.records[place:]
+        changed = original(decisions, group, old, new, draft, names=names)
+        draft.records.extend(after)
+        return changed
+
+    return replaced(ConsumerDecisions, "record_member", record_member)
+
+
 OF_SHARDS = (
     what_is_gathered_is_answered_when_it_is_written,
     a_reader_overtakes_what_is_gathered,
@@ -511,6 +529,7 @@ MUTANTS: dict[str, Callable[[], Planting]] = {
         all_the_time_to_let_go,
         rebalances_wait_for_ever_for_who_does_not_join,
         members_of_the_old_protocol_waited_for_for_ever,
+        subscription_of_an_instance_that_comes_back_under_its_own_id_kept,
     )
 }
 

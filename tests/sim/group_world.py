@@ -110,6 +110,7 @@ class Plan:
     lingers: float = 0.0  # of classic members that are to join
     forgotten_at_once: tuple[int, int] = (1_000, 500)  # in one turn: offsets that are looked at, and that go
     renames: bool = False  # whether members of the new protocol may come back under their ids as other instances
+    comes_back: float = 0.0  # of static members of the new protocol that leave: they come back under their own ids
 
 
 def draw_plan(chance: random.Random) -> Plan:
@@ -218,6 +219,7 @@ class GroupWorld:
         self.plan.renames = others.random() < 0.4
         self.plan.forgotten_at_once = others.choice(((1_000, 500), (1_000, 1), (1, 1)))
         self.plan.lingers = random.Random(f"lingers {seed}").choice((0.0, 0.0, 0.0, 0.1, 0.3))
+        self.plan.comes_back = random.Random(f"comes back {seed}").choice((0.0, 0.0, 0.5, 1.0))
         self.now_ms = 1_000_000
         self.ahead_ms = 0  # how far the wall clock has been set ahead
         self.clock_set: dict[int, int] = {}  # ahead: when that was, and in which life of the coordinator

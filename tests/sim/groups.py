@@ -96,6 +96,7 @@ def _live(world: GroupWorld) -> None:
         settle(world)
     world.is_hasty = False
     grow(world)  # when nothing else makes anybody look
+    one_comes_back(world)
     topics = settle(world)
     for befalls in (
         one_is_replaced,
@@ -126,6 +127,13 @@ def one_lingers(world: GroupWorld) -> None:
         lingering, other = world.chance.sample(dynamic, 2)
         lingering.is_to_linger = True
         other.restart()
+
+
+def one_comes_back(world: GroupWorld) -> None:
+    """A static member comes back under its own id, perhaps with other topics, and says them once."""
+    static = [each for each in members_in(world) if isinstance(each, ConsumerMember) and each.instance is not None]
+    if world.plan.comes_back and static:
+        world.chance.choice(static).come_back()
 
 
 def one_is_replaced(world: GroupWorld, members: list[Member]) -> None:
@@ -207,6 +215,7 @@ def settle(world: GroupWorld) -> set[str]:
     world.run_until(world.now_ms + SETTLE_MS)
     world.check_log()
     check_all_is_forgotten(world)
+    check_no_more_is_read(world)
     topics = {topic for member in members_in(world) for topic in member.topics}
     check_all_is_read(world, topics, SETTLE_MS)
     return topics
@@ -268,6 +277,15 @@ def check_all_is_forgotten(world: GroupWorld) -> None:
                     raise Broken(
                         f"TheDeletedIsForgotten: {group_id} has {known.offset} of a former {topic}-{partition}"
                     )
+
+
+def check_no_more_is_read(world: GroupWorld) -> None:
+    """By the new protocol what a member says last counts, also if it is an instance that has been there before."""
+    for member in members_in(world) if world.plan.comes_back else ():
+        if isinstance(member, ConsumerMember):
+            more = {member.name_of(partition) for partition in member.owned} - {*member.topics, None}
+            if more:
+                raise Broken(f"WhatIsSaidCounts: {member.name} names {member.topics}, and reads {sorted(more)}")
 
 
 def check_all_is_read(world: GroupWorld, topics: Iterable[str], peace_ms: int) -> None:
