@@ -299,20 +299,21 @@ class MarkerCourier:
             return False
         return True
 
-    def _refused(self, owed: Owed, error: ErrorCode) -> bool:
-        """Whether a marker that was refused need not be sent again. That is so if the topic was deleted, and if the
+    def _refused(self, owed: Owed, error: int) -> bool:
+        """Whether a marker that was refused, perhaps with an error code that only later releases know, need not be sent
+        again. That is so if the topic was deleted, and if the
         producer is in a later epoch: then another marker has ended its transaction there.
 
         A partition that has heard of a later coordinator is asked again. Either there is such a coordinator, and this
         one is about to stop leading; or there is none, and this one goes on in that later epoch. Until that is clear,
         the marker must not be reported as written, because the transaction would be torn.
         """
-        if error is ErrorCode.INVALID_PRODUCER_EPOCH:
+        if error == ErrorCode.INVALID_PRODUCER_EPOCH:
             logger.warning("%s needs no marker any more: its producer is in a later epoch", owed.topic_partition)
             return True
         if self._metadata.image.partition(owed.topic_partition) is None:
             return True
-        self._later(owed, fenced=error is ErrorCode.TRANSACTION_COORDINATOR_FENCED)
+        self._later(owed, fenced=error == ErrorCode.TRANSACTION_COORDINATOR_FENCED)
         return False
 
     def _when_committed(self, owed: Owed, partition: Partition, appended: Appended) -> None:
@@ -422,18 +423,22 @@ class MarkerCourier:
                 del outbox[:SENT_TOGETHER]
                 if not batch:
                     continue
+                unanswered = dict.fromkeys(batch)
                 try:
-                    await self._exchange(broker_id, lane, batch)
+                    await self._exchange(broker_id, lane, unanswered)
                 except Exception:  # an unexpected answer: these markers still have to be sent
                     logger.exception("markers for broker %d: they are sent again", broker_id)
-                    for owed in batch:
+                    for owed in unanswered:
                         self._later(owed)
         finally:
             del self._outboxes[broker_id, lane]
 
-    async def _exchange(self, broker_id: int, lane: int, batch: list[Owed]) -> None:
+    async def _exchange(self, broker_id: int, lane: int, unanswered: dict[Owed, None]) -> None:
+        """Send these markers, and take out those that are answered, or are sent again: whatever comes next, a marker
+        that was answered must not be sent again, for it may end the next transaction.
+        """
         asked: dict[tuple[int, int], dict[TopicPartition, Owed]] = {}
-        for owed in batch:
+        for owed in unanswered:
             asked.setdefault((owed.epoch, id(owed.markers)), {})[owed.topic_partition] = owed
         topics = self._metadata.image.topics
         request = WriteTxnMarkersRequest([_entry(named, topics) for named in asked.values()])
@@ -441,23 +446,27 @@ class MarkerCourier:
             answer = await self._peers.ask(broker_id, request, lane=lane)
         except PeerAway as away:
             logger.info("markers for broker %d: %s", broker_id, away)
-            async for owed in in_turns(batch, REFUSED_A_TURN):
+            async for owed in in_turns(list(unanswered), REFUSED_A_TURN):
                 if away.may_come_late and not owed.names_transaction:
                     owed.may_come_late = True
                 self._later(owed)
+                del unanswered[owed]
             return
         settled: list[Owed] = []
-        for named, told in zip(asked.values(), answer.markers, strict=True):
-            codes = {
-                TopicPartition(topic.name, each.partition_index): each.error_code
-                for topic in told.topics
-                for each in topic.partitions
-            }
-            async for topic_partition, owed in in_turns(named.items(), REFUSED_A_TURN):
-                code = codes.get(topic_partition, ErrorCode.UNKNOWN_SERVER_ERROR)
-                if not code or self._refused(owed, ErrorCode(code)):
-                    settled.append(owed)
-        self._tell([owed for owed in settled if self._is_current(owed)])
+        try:
+            for named, told in zip(asked.values(), answer.markers, strict=True):
+                codes = {
+                    TopicPartition(topic.name, each.partition_index): each.error_code
+                    for topic in told.topics
+                    for each in topic.partitions
+                }
+                async for topic_partition, owed in in_turns(named.items(), REFUSED_A_TURN):
+                    code = codes.get(topic_partition, ErrorCode.UNKNOWN_SERVER_ERROR)
+                    if not code or self._refused(owed, code):
+                        settled.append(owed)
+                    del unanswered[owed]
+        finally:
+            self._tell([owed for owed in settled if self._is_current(owed)])
 
     # -- done
 

@@ -185,7 +185,7 @@ class TransactionGate:
             for each in topic.results_by_partition
         }
         told = {partition: codes.get(partition, ErrorCode.UNKNOWN_SERVER_ERROR) for partition in partitions}
-        return {partition: _refusal_of(ErrorCode(code), writer) for partition, code in told.items() if code}
+        return {partition: _refusal_of(code, writer) for partition, code in told.items() if code}
 
 
 def _judge(
@@ -217,8 +217,10 @@ def _judge(
     return left
 
 
-def _refusal_of(code: ErrorCode, writer: TransactionalWriter) -> RefusedBatch:
-    """The refusal for the client, given the error of a coordinator on another broker."""
+def _refusal_of(code: int, writer: TransactionalWriter) -> RefusedBatch:
+    """The refusal for the client, given the error of a coordinator on another broker, which may be of a later release
+    and know more codes.
+    """
     match code:
         case ErrorCode.TRANSACTION_ABORTABLE:
             return _refusal(Verified((TopicPartition("", 0),)), writer) or TRY_AGAIN
@@ -227,11 +229,11 @@ def _refusal_of(code: ErrorCode, writer: TransactionalWriter) -> RefusedBatch:
         case ErrorCode.PRODUCER_FENCED | ErrorCode.INVALID_PRODUCER_EPOCH:
             return RefusedBatch(ErrorCode.INVALID_PRODUCER_EPOCH)
         case ErrorCode.INVALID_PRODUCER_ID_MAPPING | ErrorCode.INVALID_REQUEST | ErrorCode.UNKNOWN_SERVER_ERROR:
-            return RefusedBatch(code)
+            return RefusedBatch(ErrorCode(code))
         case ErrorCode.INVALID_TXN_STATE:
-            return RefusedBatch(code)
+            return RefusedBatch(ErrorCode.INVALID_TXN_STATE)
         case _:
-            return TRY_AGAIN  # loading, or moved, or its image lacks the partition
+            return TRY_AGAIN  # loading, or moved, or its image lacks the partition, or a code that only it knows
 
 
 def _refusal(verdict: Verdict, writer: TransactionalWriter) -> RefusedBatch | None:

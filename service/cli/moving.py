@@ -15,7 +15,7 @@ from service.cli.config_client import TOPIC
 from service.cli.failures import CliError
 from service.cli.output import Output, confirm, perhaps_unread, remark, show
 from service.client.cluster import RETRY_PAUSE_S, Cluster
-from service.client.failures import refused
+from service.client.failures import error_name, refused
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     AlterPartitionReassignmentsRequest,
@@ -443,4 +443,4 @@ def _outcome(code: int) -> str:
         case ErrorCode.ELECTION_NOT_NEEDED:
             return NOT_NEEDED
         case _:
-            return ErrorCode(code).name
+            return error_name(code)

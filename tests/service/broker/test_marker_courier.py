@@ -210,6 +210,30 @@ def test_what_another_broker_has_not_taken_goes_again_by_a_lane_of_its_own(
     assert stage.told == [told(ORDERS), told(PAYMENTS)]
 
 
+@pytest.mark.parametrize("rest", ["a code nobody knows", "nothing"])
+def test_what_another_broker_has_taken_is_told_and_not_sent_again_whatever_it_says_of_the_rest(
+    monkeypatch: pytest.MonkeyPatch, rest: str
+) -> None:
+    """An older client's next transaction has the same epoch, and a marker that is sent again would end it."""
+    stage = Stage(monkeypatch, payments_led_by=THERE)
+
+    def once(request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+        stage.answer = stage.taken
+        first = stage.taken(request).markers[:1]
+        if rest == "nothing":
+            return WriteTxnMarkersResponse(first)
+        return WriteTxnMarkersResponse(
+            [*first, *stage.taken(request, 32_000).markers[1:]]  # type: ignore[arg-type]
+        )
+
+    stage.answer = once
+    stage.post()
+    stage.post(OTHERS)
+    stage.run()
+    assert [[marker.producer_id for marker in request.markers] for _, _, request in stage.asked] == [[7, 8], [8]]
+    assert stage.told == [told(ORDERS), told(PAYMENTS), told(PAYMENTS, of=OTHERS)]
+
+
 def test_a_partition_that_moves_gets_its_marker_where_it_is_led_then(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(monkeypatch, payments_led_by=THERE)
 

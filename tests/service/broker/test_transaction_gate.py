@@ -1,7 +1,7 @@
 """The gate alone: what a coordinator says, here or at another broker, and what the writer is told."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -98,7 +98,7 @@ class Coordinator:
 class Far:
     """The coordinator at another broker: a code for each partition."""
 
-    codes: dict[TopicPartition, ErrorCode] | None
+    codes: Mapping[TopicPartition, int] | None
     asked: list[AddPartitionsToTxnRequest] = field(default_factory=list)
 
     async def ask(self, node: int, request: AddPartitionsToTxnRequest, *, lane: int) -> AddPartitionsToTxnResponse:
@@ -250,10 +250,12 @@ def test_very_many_partitions_are_told_to_another_broker_some_at_a_time() -> Non
         (ErrorCode.TRANSACTION_ABORTABLE, writer(knows_abortable=False), ErrorCode.INVALID_TXN_STATE),
         (ErrorCode.NOT_COORDINATOR, writer(), ErrorCode.NOT_ENOUGH_REPLICAS),
         (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, writer(), ErrorCode.NOT_ENOUGH_REPLICAS),
+        (32_000, writer(), ErrorCode.NOT_ENOUGH_REPLICAS),
     ],
+    ids=lambda value: "a code nobody knows" if value == 32_000 else None,
 )
 def test_another_brokers_coordinator_is_asked_and_its_words_are_those_of_ours(
-    answered: ErrorCode, who: TransactionalWriter, told: ErrorCode | None
+    answered: int, who: TransactionalWriter, told: ErrorCode | None
 ) -> None:
     far = Far({FIRST: answered})
     assert [code(each) for each in admitted(Coordinator(NotCoordinator()), peers=far, who=who)] == [told]

@@ -225,7 +225,7 @@ def test_what_nobody_leads_is_not_moved_and_that_is_said() -> None:
 class Led:
     """A cluster of two brokers, both of which hold everything; elections end with this code."""
 
-    def __init__(self, *partitions: tuple[int, list[int]], ends: ErrorCode = ErrorCode.NONE) -> None:
+    def __init__(self, *partitions: tuple[int, list[int]], ends: int = ErrorCode.NONE) -> None:
         """The leader of each partition of the topic, and who is in sync; the first replica is broker 2."""
         self.partitions, self.ends = partitions, ends
         self.elected: list[int] = []
@@ -285,4 +285,6 @@ def test_where_nobody_else_can_lead_nothing_is_asked(remarks: list[str]) -> None
 def test_an_election_that_fails_after_all_is_told() -> None:
     with pytest.raises(CliError, match=r"1 of 1 partition.*: orders 0: PREFERRED_LEADER_NOT_AVAILABLE"):
         Led((1, [1, 2]), ends=ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE).rebalance(yes=True)
+    with pytest.raises(CliError, match=r"1 of 1 partition.*: orders 0: error 32000"):
+        Led((1, [1, 2]), ends=32_000).rebalance(yes=True)
     Led((1, [1, 2]), ends=ErrorCode.ELECTION_NOT_NEEDED).rebalance(yes=True)
