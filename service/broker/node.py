@@ -160,6 +160,7 @@ class Broker:
         self.env.tasks.spawn("compactor", self.compactor.run())
         self.moves.resume()
         self.env.tasks.spawn("moves between folders", self.moves.run())
+        await self.duties.begin()
         self.env.tasks.spawn("duties in the cluster", self.duties.run())
         self.duties.stir()
         self.ready.set()

@@ -16,7 +16,7 @@ from log.ids import TopicPartition
 from service.cluster.config_commands import RequireInSync
 from service.cluster.controller import Command, FenceBroker, PreferLeaders, RemoveDead, Successors
 from service.cluster.election import candidates
-from service.cluster.image import NO_BROKER, Delta, Image, RegisteredBroker, Topic
+from service.cluster.image import Delta, Image, RegisteredBroker, Topic
 from service.cluster.lookout import Lookout
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.ports import Env
@@ -86,6 +86,13 @@ class Duties:
         self._stirred.set()
         self._lookout.look()
 
+    async def begin(self) -> None:
+        """Control the cluster if nobody does, before this broker counts as ready."""
+        try:
+            await self._metadata.claim()
+        except MetadataLost as lost:
+            logger.info("the cluster can't be controlled now: %s", lost)
+
     async def run(self) -> None:
         self._plan_rebalance()
         while True:
@@ -135,8 +142,7 @@ class Duties:
             if metadata.is_controller:  # the store may answer again before anybody has noticed that it was silent
                 await self._again()
             return  # otherwise the registration will wake this task
-        if metadata.image.controller_id == NO_BROKER:
-            await metadata.claim()
+        await metadata.claim()
         if not metadata.controlling:
             return
         given = await self._all(RemoveDead(min_in_sync=metadata.min_in_sync()))

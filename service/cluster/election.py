@@ -27,10 +27,10 @@ MIN_IN_SYNC = "min.insync.replicas"
 
 
 def claim(image: Image, *, broker_id: int, session: int, dead: int = NO_BROKER) -> tuple[Op, ...]:
-    """The ops by which this session becomes the controller; none if another session is. `dead` is a broker whose
-    process has died, although its session has not ended yet.
+    """The ops by which this session becomes the controller; none if another registered broker is. `dead` is a broker
+    whose process has died, although its session has not ended yet.
     """
-    if image.controller_id not in (NO_BROKER, dead) and image.controller_session != session:
+    if image.controller is not None and image.controller_id != dead and image.controller_session != session:
         return ()
     epoch = image.controller_epoch
     raised: Op = (

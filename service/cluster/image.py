@@ -183,6 +183,12 @@ class Image:
     broker_configs: Mapping[str, StoredConfig] = field(default_factory=dict)
     group_configs: Mapping[str, StoredConfig] = field(default_factory=dict)
 
+    @property
+    def controller(self) -> RegisteredBroker | None:
+        """The broker that controls the cluster; None if that broker is not registered: it does nothing then."""
+        broker = self.brokers.get(self.controller_id)
+        return broker if broker is not None and broker.session == self.controller_session else None
+
     def topic_by_id(self, topic_id: TopicId) -> Topic | None:
         name = self.topic_names.get(topic_id)
         return None if name is None else self.topics[name]

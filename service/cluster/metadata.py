@@ -34,7 +34,6 @@ from service.cluster.election import claim
 from service.cluster.image import (
     BROKER_EPOCH,
     CONTROLLER_EPOCH,
-    NO_BROKER,
     NO_DIRECTORIES,
     NO_LIFE,
     NO_SESSION,
@@ -166,10 +165,7 @@ class ClusterMetadata:
         await self._begin_session()
         self.broker_id = broker_id
         if self.broker_id < 0:
-            # Before the claim of control, because the claim names the broker. If another broker takes the same id, one
-            # of the commits meets a conflict.
             self.broker_id = await self._carry_out(TakeBrokerId())
-        await self.claim()
         self._tasks.append(self._env.tasks.spawn("metadata commands", self._serve()))
         if founding and not self.image.cluster_id:
             await self.execute(FoundCluster(cluster_id))
@@ -517,18 +513,20 @@ class ClusterMetadata:
         return Check(BROKER_EPOCH, image.broker_epoch.version), Check(broker_key(own.id), own.version)
 
     async def claim(self) -> None:
-        """Become the controller, unless another broker is. After an attempt whose outcome is unknown, the image is
-        read; if this broker is the controller then, it claims again with the next epoch (R2).
+        """Become the controller, unless another registered broker is. Only a registered broker does: until its logs are
+        open it does none of a controller's work. After an attempt whose outcome is unknown, the image is read; if this
+        broker is the controller then, it claims again with the next epoch (R2).
         """
         doubtful = False
         for _ in range(MAX_ATTEMPTS):
-            if self._session is None:
+            if self._session is None or self.broker_epoch < 0:
                 raise MetadataLost(ErrorCode.NOT_CONTROLLER, "The session with the metadata store is over.")
-            if self.image.controller_id != NO_BROKER and (
-                self.image.controller_session != self._session.id or not doubtful
-            ):
+            image, session = self.image, self._session.id
+            if image.controller is not None and (image.controller_session != session or not doubtful):
                 return
-            result, _ = await self._commit(*claim(self.image, broker_id=self.broker_id, session=self._session.id))
+            result, _ = await self._commit(
+                *self._guard(image), *claim(image, broker_id=self.broker_id, session=session)
+            )
             if result is Result.OK:
                 return
             doubtful = doubtful or result is Result.UNKNOWN

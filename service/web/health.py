@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import msgspec
 from aiohttp import web
 
-from service.cluster.image import NO_BROKER
 from service.web.answers import as_json
 from service.web.gateway import Gateway
 from service.web.routing import Route, flag
@@ -38,8 +37,9 @@ def checks(gateway: Gateway) -> Iterator[ReadinessCheck]:
     yield ReadinessCheck("serving", gateway.ready.is_set(), "logs are open and the broker is registered")
     why = gateway.why_out_of_session
     yield ReadinessCheck("session", not why, why or "the metadata store counts this broker as alive")
-    controller = gateway.image.controller_id
-    yield ReadinessCheck("controller", controller != NO_BROKER, f"broker {controller}")
+    controller = gateway.image.controller
+    why = "no registered broker controls the cluster" if controller is None else f"broker {controller.id}"
+    yield ReadinessCheck("controller", controller is not None, why)
     yield ReadinessCheck("folders", not failed, ", ".join(failed) or None)
 
 

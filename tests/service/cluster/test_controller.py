@@ -598,7 +598,8 @@ def test_producer_ids_are_never_handed_out_twice() -> None:
 def test_a_claim_raises_the_epoch_and_fences_the_former_controller() -> None:
     """R1: what the former controller decided fails on its check."""
     world = World()
-    old = world.server.open_session(1e9)
+    world.add_broker(1)
+    old = world._sessions[1]
     world.commit(claim(world.image, broker_id=1, session=old), session=old)
     guard = Check(CONTROLLER_EPOCH, world.image.controller_epoch.version)
     assert (world.image.controller_id, world.image.controller_session) == (1, old)

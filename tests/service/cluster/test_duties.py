@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from log.ids import TopicPartition
+from service.broker.opening import PartitionMaker
 from service.cluster import metadata as cluster_metadata
 from service.cluster.config_commands import AlterConfigs, ConfigChange, Operation, ResourceChange, ResourceType
 from service.cluster.controller import Command, MetadataDecision, RemoveDead
@@ -59,6 +60,40 @@ def test_a_topic_that_was_decided_on_before_its_leader_died_gets_another(
             await until(lambda: controller.metadata.image.partition(TopicPartition("late", 0)) is not None)
             await asyncio.sleep(0.1)
         await until(lambda: _leader(metadata.image) in (1, 3), within_s=5)
+
+    on_cluster_stage(tmp_path, scene)
+
+
+def test_a_broker_that_only_reads_its_logs_does_not_control_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The power of all failed, and the first to start read its logs for long. It controlled the cluster, and did
+    nothing: no partition of a broker that died meanwhile got another leader.
+    """
+    open_all, go_on = PartitionMaker.open_all, asyncio.Event()
+
+    async def slowly(maker: PartitionMaker, image: Image, node_id: int) -> None:
+        if node_id == 1:
+            await go_on.wait()
+        await open_all(maker, image, node_id)
+
+    async def scene(stage: ClusterStage) -> None:
+        for each in (1, 2, 3):
+            await stage.stop(each)
+        monkeypatch.setattr(PartitionMaker, "open_all", slowly)
+        first = asyncio.ensure_future(stage.start(1))
+        try:
+            await asyncio.sleep(0.1)
+            other = await stage.start(2)
+            await stage.start(3)
+            await stage.create(3, 2)
+            await stage.kill(3)
+            await until(lambda: stage.state().leader == 2, within_s=5)
+            controller = other.metadata.image.controller
+            assert controller is not None and controller.id == 2
+        finally:
+            go_on.set()
+            await first
 
     on_cluster_stage(tmp_path, scene)
 

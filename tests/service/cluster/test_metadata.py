@@ -25,6 +25,7 @@ from service.cluster.controller import (
     RemoveDead,
     Together,
 )
+from service.cluster.election import claim
 from service.cluster.image import (
     BROKER_EPOCH,
     CONTROLLER_EPOCH,
@@ -91,10 +92,12 @@ def test_the_first_broker_founds_the_cluster_controls_it_and_takes_an_id(tmp_pat
         async with cluster(tmp_path) as world:
             metadata = await world.broker(-1)
             assert metadata.broker_id == 1
-            assert metadata.controlling
             assert metadata.image.cluster_id == "the-cluster"
-            assert metadata.image.controller_id == 1
+            assert metadata.image.controller_id == -1
             epoch = await metadata.register(ENDPOINTS, rack="r1", closed_life=None)
+            await metadata.claim()
+            assert metadata.controlling
+            assert metadata.image.controller == metadata.image.brokers[1]
             broker = metadata.image.brokers[1]
             assert (broker.epoch, broker.endpoints, broker.rack) == (epoch, ENDPOINTS, "r1")
             await metadata.close()
@@ -223,14 +226,42 @@ def test_every_broker_decides_but_what_a_controller_alone_decides(tmp_path: Path
         async with cluster(tmp_path) as world:
             controller = await world.broker(1)
             await controller.register(ENDPOINTS, rack=None, closed_life=None)
+            await controller.claim()
             other = await world.broker(2)
             await other.register(ENDPOINTS, rack=None, closed_life=None)
+            await other.claim()
             assert not other.controlling
             (created,) = await other.execute(new_topics("orders"))
             assert created.error is ErrorCode.NONE
             with pytest.raises(MetadataLost) as refused:
                 await other.execute(RemoveDead(), as_controller=True)
             assert refused.value.error is ErrorCode.NOT_CONTROLLER
+
+    asyncio.run(main())
+
+
+def test_only_a_registered_broker_controls_the_cluster(tmp_path: Path) -> None:
+    """One that claims control and then reads its logs for long, as earlier releases do, does a controller's work only
+    afterwards: the next that registers takes its place.
+    """
+
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            reads_its_logs = await world.broker(1)
+            with pytest.raises(MetadataLost):
+                await reads_its_logs.claim()
+            image, session = reads_its_logs.image, reads_its_logs._session
+            assert session is not None
+            await session.commit(*claim(image, broker_id=1, session=session.id))
+            other = await world.broker(2)
+            assert (other.image.controller_id, other.image.controller) == (1, None)
+            await other.register(ENDPOINTS, rack=None, closed_life=None)
+            await other.claim()
+            assert other.controlling
+            await reads_its_logs.register(ENDPOINTS, rack=None, closed_life=None)
+            await reads_its_logs.claim()
+            assert (other.controlling, reads_its_logs.controlling) == (True, False)
+            assert other.image.controller_epoch.value == 2
 
     asyncio.run(main())
 
@@ -263,6 +294,7 @@ def test_every_commit_checks_the_registration_and_a_controllers_its_epoch(
         async with cluster(tmp_path) as world:
             metadata = await world.broker(1)
             await metadata.register(ENDPOINTS, rack=None, closed_life=None)
+            await metadata.claim()
             monkeypatch.setattr(MemorySession, "commit", recorded)
             await metadata.execute(new_topics("orders"))
             await metadata.execute(AllocateProducerIds(), as_controller=True)
@@ -310,7 +342,8 @@ def test_a_controller_replaced_while_it_slept_changes_nothing(tmp_path: Path) ->
         async with cluster(tmp_path) as world:
             metadata = await world.broker(1)
             await metadata.register(ENDPOINTS, rack=None, closed_life=None)
-            world.server.end_session(metadata.image.controller_session)
+            await metadata.claim()
+            world.server.end_session(metadata.image.brokers[1].session)
             with pytest.raises(MetadataLost):
                 await metadata.execute(new_topics("orders"))
             assert load(world.server.snapshot()).topics == {}
@@ -340,7 +373,7 @@ def test_a_broker_that_lost_its_place_is_told_and_joins_again_in_a_new_epoch(tmp
             if fenced:
                 assert await other.execute(FenceBroker(1, first))
             else:
-                world.server.end_session(metadata.image.controller_session)
+                world.server.end_session(metadata.image.brokers[1].session)
             await other.execute(new_topics("meanwhile"))
             await asyncio.wait_for(regained.wait(), 5)
             assert told == ["lost", "regained"] and metadata.sessions_lost == 1
@@ -502,7 +535,7 @@ def test_who_waits_for_the_newest_image_is_told_when_this_broker_leads_nothing_a
             if ends == "its lease":
                 monkeypatch.setattr(MemorySession, "lease_left", lambda session: -1.0)
             else:
-                world.server.end_session(metadata.image.controller_session)
+                world.server.end_session(metadata.image.brokers[1].session)
             async with asyncio.timeout(5):
                 await lost.wait()
                 for question in (asking, metadata.catch_up()):
@@ -540,7 +573,7 @@ def test_a_store_that_has_gone_back_is_not_followed(tmp_path: Path, monkeypatch:
             regained = asyncio.Event()
             metadata.on_session_regained = regained.set
             number, world.server.number = world.server.number, 0
-            world.server.end_session(metadata.image.controller_session)
+            world.server.end_session(metadata.image.brokers[1].session)
             await asyncio.sleep(0.05)
             assert not metadata.in_session
             assert "orders" in metadata.image.topics
@@ -589,7 +622,7 @@ def test_a_session_that_was_left_is_not_kept_alive(tmp_path: Path, monkeypatch: 
             regained = asyncio.Event()
             metadata.on_session_regained = regained.set
             monkeypatch.setattr(ClusterMetadata, "_register", not_at_first)
-            world.server.end_session(metadata.image.controller_session)
+            world.server.end_session(metadata.image.brokers[1].session)
             await asyncio.wait_for(regained.wait(), 5)
             assert len(world.server._expiry) == 1
 
