@@ -3,7 +3,8 @@
 The controller holds a connection to every other broker, and every other broker holds one to the controller. A broker
 counts as dead only if it accepted a connection in its present life, and now refuses one. A broker that is paused, slow
 or cut off does not refuse but lets the connect time out. A broker that could never be reached says nothing about
-itself.
+itself. Of several addresses of a broker one has to refuse, and the others refuse or can't be reached at all: if one
+lets the connect time out, the broker may be behind it.
 
 It is safe to replace such a broker as leader before its session ends, even if it is alive after all. Leadership changes
 by compare-and-set and with a new epoch. The followers obey the new epoch, and without them the old leader acknowledges
@@ -12,6 +13,7 @@ nothing more.
 
 import asyncio
 import logging
+import socket
 from collections.abc import Awaitable, Callable
 
 from service.cluster.image import Delta, RegisteredBroker
@@ -32,6 +34,25 @@ class _Line(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if not self.broken.done():
             self.broken.set_result(None)
+
+
+async def _line_to(host: str, port: int) -> tuple[asyncio.Transport, _Line]:
+    """A connection to the first address of `host` that takes one. Raises `ConnectionRefusedError` if one has refused it
+    and none may be slow, another `OSError` or `TimeoutError` if nothing is known of the broker.
+    """
+    loop, has_refused, failed = asyncio.get_running_loop(), False, OSError(f"{host} has no address")
+    async with asyncio.timeout(CONNECT_S):
+        for *_, (address, *_) in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            try:
+                return await loop.create_connection(_Line, str(address), port)
+            except TimeoutError:  # the kernel's
+                raise
+            except OSError as error:
+                has_refused = has_refused or isinstance(error, ConnectionRefusedError)
+                failed = error
+    if has_refused:
+        raise ConnectionRefusedError
+    raise failed
 
 
 class Lookout:
@@ -75,8 +96,7 @@ class Lookout:
             while self._lives(broker):
                 host, port = self._address_of(broker)
                 try:
-                    async with asyncio.timeout(CONNECT_S):
-                        transport, line = await loop.create_connection(_Line, host, port)
+                    transport, line = await _line_to(host, port)
                 except ConnectionRefusedError:
                     if seen:
                         await self._on_dead(broker)
