@@ -68,6 +68,7 @@ class Lookout:
         self._address_of = address_of
         self._on_dead = on_dead
         self._watched: dict[int, int] = {}
+        self._lines: dict[RegisteredBroker, asyncio.Transport] = {}
 
     def heard(self, delta: Delta) -> None:
         """Take note of a change of the image; it must see every change."""
@@ -75,6 +76,9 @@ class Lookout:
             self.look()
 
     def look(self) -> None:
+        for broker, transport in self._lines.items():
+            if not self._is_present(broker):  # a machine that fell silent does not break its connections
+                transport.abort()
         if not self._metadata.in_session:
             return
         for broker in self._metadata.image.brokers.values():
@@ -86,14 +90,15 @@ class Lookout:
         metadata = self._metadata
         return broker.id != metadata.broker_id and (metadata.controlling or broker.id == metadata.image.controller_id)
 
-    def _lives(self, broker: RegisteredBroker) -> bool:
+    def _is_present(self, broker: RegisteredBroker) -> bool:
+        """Whether this life of the broker is the one that is registered."""
         now = self._metadata.image.brokers.get(broker.id)
-        return now is not None and now.epoch == broker.epoch and self._concerns_us(broker)
+        return now is not None and now.epoch == broker.epoch
 
     async def _watch(self, broker: RegisteredBroker) -> None:
         loop, seen = asyncio.get_running_loop(), False
         try:
-            while self._lives(broker):
+            while self._is_present(broker) and self._concerns_us(broker):
                 host, port = self._address_of(broker)
                 try:
                     transport, line = await _line_to(host, port)
@@ -105,9 +110,12 @@ class Lookout:
                     await asyncio.sleep(AGAIN_S)
                 else:
                     seen, since_s = True, loop.time()
+                    self._lines[broker] = transport
                     try:
-                        await line.broken
+                        if self._is_present(broker):
+                            await line.broken
                     finally:
+                        del self._lines[broker]
                         transport.abort()
                     if loop.time() - since_s < AGAIN_S:  # it may have no place for one more connection
                         await asyncio.sleep(AGAIN_S)
