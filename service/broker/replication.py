@@ -366,6 +366,8 @@ class Fetcher:
         self._look_around = LookAround[TopicIdPartition]()
         self._running = False
         self._client: Client | None = None
+        self._connecting: asyncio.Timeout | None = None
+        """The end of the patience with an attempt to connect that is under way."""
         self._session_id, self._session_epoch = NO_SESSION, SESSION_BEGINS
         self._told: dict[TopicIdPartition, FetchPartition] = {}
         self._rest_s = 0.0
@@ -413,6 +415,8 @@ class Fetcher:
         self._woken.set()
         if self._client is not None and self._is_parked:
             self._client.abort()
+        if self._connecting is not None and not self._connecting.expired():
+            self._connecting.reschedule(0.0)  # the former address may be silent for long
 
     async def _hurry(self) -> None:
         """The fetch that waits at the leader does not include the new partitions. The leader answers it when another
@@ -528,8 +532,11 @@ class Fetcher:
                 raise ConnectionError(f"broker {self._leader} is not registered")
             host, port = address_of(broker, self._parts.config.inter_broker_listener_name)
             client = Client(host, port, f"replica-{self._parts.metadata.broker_id}")
-            async with asyncio.timeout(self._parts.config.replica_socket_timeout_ms / 1000):
-                await client.connect()
+            async with asyncio.timeout(self._parts.config.replica_socket_timeout_ms / 1000) as self._connecting:
+                try:
+                    await client.connect()
+                finally:
+                    self._connecting = None
             self._client = client
             self._end_session()
         return self._client

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -1178,6 +1179,29 @@ def test_new_partitions_are_copied_at_once_in_the_same_session(tmp_path: Path) -
         assert fetcher._session_id == session_id
 
     on_cluster_stage(tmp_path, scene, 1, 2, given={**OS, "replica.fetch.wait.max.ms": "60000"})
+
+
+def test_a_leader_that_is_back_elsewhere_is_asked_there_though_its_former_address_is_silent(tmp_path: Path) -> None:
+    """The follower waited for that address until `replica.socket.timeout.ms` were over."""
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2)
+        await stage.in_sync(1, 2)
+        await stage.kill(2)
+        await stage.in_sync(1)
+        leader = stage.lives[1]
+        port = leader.broker.metadata.image.brokers[1].endpoints[0].port
+        for server in leader.servers:
+            await server.close()
+        leader.servers.clear()
+        with socket.create_server(("127.0.0.1", port)):  # takes connections, and says nothing
+            await stage.start(2)
+            await until(lambda: stage.broker(2).replication._fetchers[1]._connecting is not None)
+            await stage.kill(1)
+            await stage.start(1)
+            await stage.in_sync(1, 2)
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
 
 
 def test_what_came_while_it_connected_is_not_asked_beyond_before_it_is_durable(
