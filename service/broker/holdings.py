@@ -30,7 +30,7 @@ from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.groups.commands import ForgetTopic
 from service.ports import Tasks
 from service.settings.broker import BrokerConfig
-from service.turns import NAMED_A_TURN, Steps, Turn, done_in_turns, in_turns
+from service.turns import NAMED_A_TURN, Steps, Turn, done_in_turns, in_turns, slices_in_turns
 
 logger = logging.getLogger("oncelog.broker")
 
@@ -141,8 +141,23 @@ class Holdings:
         await self._metadata.leave()
 
     def folder_failed(self, folder: LogFolder) -> None:
-        for partition in self._partitions:
-            if partition.folder is folder:
+        """The partitions that this broker leads come first, for nobody can use them until another broker leads. One
+        that waits for its turn is not written to: its disk refuses every change.
+        """
+        held = [partition for partition in self._partitions if partition.folder is folder]
+        held.sort(key=lambda partition: not partition.is_leading)
+        if len(held) <= AT_ONCE:
+            self._fail(held, folder)
+        else:
+            self._tasks.spawn(f"partitions of {folder.name}, which failed", self._fail_in_turns(held, folder))
+
+    async def _fail_in_turns(self, held: list[Partition], folder: LogFolder) -> None:
+        async for some in slices_in_turns(held, A_TURN):
+            self._fail(some, folder)
+
+    def _fail(self, held: list[Partition], folder: LogFolder) -> None:
+        for partition in held:
+            if partition.folder is folder and self._partitions.get(partition.topic_partition) is partition:
                 self._coordination.lose(partition)
                 self._replication.fail(partition)
 

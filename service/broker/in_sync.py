@@ -10,6 +10,7 @@ the image shows what holds.
 import asyncio
 import logging
 from collections.abc import Sequence
+from itertools import chain, islice
 from typing import NamedTuple
 
 from log.replica import Proposal
@@ -54,6 +55,11 @@ class InSyncSets:
         self._gathered: list[Proposed] = []
         """Proposals that wait while others are under way."""
         self._is_proposing = False
+        self._given_up: tuple[dict[Partition, None], dict[Partition, None]] = {}, {}
+        """Partitions that can't be served here and are to be left to others: those that this broker leads, which nobody
+        can use until then, and the rest.
+        """
+        self._is_giving_up = False
         self._decided: list[tuple[Partition, tuple[int, ...]]] = []
         """The in-sync sets that were decided in this turn of the loop."""
 
@@ -200,16 +206,37 @@ class InSyncSets:
         if state is not None and (
             own in state.eligible or (own in state.isr and (*state.isr, *state.eligible) != (own,))
         ):
-            self._env.tasks.spawn(f"give up {partition.topic_partition}", self._give_up(partition))
+            led, others = self._given_up
+            (led if state.leader == own else others)[partition] = None
+            if not self._is_giving_up:
+                self._is_giving_up = True
+                self._env.tasks.spawn("give up replicas", self._give_up_gathered())
 
-    async def _give_up(self, partition: Partition) -> None:
-        index, own = partition.topic_partition.partition, self._metadata.broker_id
-        command = GiveUpReplica(partition.topic_id, index, own, self._metadata.min_in_sync())
+    async def _give_up_gathered(self) -> None:
+        led, others = self._given_up
         try:
-            if await self._metadata.execute(command):
-                logger.warning("%s is left to other replicas", partition.topic_partition)
+            while some := list(islice(chain(led, others), PROPOSED_TOGETHER)):
+                for partition in some:
+                    led.pop(partition, None)
+                    others.pop(partition, None)
+                await self._give_up(some)
+        finally:
+            self._is_giving_up = False
+
+    async def _give_up(self, partitions: Sequence[Partition]) -> None:
+        """Those for which this fails are given up again at the next look."""
+        own, least = self._metadata.broker_id, self._metadata.min_in_sync()
+        commands = [GiveUpReplica(each.topic_id, each.topic_partition.partition, own, least) for each in partitions]
+        try:
+            replies = await self._metadata.execute(Together(tuple(commands)))
         except MetadataLost as lost:
-            logger.error("%s can't be left to other replicas yet: %s", partition.topic_partition, lost)
+            logger.error("%s can't be left to other replicas yet: %s", _named(partitions), lost)
+        except Exception:
+            logger.exception("%s can't be left to other replicas yet", _named(partitions))
+        else:
+            left = [partition for partition, reply in zip(partitions, replies, strict=True) if reply is True]
+            if left:
+                logger.warning("%s left to other replicas", _named(left))
 
     # -- who is leading for certain
 
@@ -246,3 +273,8 @@ class InSyncSets:
         topic = self._metadata.image.topic_by_id(partition.topic_id)
         state = None if topic is None else topic.partitions.get(partition.topic_partition.partition)
         return state is not None and (state.leader, state.leader_epoch) == (self._metadata.broker_id, epoch)
+
+
+def _named(partitions: Sequence[Partition]) -> str:
+    names = ", ".join([str(partition.topic_partition) for partition in partitions[:TOLD_BY_NAME]])
+    return names if len(partitions) <= TOLD_BY_NAME else f"{names} and {len(partitions) - TOLD_BY_NAME} more"

@@ -763,8 +763,9 @@ class Partition:
         """The refusal of a batch that could not be written for this reason."""
         if isinstance(error, DiskFault) and error.passing:
             return NOT_NOW
-        if not self.offline:  # the disk is fine, but the segment that is written to is not
-            logger.critical("%s is damaged and no longer served", self.topic_partition)
+        if not self.offline:
+            if self.folder.failed is None:  # the disk is fine, but the segment that is written to is not
+                logger.critical("%s is damaged and no longer served", self.topic_partition)
             self.fail()
         return OFFLINE
 

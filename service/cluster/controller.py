@@ -466,14 +466,24 @@ def _without(
             yield changed(topic.id, index, state, new) if new != state and new.leader != NO_LEADER else None
 
 
+class OfOnePartition(Protocol[Reply_co]):
+    """A command that changes one partition."""
+
+    @property
+    def topic_id(self) -> TopicId: ...
+    @property
+    def index(self) -> int: ...
+    def decide(self, image: Image, *, retried: bool) -> MetadataDecision[Reply_co]: ...
+
+
 @dataclass(frozen=True, slots=True)
-class Together:
+class Together(Generic[Reply_co]):
     """Several proposals in one commit. The reply is a list with the reply to each."""
 
-    proposals: "tuple[AlterPartition, ...]"
+    proposals: tuple[OfOnePartition[Reply_co], ...]
 
-    def decide(self, image: Image, *, retried: bool) -> "Steps[MetadataDecision[list[PartitionState | Refusal]]]":
-        replies: list[PartitionState | Refusal] = []
+    def decide(self, image: Image, *, retried: bool) -> Steps[MetadataDecision[list[Reply_co | Refusal]]]:
+        replies: list[Reply_co | Refusal] = []
         ops: dict[Op, None] = {}
         touched: dict[str, None] = {}
         turn = Turn(PROPOSALS_A_TURN)

@@ -1,14 +1,17 @@
 """Changes of many partitions are followed in turns, and the metadata may change again before they are done."""
 
 import asyncio
+import errno
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
+from log.batch import build_batch
+from log.disk import DiskFault, RealDisk
 from log.ids import TopicPartition
 from service.broker import holdings
-from service.broker.partition import Partition
+from service.broker.partition import Appended, Partition
 from service.turns import Turn
 from service.wire.messages import (
     AlterConfigsRequest,
@@ -157,5 +160,34 @@ def test_a_broker_that_leaves_lets_go_of_its_partitions_in_turns(
         await stage.broker.holdings._part()
         looking.cancel()
         assert leading >= set(range(0, MANY, 4))
+
+    on_stage(tmp_path, scene)
+
+
+def test_very_many_partitions_of_a_failed_disk_fail_in_turns_and_none_takes_a_write_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(holdings, "A_TURN", 1)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders", MANY)
+        await stage.broker.holdings.even()
+        given_up: list[Partition] = []
+        monkeypatch.setattr(stage.broker.replication.in_sync, "give_up", given_up.append)
+        (folder,) = stage.broker.folders
+        assert isinstance(folder.disk, RealDisk)
+        fault = folder.disk.fault = DiskFault(errno.EIO, "broken")
+        folder.fail(fault)
+        *_, last = partitions = held(stage)
+        turns = 0
+        while any(not partition.offline for partition in partitions):
+            batch = memoryview(bytearray(build_batch([(b"k", b"v", (), 1)])))
+            assert not isinstance(last.append_from_client(batch, acks=1, now_ms=1), Appended)
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns >= MANY - 1
+        await asyncio.sleep(0.01)
+        assert given_up == partitions, "also the one that was written to"
+        assert "damaged" not in caplog.text
 
     on_stage(tmp_path, scene)

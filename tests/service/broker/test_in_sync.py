@@ -9,12 +9,15 @@ import pytest
 
 from log.batch import build_batch
 from log.disk import DiskFault
+from service.broker import in_sync
 from service.broker.in_sync import ANSWERED_A_TURN, InSyncSets
 from service.broker.partition import Appended, Leading, Partition
 from service.cluster.controller import Command, RaiseLeaderEpoch, Refusal, Together
 from service.cluster.image import PartitionState
+from service.cluster.metadata import MetadataLost
 from service.stores.memory import Faults, MemorySession
 from service.wire.error_codes import ErrorCode
+from service.wire.messages import CreatableReplicaAssignment, CreatableTopic, CreateTopicsRequest
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.broker.cluster_stage import ClusterStage, on_cluster_stage, until
 from tests.service.broker.topic_stage import LIFE, OS, led
@@ -213,6 +216,63 @@ def test_a_follower_whose_disk_failed_leaves_and_does_not_come_back(tmp_path: Pa
         assert stage.state().partition_epoch == changed
 
     on_cluster_stage(tmp_path, scene, 1, 2, given={"log.durability": "os", "replica.lag.time.max.ms": "600"})
+
+
+def test_what_a_failed_disk_held_is_left_to_others_in_one_commit_first_what_was_led(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There was one commit for each partition, and every other command of this broker came after them."""
+    many = 12
+    monkeypatch.setattr(in_sync, "PROPOSED_TOGETHER", many // 2)
+
+    async def scene(stage: ClusterStage) -> None:
+        assigned = [CreatableReplicaAssignment(index, [2, 1] if index % 2 else [1, 2]) for index in range(many)]
+        await stage.wire(1).ask(CreateTopicsRequest([CreatableTopic("many", -1, -1, assignments=assigned)]))
+        broker = stage.broker(1)
+        await until(lambda: len(broker.partitions) == many)
+        await broker.holdings.even()
+        commands: list[Command[Any]] = []
+        execute = broker.metadata.execute
+
+        async def noted(command: Command[Any]) -> Any:
+            commands.append(command)
+            return await execute(command)
+
+        monkeypatch.setattr(broker.metadata, "execute", noted)
+        broker.folders[0].fail(DiskFault(errno.EIO, "broken"))
+        states = broker.metadata.image.topics["many"].partitions
+        await until(
+            lambda: all(state.isr == (2,) for state in broker.metadata.image.topics["many"].partitions.values())
+        )
+        given_up = [[each.index for each in each.proposals] for each in commands if isinstance(each, Together)]
+        assert len(given_up) == len(commands) == 2
+        assert [states[index].leader for index in given_up[0]] == [1] * (many // 2)
+        assert sorted(given_up[0] + given_up[1]) == list(range(many))
+
+    given = {"log.durability": "os", "replica.lag.time.max.ms": "30000"}
+    on_cluster_stage(tmp_path, scene, 1, 2, given=given)
+
+
+def test_a_replica_that_could_not_be_left_to_others_is_left_to_them_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2)
+        await stage.in_sync(1, 2)
+        metadata = stage.broker(1).metadata
+        execute, fails = metadata.execute, [MetadataLost(ErrorCode.NOT_CONTROLLER, "silent"), RuntimeError("a mistake")]
+
+        async def at_last(command: Command[Any]) -> Any:
+            if fails:
+                raise fails.pop()
+            return await execute(command)
+
+        monkeypatch.setattr(metadata, "execute", at_last)
+        stage.broker(1).folders[0].fail(DiskFault(errno.EIO, "broken"))
+        await stage.in_sync(2)
+        assert not fails
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given={"log.durability": "os", "replica.lag.time.max.ms": "300"})
 
 
 def test_whether_it_leads_is_answered_by_no_as_soon_as_it_leads_nothing_any_more(

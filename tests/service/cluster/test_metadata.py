@@ -691,7 +691,8 @@ def test_many_proposals_of_in_sync_sets_are_one_commit(tmp_path: Path) -> None:
             before = world.server.number
             alone = ((1, epochs[0]),)
             shrunk = [AlterPartition(topic_id(1), index, 1, epochs[0], 0, 0, alone) for index in (*led, led[0])]
-            replies = await one.execute(Together(tuple(shrunk)))
+            together = Together(tuple(shrunk))
+            replies = await one.execute(together)
             assert [reply.isr for reply in replies[:-1] if isinstance(reply, PartitionState)] == [(1,)] * len(led)
             assert isinstance(replies[-1], Refusal) and replies[-1].error is ErrorCode.INVALID_UPDATE_VERSION
             assert world.server.number - before == 1
