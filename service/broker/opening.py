@@ -119,6 +119,7 @@ class PartitionMaker:
             facts = found[folder.name] = read_facts(folder.disk, folder.name)
             assert facts is not None, "the folder is claimed before it is opened"
             self._directories[folder] = facts.directory_id
+        await self._forget_unremoved()
         # Without a manifest a whole partition may have been lost in a power cut, with nothing left that shows it.
         lives = {manifest.life for manifest in manifests.values()}
         self.closed_life = lives.pop() if len(lives) == 1 else None
@@ -171,6 +172,16 @@ class PartitionMaker:
         ends = {place: manifest[name].end_offset for name, place in places.items() if place is not None}
         await self._housekeeper.note_in_a_start(folder, ends)
 
+    async def _forget_unremoved(self) -> None:
+        """Forget how far that had come which was to be removed while its disk was out of service, also where its folder
+        is gone: a partition that came to this broker later would be taken for one that has lost its records.
+        """
+        notes = self._unremoved.read()
+        for folder in self._folders:
+            names = [name for directory, name in notes if directory == self._directories[folder]]
+            gone = {place for name in names if (place := partition_of(name)) is not None}
+            await self._housekeeper.forget_in_a_start(folder, gone)
+
     async def _remove_unremoved(self, present: Mapping[str, set[str]]) -> None:
         """Remove what was to be removed while its disk was out of service."""
         notes = self._unremoved.read()
@@ -182,7 +193,6 @@ class PartitionMaker:
                         "%s/%s is removed: this broker gave %s up while that disk had failed",
                         *(folder.name, name, topic_partition),
                     )
-                    await self._housekeeper.forget_in_a_start(folder, {topic_partition})
                 elif not name.endswith(FUTURE):
                     continue
                 folder.disk.discard(name)
@@ -683,10 +693,17 @@ class PartitionMaker:
             partition.folder.fail(fault)
             if partition.folder.failed is None:
                 return False
+        # A folder out of service keeps the point of a partition that had moved out of it.
+        points = self._housekeeper.written_points
+        left = {
+            (folder, folder_of(partition.topic_partition)): None
+            for folder in self._folders
+            if folder.failed is not None and partition.topic_partition in points.get(folder, ())
+        }
         if partition.folder.failed is not None:
             # A move may have ended on that disk before its copy got the partition's name.
-            return await self.note_unremoved(partition.folder, partition.log.folder)
-        return True
+            left[partition.folder, partition.log.folder] = None
+        return all([await self.note_unremoved(folder, name) for folder, name in left])
 
     async def note_unremoved(self, folder: LogFolder, name: str) -> bool:
         """`name` is left in a folder that is out of service. Returns whether that is noted."""

@@ -16,7 +16,7 @@ import pytest
 from log.batch import CorruptBatch, build_batch
 from log.disk import DiskFault, RealDisk
 from log.ids import TopicPartition
-from log.manifest import MANIFEST
+from log.manifest import MANIFEST, RECOVERY_POINTS, write_recovery_points
 from log.relocation import FORMER, FUTURE, stem_of
 from log.removal import raise_start_offset, remove_oldest
 from log.segment import OFFSET_SUFFIX, TIME_SUFFIX, IndexesLost
@@ -581,6 +581,49 @@ def test_a_copy_that_took_over_on_a_disk_that_failed_then_is_removed_by_the_next
     monkeypatch.undo()
     folders.live(nothing)
     assert folders.kept(folders.two) == set()
+
+
+@pytest.mark.parametrize("moves", [False, True], ids=["stays", "moves out"])
+def test_a_point_on_a_disk_that_failed_says_nothing_of_the_next_topic_of_that_name(tmp_path: Path, moves: bool) -> None:
+    """Found by the simulation: its folder was gone when the disk worked again, and so the next topic, which nobody had
+    written to, was said to have lost its records, and began at their end.
+    """
+    folders = Folders(tmp_path)
+    former = folders.one
+
+    async def scene(stage: Stage) -> None:
+        nonlocal former
+        await stage.create("moved")
+        partition = await stage.served("moved")
+        await write(partition, 20)
+        failed, housekeeper = partition.folder, stage.broker.housekeeper
+        former = Path(failed.name)
+        await housekeeper.write_points(failed)
+        points = dict(housekeeper.written_points[failed])
+        if moves:
+            target = next(each for each in folders.all if each != former)
+            await move(stage, target)
+            await moved(partition, target)
+            await write_recovery_points(failed.disk, points)  # as if it had failed before its list was written
+            housekeeper.written_points[failed] = points
+        assert isinstance(failed.disk, RealDisk)
+        failed.disk.fault = DiskFault("fsync", "one", errno.EIO)
+        failed.fail(failed.disk.fault)
+        await stage.ask(DeleteTopicsRequest(topic_names=["moved"]), 5)
+        others = [each for each in folders.all if each != former]
+        await until(lambda: all((each / UNREMOVED).exists() for each in others))
+        await stage.create("moved")
+        await stage.served("moved")
+
+    async def begins_anew(stage: Stage) -> None:
+        log = (await stage.served("moved")).log
+        assert (log.start_offset, log.end_offset) == (0, 0)
+
+    folders.live(scene)
+    folders.forget_how_it_stopped()
+    shutil.rmtree(former / "moved-0", ignore_errors=True)
+    assert "moved 0 20" in (former / RECOVERY_POINTS).read_text()
+    folders.live(begins_anew)
 
 
 def test_what_a_folder_lists_of_a_partition_that_moved_away_does_not_outlive_it(tmp_path: Path) -> None:
