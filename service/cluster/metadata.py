@@ -440,6 +440,9 @@ class ClusterMetadata:
                 if self._session is session:
                     self._lost("The session with the metadata store is over.")
                 break
+            except Exception as error:  # noqa: BLE001 - whatever it is, the store has not answered
+                logger.error("the metadata store failed: %r", error)
+                number = None
             if number is not None:
                 await self._reach(number)
                 if self._session is session:
@@ -548,12 +551,9 @@ class ClusterMetadata:
         session = self._session
         if session is None:
             raise MetadataLost(ErrorCode.NOT_CONTROLLER, "This broker is stopping.")
-        try:
-            asked_s = self._env.clock.monotonic()
-            result, number = await session.commit(*ops)
-            self.latency.add(self._env.clock.monotonic() - asked_s)
-        except StoreFailed as failed:
-            raise MetadataLost(ErrorCode.KAFKA_STORAGE_ERROR, str(failed)) from None
+        asked_s = self._env.clock.monotonic()
+        result, number = await self._ask(session, *ops)
+        self.latency.add(self._env.clock.monotonic() - asked_s)
         if result is Result.UNKNOWN:
             await asyncio.sleep(RETRY_DELAY_S)
             number = await self._barrier(session)
@@ -561,6 +561,18 @@ class ClusterMetadata:
             self._lost("The session with the metadata store is over.")
         await self._reach(number)
         return result, number
+
+    async def _ask(self, session: StoreSession, *ops: Op) -> tuple[Result, int]:
+        """Commit. Raises `MetadataLost` after any error of the store: a quota or an access list may refuse a commit,
+        and of what nobody foresaw the outcome is unknown.
+        """
+        try:
+            return await session.commit(*ops)
+        except StoreFailed as failed:
+            raise MetadataLost(ErrorCode.KAFKA_STORAGE_ERROR, str(failed)) from None
+        except Exception as error:
+            logger.error("the metadata store failed: %r", error)
+            raise MetadataLost(ErrorCode.KAFKA_STORAGE_ERROR, f"The metadata store failed: {error!r}") from error
 
     async def _barrier(self, session: StoreSession) -> int:
         """Commit nothing, and return the number of that commit. An image that has reached the number shows all earlier
@@ -571,9 +583,9 @@ class ClusterMetadata:
         while True:
             why = "The metadata store does not answer."
             try:
-                result, number = await session.commit()
-            except StoreFailed as failed:
-                why = str(failed)
+                result, number = await self._ask(session)
+            except MetadataLost as lost:
+                why = str(lost)
             else:
                 if result is Result.OK:
                     return number

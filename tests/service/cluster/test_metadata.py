@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from kazoo.exceptions import QuotaExceededError
 
 from idempotence.producer_ids import ProducerIdBlock
 from log.disk import RealDisk
@@ -262,6 +263,41 @@ def test_only_a_registered_broker_controls_the_cluster(tmp_path: Path) -> None:
             await reads_its_logs.claim()
             assert (other.controlling, reads_its_logs.controlling) == (True, False)
             assert other.image.controller_epoch.value == 2
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("fails", [1, 2], ids=["the commit", "the commit and the next"])
+def test_a_store_that_refuses_in_a_way_that_nobody_foresaw_is_lost_to_the_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: int
+) -> None:
+    """A quota of ZooKeeper's: tasks died of the error, and a transaction's marker was never sent again."""
+    monkeypatch.setattr(metadata_module, "RETRY_DELAY_S", 0)
+    commit, newest, asked = MemorySession.commit, MemorySession.newest, 0
+
+    async def refused(session: MemorySession, *ops: Op) -> tuple[Result, int]:
+        nonlocal asked
+        asked += 1
+        if asked == fails:
+            raise QuotaExceededError
+        return (Result.UNKNOWN, 0) if asked < fails else await commit(session, *ops)
+
+    async def refused_once(session: MemorySession) -> int | None:
+        monkeypatch.setattr(MemorySession, "newest", newest)
+        raise QuotaExceededError
+
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            metadata = await world.broker()
+            await metadata.register(ENDPOINTS, rack=None, closed_life=None)
+            monkeypatch.setattr(MemorySession, "commit", refused)
+            if fails == 1:
+                with pytest.raises(MetadataLost, match="QuotaExceededError"):
+                    await metadata.execute(AllocateProducerIds())
+            assert (await metadata.execute(AllocateProducerIds())).first == 0
+            monkeypatch.setattr(MemorySession, "newest", refused_once)
+            await metadata.catch_up()
+            assert "QuotaExceededError" in caplog.text
 
     asyncio.run(main())
 
