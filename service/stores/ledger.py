@@ -217,9 +217,11 @@ class LedgerStoreSession:
         try:
             await session._catch_up()
             await session._reap()
-        except (LedgerAway, SessionExpired) as error:
+        except BaseException as error:  # whatever it is: nobody else knows of this session
             await session.close()
-            raise StoreError(f"the metadata store was lost while it was read: {error!r}") from None
+            if isinstance(error, LedgerAway | SessionExpired):
+                raise StoreError(f"the metadata store was lost while it was read: {error!r}") from None
+            raise
         env.tasks.spawn(f"metadata session {ledger.id}", session._follow())
         return session
 
@@ -240,8 +242,11 @@ class LedgerStoreSession:
             return
         watcher = ChangeWatcher(self._newest_snapshot)
         self._watchers.append(watcher)
-        async for happened in watcher.events():
-            yield happened
+        try:
+            async for happened in watcher.events():
+                yield happened
+        finally:
+            self._watchers.remove(watcher)
 
     async def close(self) -> None:
         self._end()

@@ -350,8 +350,11 @@ class SqlSession:
             return
         watcher = ChangeWatcher(lambda: self._store.run(lambda database: database.snapshot()))
         self._watchers.append(watcher)
-        async for happened in watcher.events():
-            yield happened
+        try:
+            async for happened in watcher.events():
+                yield happened
+        finally:
+            self._watchers.remove(watcher)
 
     async def close(self) -> None:
         await self._store.end_session(self)

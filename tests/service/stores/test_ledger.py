@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import weakref
+import zlib
 from typing import cast
 
 import pytest
@@ -12,6 +13,7 @@ from service.ports import RealEnv
 from service.stores.ledger import (
     KEYS_A_TURN,
     AppendOutcome,
+    LedgerAway,
     LedgerSession,
     LedgerStore,
     LedgerStoreSession,
@@ -20,7 +22,8 @@ from service.stores.ledger import (
     encoded,
     slices,
 )
-from service.stores.port import Create, Result
+from service.stores.port import Create, Result, StoreError
+from tests.service.stores.watches import assert_watches_are_not_kept
 from tests.turns import with_turns
 
 
@@ -167,6 +170,40 @@ def test_a_session_ends_when_the_store_has_lost_what_it_had_answered() -> None:
             assert (await session.commit(Create("c", b"")))[0] is Result.EXPIRED
         assert len(ledger.records) == 1, "it continues no history that is not its own"
         assert session.lease_left() <= 0
+        await env.tasks.cancel_all()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [zlib.error("no record"), LedgerAway("silent")], ids=["unforeseen", "away"])
+def test_a_session_that_can_not_begin_is_closed(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """A broker that can't read a record tries again for ever: each attempt left a session alive in the ledger."""
+    closed = 0
+
+    async def close(ledger: Forgetful) -> None:
+        nonlocal closed
+        closed += 1
+
+    async def read(ledger: Forgetful, after: int) -> list[bytes]:
+        raise error
+
+    async def main() -> None:
+        monkeypatch.setattr(Forgetful, "close", close)
+        monkeypatch.setattr(Forgetful, "read", read)
+        ledger, env = Forgetful(), RealEnv(RealDisk("."))
+        ledger.records.append(b"")
+        with pytest.raises(StoreError if isinstance(error, LedgerAway) else type(error)):
+            await LedgerStoreSession.open(cast(LedgerSession, ledger), env)
+        assert closed == 1
+
+    asyncio.run(main())
+
+
+def test_a_watch_that_is_over_is_not_kept() -> None:
+    async def main() -> None:
+        env = RealEnv(RealDisk("."))
+        session = await LedgerStoreSession.open(cast(LedgerSession, Forgetful()), env)
+        await assert_watches_are_not_kept(session, session._watchers)
         await env.tasks.cancel_all()
 
     asyncio.run(main())

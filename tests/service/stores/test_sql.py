@@ -19,6 +19,7 @@ from service.stores import sql
 from service.stores.port import Create, Put, Result, SessionExpired, StoreError, StoreFailed, StoreTooNew
 from service.stores.sql import SqlDatabase, SqlStore, migrate
 from service.stores.sql_schema import METADATA, REVISIONS
+from tests.service.stores.watches import assert_watches_are_not_kept
 
 
 def url_of(folder: Path) -> str:
@@ -205,3 +206,15 @@ def test_a_session_is_over_at_once_though_its_end_can_not_be_written(
     database = SqlDatabase(url_of(tmp_path))
     assert database.snapshot().entries == {}
     database.close()
+
+
+def test_a_watch_that_is_over_is_not_kept(tmp_path: Path) -> None:
+    async def main() -> None:
+        env = RealEnv(RealDisk(str(tmp_path)))
+        store = await SqlStore.open(f"sqlite:///{tmp_path}/meta.db", env)
+        session = await store.session(6.0)
+        await assert_watches_are_not_kept(session, session._watchers)
+        await store.close()
+        await env.tasks.cancel_all()
+
+    asyncio.run(main())
