@@ -21,6 +21,7 @@ from service.cluster.lookout import Lookout
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.ports import Env
 from service.settings.broker import BrokerConfig
+from service.turns import Steps, Turn, done_in_turns
 
 logger = logging.getLogger("oncelog.controller")
 
@@ -147,11 +148,12 @@ class Duties:
             return
         given = await self._all(RemoveDead(min_in_sync=metadata.min_in_sync()))
         image = metadata.image
-        if lost := self._without_holders(image):
+        if lost := await done_in_turns(self._without_holders(image)):
             best = _in(image, await self._best_first(lost))
             given += await self._all(RemoveDead(best, metadata.min_in_sync(), self._may_lose))
         image = metadata.image
-        if (lost := self._without_members(image)) and (empty := _in(image, await self._without_any(lost))):
+        lost = await done_in_turns(self._without_members(image))
+        if lost and (empty := _in(image, await self._without_any(lost))):
             logger.critical(
                 "%d partitions begin again, such as %s-%d: all their replicas are here, and none has anything",
                 *(len(empty), *next(iter(empty))),
@@ -177,24 +179,28 @@ class Duties:
     def _plan_rebalance(self) -> None:
         self._rebalance_at_s = self._env.clock.monotonic() + self._config.leader_imbalance_check_interval_seconds
 
-    def _without_holders(self, image: Image) -> dict[TopicPartition, tuple[int, ...]]:
+    def _without_holders(self, image: Image) -> Steps[dict[TopicPartition, tuple[int, ...]]]:
         """The partitions that can be led only uncleanly, and may: by these replicas."""
-        found = {}
+        found, turn = {}, Turn(LOOKED_AT_MOST)
         for topic in filter(self._may_lose, image.topics.values()):
             for index, state in topic.partitions.items():
+                if turn.is_over():
+                    yield
                 if state.leader not in image.brokers and (replicas := candidates(state, image.brokers)):
                     found[TopicPartition(topic.name, index)] = replicas
         return found
 
     @staticmethod
-    def _without_members(image: Image) -> dict[TopicPartition, tuple[int, ...]]:
+    def _without_members(image: Image) -> Steps[dict[TopicPartition, tuple[int, ...]]]:
         """The partitions whose last member has lost its copy (R17), and of which all replicas are alive."""
-        return {
-            TopicPartition(topic.name, index): state.replicas
-            for topic in image.topics.values()
-            for index, state in topic.partitions.items()
-            if not state.isr and len(candidates(state, image.brokers)) == len(state.replicas)
-        }
+        found, turn = {}, Turn(LOOKED_AT_MOST)
+        for topic in image.topics.values():
+            for index, state in topic.partitions.items():
+                if turn.is_over():
+                    yield
+                if not state.isr and len(candidates(state, image.brokers)) == len(state.replicas):
+                    found[TopicPartition(topic.name, index)] = state.replicas
+        return found
 
     def _may_lose(self, topic: Topic) -> bool:
         own = topic.config.get("unclean.leader.election.enable")

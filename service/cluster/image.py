@@ -249,14 +249,25 @@ def loading(snapshot: StoreSnapshot) -> Steps[Image]:
 
 
 def difference(old: Image, new: Image) -> Delta:
+    return done_at_once(differing(old, new))
+
+
+def differing(old: Image, new: Image) -> Steps[Delta]:
     """The difference of two images, computed without the changes between them."""
-    topics = [name for name in (old.topics | new.topics) if old.topics.get(name) != new.topics.get(name)]  # type: ignore[operator]
-    partitions = []
-    for name in topics:
-        before = old.topics[name].partitions if name in old.topics else {}
-        after = new.topics[name].partitions if name in new.topics else {}
-        same_topic = name in old.topics and name in new.topics and old.topics[name].id == new.topics[name].id
+    topics, partitions, turn = [], [], Turn(APPLIED_A_TURN)
+    for name in {**old.topics, **new.topics}:
+        if turn.is_over():
+            yield
+        was, now = old.topics.get(name), new.topics.get(name)
+        if was == now:
+            continue
+        topics.append(name)
+        before = {} if was is None else was.partitions
+        after = {} if now is None else now.partitions
+        same_topic = was is not None and now is not None and was.id == now.id
         for index in sorted({**before, **after}):
+            if turn.is_over():
+                yield
             if not same_topic or before.get(index) != after.get(index):
                 partitions.append(TopicPartition(name, index))
     brokers = [id for id in {**old.brokers, **new.brokers} if old.brokers.get(id) != new.brokers.get(id)]

@@ -41,7 +41,7 @@ from service.cluster.image import (
     Image,
     RegisteredBroker,
     broker_key,
-    difference,
+    differing,
     loading,
 )
 from service.ports import Env
@@ -626,8 +626,10 @@ class ClusterMetadata:
                     )
                 case StoreSnapshot(number) if number > self.image.number:
                     new = await done_in_turns(loading(event))
-                    if number > self.image.number:
-                        self._announce(difference(self.image, new))
+                    while number > self.image.number:  # an earlier session's task may announce others meanwhile
+                        delta = await done_in_turns(differing(self.image, new))
+                        if delta.old is self.image:
+                            self._announce(delta)
                 case Change():
                     await self._take(event)
                 case _:

@@ -405,21 +405,24 @@ class LedgerStoreSession:
         return StoreSnapshot(self._number, {key: Entry(*self._entries[key][:2]) for key in sorted(self._entries)})
 
     async def _apply(self, changed: Changed) -> None:
-        """What watchers are told is made in turns. Then all changes in one turn: a task that is cancelled before leaves
-        nothing half done.
+        """What watchers are told, and what changes here, is made in turns. Then all changes in one turn: a task that is
+        cancelled before leaves nothing half done.
         """
         told: list[tuple[str, Entry | None]] = []
+        kept: dict[str, StoredValue] = {}
+        owned: dict[str, int] = {}
+        gone: list[str] = []
         async for some in slices(list(changed.items())):
             told += [(key, None if held is None else Entry(held.value, held.version)) for key, held in some]
-        for key, held in changed.items():
-            if held is None:
-                self._entries.pop(key, None)
-            else:
-                self._entries[key] = held
-            if held is None or held.session is None:
-                self._owners.pop(key, None)
-            else:
-                self._owners[key] = held.session
+            kept.update((key, held) for key, held in some if held is not None)
+            owned.update((key, held.session) for key, held in some if held is not None and held.session is not None)
+            gone += [key for key, held in some if held is None]
+        for key in gone:
+            self._entries.pop(key, None)
+        self._entries.update(kept)
+        for key in [key for key in self._owners if key in changed]:
+            del self._owners[key]
+        self._owners.update(owned)
         self._number += 1
         for watcher in self._watchers:
             watcher.publish(Change(self._number, tuple(told)))

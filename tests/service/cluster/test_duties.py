@@ -2,20 +2,22 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from log.ids import TopicPartition
+from log.steps import done_at_once
 from service.broker.opening import PartitionMaker
 from service.cluster import metadata as cluster_metadata
 from service.cluster.config_commands import AlterConfigs, ConfigChange, Operation, ResourceChange, ResourceType
 from service.cluster.controller import Command, MetadataDecision, RemoveDead
-from service.cluster.duties import Duties
+from service.cluster.duties import LOOKED_AT_MOST, Duties
 from service.cluster.election import claim
-from service.cluster.image import ALL_BROKERS, Image
+from service.cluster.image import ALL_BROKERS, Image, PartitionState, Topic
 from service.cluster.topic_commands import CreateTopics, NewTopic, TopicResult
 from service.settings.broker import BrokerConfig
 from service.stores.port import Result
@@ -213,6 +215,22 @@ def test_a_leader_that_was_chosen_among_empty_ones_is_not_replaced_by_another_of
     state = world.image.partition(orders)
     assert state is not None
     assert state.isr == (1,), "what it acknowledged waits for it"
+
+
+@pytest.mark.parametrize("lost", ["what brokers that are gone held", "by all"])
+def test_others_have_their_turns_while_very_many_partitions_are_looked_at(lost: str) -> None:
+    """A controller that looked at 15,400 partitions of brokers that were gone held its loop for 21 ms."""
+    world = World()
+    world.add_broker(1)
+    state = PartitionState((2, 1), (2,), -1, 0) if lost != "by all" else PartitionState((1,), (), -1, 0)
+    topic = Topic("orders", topic_id(1), 0, {}, dict.fromkeys(range(4 * LOOKED_AT_MOST), state))
+    image = replace(world.image, topics={"orders": topic})
+    env: Any = SimpleNamespace()
+    config = BrokerConfig({"unclean.leader.election.enable": "true"})
+    duties = Duties(env, config, cast(Any, None), lambda broker: ("", 0), {}, nobody, nobody)
+    look = duties._without_members if lost == "by all" else duties._without_holders
+    assert sum(1 for _ in look(image)) >= 3
+    assert len(done_at_once(look(image))) == 4 * LOOKED_AT_MOST
 
 
 def _leader(image: Image) -> int:

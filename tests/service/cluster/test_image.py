@@ -2,14 +2,20 @@
 
 import random
 import tracemalloc
+from dataclasses import replace
+
+import pytest
 
 from log.ids import TopicPartition
 from service.cluster.controller import AllocateProducerIds, FoundCluster
 from service.cluster.image import (
     ALL_BROKERS,
+    Image,
     PartitionState,
+    Topic,
     broker_config_key,
     difference,
+    differing,
     encode_config,
     encode_partition,
     encode_topic,
@@ -115,6 +121,15 @@ def test_a_difference_names_what_a_followed_change_names() -> None:
     delta = difference(old, world.image)
     assert sorted(delta.topics) == ["new", "orders"]
     assert sorted(delta.partitions) == [TopicPartition("new", 0), TopicPartition("orders", 1)]
+
+
+@pytest.mark.parametrize(("topics", "partitions"), [(1, 2_000), (2_000, 1)])
+def test_others_have_their_turns_while_very_many_partitions_are_compared(topics: int, partitions: int) -> None:
+    old = Image(topics={f"t{at}": Topic(f"t{at}", topic_id(at), 0, {}) for at in range(topics)})
+    held = dict.fromkeys(range(partitions), PartitionState((1,), (1,), 1, 0))
+    new = replace(old, topics={name: replace(topic, partitions=held) for name, topic in old.topics.items()})
+    assert sum(1 for _ in differing(old, new)) >= 3
+    assert len(difference(old, new).partitions) == topics * partitions
 
 
 def test_a_topic_made_again_under_its_name_is_another_topic() -> None:
