@@ -128,6 +128,8 @@ class Holdings:
                     await self._part()
         except (MetadataLost, TimeoutError) as lost:
             logger.warning("the partitions that this broker leads could not be handed over: %s", lost)
+        except Exception:  # the logs must be closed all the same
+            logger.exception("the partitions that this broker leads could not be handed over")
 
     async def _part(self) -> None:
         """Send clients to the other brokers for a while, then leave the cluster. Without leaving, clients would try

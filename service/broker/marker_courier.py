@@ -374,6 +374,9 @@ class MarkerCourier:
             raised = await self._metadata.execute(command)
         except MetadataLost as lost:
             raised = Refusal(lost.error, str(lost))
+        except Exception as error:  # the marker is still owed
+            logger.exception("the leader epoch of %s can't be raised", coordinator.topic_partition)
+            raised = Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, repr(error))
         if isinstance(raised, Refusal):
             logger.error(
                 "%s leads in epoch %d, but the partitions of a transaction are to obey epoch %d: %s",

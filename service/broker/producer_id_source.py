@@ -44,6 +44,10 @@ class ProducerIdSource:
             logger.info("producer ids can't be reserved now: %s", lost)
             reserved.set_exception(lost)
             reserved.exception()  # marks the error as seen: perhaps nobody waits
+        except Exception as error:  # those who wait must not take it for their own cancellation
+            logger.exception("producer ids can't be reserved now")
+            reserved.set_exception(error)
+            reserved.exception()
         finally:
             self._reserved = None
             reserved.cancel()  # unless it was answered

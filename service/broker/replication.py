@@ -179,7 +179,10 @@ class Replication:
                 topic_partition, at_least = next(iter(self._raising.items()))
                 try:
                     raised = await metadata.execute(RaiseLeaderEpoch(topic_partition, metadata.broker_id, at_least))
-                except MetadataLost:
+                except Exception as error:  # until it leads in a later epoch, nobody can use the partition
+                    if not isinstance(error, MetadataLost):
+                        logger.exception("%s can't lead in epoch %d yet", topic_partition, at_least)
+                    self._raising[topic_partition] = self._raising.pop(topic_partition)  # others come first
                     await asyncio.sleep(RAISED_AGAIN_S)
                     continue
                 if isinstance(raised, Refusal) and raised.error is not ErrorCode.NOT_LEADER_OR_FOLLOWER:

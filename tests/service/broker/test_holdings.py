@@ -378,6 +378,19 @@ def test_a_broker_out_of_session_has_nothing_to_hand_over(tmp_path: Path) -> Non
     on_stage(tmp_path, scene)
 
 
+def test_a_mistake_as_it_hands_over_keeps_no_broker_from_a_stop_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: Stage) -> None:
+        async def fails(command: object) -> None:
+            raise RuntimeError("this broker's own mistake")
+
+        monkeypatch.setattr(stage.broker.metadata, "execute", fails)
+        await stage.broker.holdings.hand_over()
+
+    on_stage(tmp_path, scene)
+
+
 def test_out_of_session_nothing_is_led_whatever_the_metadata_says(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
         await stage.create("orders")

@@ -91,6 +91,8 @@ class Stage:
         self.raised_to.append(command.at_least)
         if self.refused_raises:
             self.refused_raises -= 1
+            if self.refused_raises == 1:
+                raise RuntimeError("this broker's own mistake")
             raise MetadataLost(ErrorCode.NOT_CONTROLLER, "the store does not answer")
         self.coordinator.leader_epoch = command.at_least
         return command.at_least

@@ -4,6 +4,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from idempotence.producer_ids import ProducerIdBlock
 from service.broker.producer_id_source import ProducerIdSource
 from service.cluster.controller import AllocateProducerIds
@@ -40,7 +42,8 @@ def test_a_store_that_can_not_be_asked_ends_no_task_and_is_asked_again() -> None
     assert failed == []
 
 
-def test_all_who_wait_for_ids_are_refused_together_when_the_stores_session_ends() -> None:
+@pytest.mark.parametrize("why", [MetadataLost(ErrorCode.NOT_CONTROLLER, "the session is over"), RuntimeError("a bug")])
+def test_all_who_wait_for_ids_are_refused_together_when_the_store_can_not_be_asked(why: Exception) -> None:
     """If each asked the store in turn, and each question took the store's whole patience, the last would wait for ever.
     The next question is a new one.
     """
@@ -58,9 +61,9 @@ def test_all_who_wait_for_ids_are_refused_together_when_the_stores_session_ends(
         await asyncio.sleep(0.01)
         waiting[0].cancel()
         await asyncio.sleep(0.01)
-        asked[0].set_exception(MetadataLost(ErrorCode.NOT_CONTROLLER, "the session is over"))
+        asked[0].set_exception(why)
         told = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 1)
-        assert [type(each) for each in told] == [asyncio.CancelledError, MetadataLost, MetadataLost, MetadataLost]
+        assert [type(each) for each in told] == [asyncio.CancelledError, *[type(why)] * 3]
         later = asyncio.create_task(source.next())
         await asyncio.sleep(0.01)
         asked[1].set_result(ProducerIdBlock(1000, 1000))
