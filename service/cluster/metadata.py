@@ -201,11 +201,13 @@ class ClusterMetadata:
         """
         self._registration = _Registration(endpoints, rack, closed_life, directories, place, lost)
         deadline_s = self._env.clock.monotonic() + 2 * self._session_timeout_s
-        delay_s, has_told = REJOIN_S_MIN, False
+        delay_s, has_told, is_late = REJOIN_S_MIN, False, False
         while True:
             try:
                 if self._session is None:  # the session was lost while the logs were read
                     await self._begin_session()
+                if is_late:
+                    await self._catch_up()
                 refused = await self._register()
                 if refused is None:
                     return self.broker_epoch
@@ -218,10 +220,13 @@ class ClusterMetadata:
                     logger.warning("This broker could not register: %s It tries again.", lost)
                     deadline_s = self._env.clock.monotonic() + 2 * self._session_timeout_s
             # The session of a former life of this broker may have to expire first. If the other registration outlives
-            # that, it belongs to a living broker.
+            # that, it belongs to a living broker, unless this one is told late of what has changed.
             if self._env.clock.monotonic() > deadline_s:
-                self._registration = None
-                raise why
+                if is_late:
+                    self._registration = None
+                    raise why
+                is_late = True
+                continue
             await asyncio.sleep(delay_s)
             if why.error is not ErrorCode.DUPLICATE_BROKER_REGISTRATION:
                 delay_s = min(2 * delay_s, REJOIN_S_MAX)
