@@ -716,6 +716,40 @@ def test_a_process_on_a_copy_of_the_folder_of_who_is_registered_says_so_and_wait
     asyncio.run(main())
 
 
+def test_who_hears_late_that_a_former_session_is_over_does_not_take_its_own_id_for_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by the simulation: the broker ended, though nobody else had its id."""
+    watch = MemorySession.watch
+
+    async def main() -> None:
+        told, late = asyncio.Event(), list[object]()
+
+        async def watch_late(session: MemorySession) -> AsyncIterator[Event]:
+            async for event in watch(session):
+                if session in late:
+                    await told.wait()
+                yield event
+
+        monkeypatch.setattr(MemorySession, "watch", watch_late)
+        async with cluster(tmp_path) as world:
+            former, metadata = await world.broker(1), await world.broker(1)
+            first = await former.register(ENDPOINTS, rack=None, closed_life=None)
+            await metadata.catch_up()
+            assert metadata._session is not None
+            late.append(metadata._session)
+            await former.close()
+            metadata._session_timeout_s = 0.05
+            joining = asyncio.ensure_future(metadata.register(ENDPOINTS, rack=None, closed_life=None))
+            await asyncio.wait([joining], timeout=1.0)
+            assert not joining.done()
+            told.set()
+            assert await asyncio.wait_for(joining, 10) == first + 1
+            await metadata.close()
+
+    asyncio.run(main())
+
+
 def test_many_proposals_of_in_sync_sets_are_one_commit(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path) as world:
