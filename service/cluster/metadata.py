@@ -17,6 +17,7 @@ has registered with its id meanwhile, it gives way and stops.
 import asyncio
 import logging
 from collections.abc import Callable, Container, Generator
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from log.ids import TopicId
@@ -206,8 +207,6 @@ class ClusterMetadata:
             try:
                 if self._session is None:  # the session was lost while the logs were read
                     await self._begin_session()
-                if is_late:
-                    await self._catch_up()
                 refused = await self._register()
                 if refused is None:
                     return self.broker_epoch
@@ -222,10 +221,12 @@ class ClusterMetadata:
             # The session of a former life of this broker may have to expire first. If the other registration outlives
             # that, it belongs to a living broker, unless this one is told late of what has changed.
             if self._env.clock.monotonic() > deadline_s:
-                if is_late:
+                if is_late or why.error is not ErrorCode.DUPLICATE_BROKER_REGISTRATION:
                     self._registration = None
                     raise why
                 is_late = True
+                with suppress(MetadataLost):
+                    await self._catch_up()
                 continue
             await asyncio.sleep(delay_s)
             if why.error is not ErrorCode.DUPLICATE_BROKER_REGISTRATION:

@@ -750,6 +750,23 @@ def test_who_hears_late_that_a_former_session_is_over_does_not_take_its_own_id_f
     asyncio.run(main())
 
 
+def test_who_can_t_register_because_the_store_is_silent_says_so_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata_module, "PATIENCE_S", 0.05)
+
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            faults = Away(0.001)
+            metadata = await world.broker(1, faults=faults)
+            metadata._session_timeout_s = 0.05
+            faults.away = True
+            with pytest.raises(MetadataLost, match="does not answer"):
+                await asyncio.wait_for(metadata.register(ENDPOINTS, rack=None, closed_life=None), 3)
+
+    asyncio.run(main())
+
+
 def test_many_proposals_of_in_sync_sets_are_one_commit(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path) as world:
