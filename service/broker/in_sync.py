@@ -219,7 +219,9 @@ class InSyncSets:
                 for partition in some:
                     led.pop(partition, None)
                     others.pop(partition, None)
-                await self._give_up(some)
+                # Others were committed meanwhile: one of these may have gone, and come back whole.
+                if lost := [each for each in some if self._partitions.get(each.topic_partition) is each]:
+                    await self._give_up(lost)
         finally:
             self._is_giving_up = False
 

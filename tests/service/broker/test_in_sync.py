@@ -253,6 +253,38 @@ def test_what_a_failed_disk_held_is_left_to_others_in_one_commit_first_what_was_
     on_cluster_stage(tmp_path, scene, 1, 2, given=given)
 
 
+def test_a_replica_that_came_back_whole_while_others_were_left_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_sync, "PROPOSED_TOGETHER", 1)
+
+    async def scene(stage: ClusterStage) -> None:
+        assigned = [CreatableReplicaAssignment(index, [1, 2]) for index in range(2)]
+        await stage.wire(1).ask(CreateTopicsRequest([CreatableTopic("many", -1, -1, assignments=assigned)]))
+        broker = stage.broker(1)
+        await until(lambda: len(broker.partitions) == 2)
+        await broker.holdings.even()
+        execute, sent = broker.metadata.execute, list[int]()
+        first, other = broker.partitions
+
+        async def noted(command: Command[Any]) -> Any:
+            if isinstance(command, Together):
+                sent.extend(each.index for each in command.proposals)
+                if other in broker.partitions:
+                    broker.partitions.remove(other)
+            return await execute(command)
+
+        monkeypatch.setattr(broker.metadata, "execute", noted)
+        for partition in (first, other):
+            broker.replication.in_sync.give_up(partition)
+        await until(lambda: other not in broker.partitions and not broker.replication.in_sync._is_giving_up)
+        assert sent == [first.topic_partition.partition]
+        broker.partitions.add(other)
+
+    given = {"log.durability": "os", "replica.lag.time.max.ms": "30000"}
+    on_cluster_stage(tmp_path, scene, 1, 2, given=given)
+
+
 def test_a_replica_that_could_not_be_left_to_others_is_left_to_them_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
