@@ -160,8 +160,11 @@ class Holdings:
     def _fail(self, held: list[Partition], folder: LogFolder) -> None:
         for partition in held:
             if partition.folder is folder and self._partitions.get(partition.topic_partition) is partition:
-                self._coordination.lose(partition)
-                self._replication.fail(partition)
+                try:
+                    self._coordination.lose(partition)
+                    self._replication.fail(partition)
+                except Exception:  # an error in one partition must not keep the others as they are
+                    logger.exception("%s is not served any more, and could not be let go", partition.topic_partition)
 
     async def end(self) -> None:
         """Wait until the folders of deleted partitions are removed."""

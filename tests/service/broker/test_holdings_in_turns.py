@@ -21,6 +21,7 @@ from service.wire.messages import (
     DeleteTopicState,
 )
 from tests.service.api.admin_stage import Stage, on_stage
+from tests.service.broker.cluster_stage import until
 
 MANY = 40
 
@@ -162,6 +163,27 @@ def test_a_broker_that_leaves_lets_go_of_its_partitions_in_turns(
         assert leading >= set(range(0, MANY, 4))
 
     on_stage(tmp_path, scene)
+
+
+def test_one_partition_of_a_failed_disk_that_can_t_be_let_go_keeps_no_other_in_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders", MANY)
+        await stage.broker.holdings.even()
+        fail, bad = stage.broker.replication.fail, held(stage)[1]
+
+        def fails(partition: Partition) -> None:
+            if partition is bad:
+                raise AssertionError("this broker's own mistake")
+            fail(partition)
+
+        monkeypatch.setattr(stage.broker.replication, "fail", fails)
+        stage.broker.folders[0].fail(DiskFault(errno.EIO, "broken"))
+        await until(lambda: all(partition.offline for partition in held(stage) if partition is not bad))
+        assert not bad.offline
+
+    on_stage(tmp_path, scene, {"log.durability": "os"})
 
 
 def test_very_many_partitions_of_a_failed_disk_fail_in_turns_and_none_takes_a_write_meanwhile(
