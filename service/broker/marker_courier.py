@@ -301,8 +301,8 @@ class MarkerCourier:
 
     def _refused(self, owed: Owed, error: int) -> bool:
         """Whether a marker that was refused, perhaps with an error code that only later releases know, need not be sent
-        again. That is so if the topic was deleted, and if the
-        producer is in a later epoch: then another marker has ended its transaction there.
+        again. That is so if the topic was deleted, and if the producer is in a later epoch: then another marker has
+        ended its transaction there.
 
         A partition that has heard of a later coordinator is asked again. Either there is such a coordinator, and this
         one is about to stop leading; or there is none, and this one goes on in that later epoch. Until that is clear,

@@ -8,7 +8,7 @@ is opened and reported, but not served.
 """
 
 import logging
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from functools import partial
 
 from idempotence.producer_room import ProducerRoom
@@ -41,6 +41,7 @@ from service.broker.housekeeper import Housekeeper
 from service.broker.internal_topics import log_config_of
 from service.broker.log_folder import LogFolder
 from service.broker.losses import Losses
+from service.broker.notes import Note
 from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
 from service.broker.unremoved import Unremoved
@@ -119,7 +120,8 @@ class PartitionMaker:
             facts = found[folder.name] = read_facts(folder.disk, folder.name)
             assert facts is not None, "the folder is claimed before it is opened"
             self._directories[folder] = facts.directory_id
-        await self._forget_unremoved()
+        unremoved = self._unremoved.read()
+        await self._forget_unremoved(unremoved)
         # Without a manifest a whole partition may have been lost in a power cut, with nothing left that shows it.
         lives = {manifest.life for manifest in manifests.values()}
         self.closed_life = lives.pop() if len(lives) == 1 else None
@@ -127,7 +129,7 @@ class PartitionMaker:
         for folder in self._folders:
             await self._note_ends(folder, manifests[folder.name], present)
             await remove_manifest(folder.disk)
-        await self._remove_unremoved(present)
+        await self._remove_unremoved(unremoved, present)
         for folder in self._folders:
             folder.unused = dict.fromkeys((each for each in sorted(present[folder.name]) if each.endswith(STRAY)), 0)
         self._was_away = any_away(found)
@@ -172,19 +174,17 @@ class PartitionMaker:
         ends = {place: manifest[name].end_offset for name, place in places.items() if place is not None}
         await self._housekeeper.note_in_a_start(folder, ends)
 
-    async def _forget_unremoved(self) -> None:
+    async def _forget_unremoved(self, notes: Collection[Note]) -> None:
         """Forget how far that had come which was to be removed while its disk was out of service, also where its folder
         is gone: a partition that came to this broker later would be taken for one that has lost its records.
         """
-        notes = self._unremoved.read()
         for folder in self._folders:
             names = [name for directory, name in notes if directory == self._directories[folder]]
             gone = {place for name in names if (place := partition_of(name)) is not None}
             await self._housekeeper.forget_in_a_start(folder, gone)
 
-    async def _remove_unremoved(self, present: Mapping[str, set[str]]) -> None:
+    async def _remove_unremoved(self, notes: Collection[Note], present: Mapping[str, set[str]]) -> None:
         """Remove what was to be removed while its disk was out of service."""
-        notes = self._unremoved.read()
         for folder in self._folders:
             left = [name for name in sorted(present[folder.name]) if (self._directories[folder], name) in notes]
             for name in left:

@@ -228,10 +228,13 @@ def _refusal_of(code: int, writer: TransactionalWriter) -> RefusedBatch:
             return _refusal(Busy(), writer) or TRY_AGAIN
         case ErrorCode.PRODUCER_FENCED | ErrorCode.INVALID_PRODUCER_EPOCH:
             return RefusedBatch(ErrorCode.INVALID_PRODUCER_EPOCH)
-        case ErrorCode.INVALID_PRODUCER_ID_MAPPING | ErrorCode.INVALID_REQUEST | ErrorCode.UNKNOWN_SERVER_ERROR:
+        case (
+            ErrorCode.INVALID_PRODUCER_ID_MAPPING
+            | ErrorCode.INVALID_REQUEST
+            | ErrorCode.INVALID_TXN_STATE
+            | ErrorCode.UNKNOWN_SERVER_ERROR
+        ):
             return RefusedBatch(ErrorCode(code))
-        case ErrorCode.INVALID_TXN_STATE:
-            return RefusedBatch(ErrorCode.INVALID_TXN_STATE)
         case _:
             return TRY_AGAIN  # loading, or moved, or its image lacks the partition, or a code that only it knows
 
