@@ -322,7 +322,7 @@ def _is_done(move: ReplicaMove, before: Mapping[TopicPartition, Held], now: Mapp
     return was is not None and at is not None and (at.topic_id, at.replicas) == (was.topic_id, move.to_brokers)
 
 
-def _place(move: ReplicaMove) -> TopicPartition:
+def _place(move: ReplicaMove | LeaderMove) -> TopicPartition:
     return TopicPartition(move.topic, move.partition)
 
 
@@ -396,7 +396,7 @@ async def lead_by_first(cluster: Cluster, output: Output, *, yes: bool) -> None:
         for broker in sorted(alive):
             remark(f"broker {broker} leads {before[broker]} partition(s), and then {after[broker]}")
     confirm(f"Let {len(moves)} partition(s) be led by their first replica?", yes=yes)
-    told = await elected(cluster, [TopicPartition(move.topic, move.partition) for move in moves], unclean=False)
+    told = await elected(cluster, [_place(move) for move in moves], unclean=False)
     failed = [each for each in told if each.outcome not in (ELECTED, NOT_NEEDED)]
     if failed:
         raise CliError(
@@ -419,6 +419,27 @@ def led_elsewhere(topics: Iterable[MetadataResponseTopic], alive: Racks) -> tupl
             else:
                 behind += 1
     return moves, behind
+
+
+def election_plan(
+    topic: MetadataResponseTopic, partitions: Container[TopicPartition], alive: Racks, *, unclean: bool
+) -> list[str]:
+    """What an election would change, a line for each partition. Who leads uncleanly is decided only then: the replica
+    that has most of those that are alive.
+    """
+    if not unclean:
+        moves, _ = led_elsewhere([topic], alive)
+        return [
+            f"partition {move.partition}: led by {move.from_broker}, then by {move.to_broker}"
+            for move in moves
+            if _place(move) in partitions
+        ]
+    plan = []
+    for each in topic.partitions:
+        if each.leader_id < 0 and TopicPartition(topic.name or "", each.partition_index) in partitions:
+            living = [str(broker) for broker in each.replica_nodes if broker in alive]
+            plan.append(f"partition {each.partition_index}: led by nobody, alive: {', '.join(living) or 'no replica'}")
+    return plan
 
 
 async def elected(cluster: Cluster, partitions: Sequence[TopicPartition], *, unclean: bool) -> list[Elected]:

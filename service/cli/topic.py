@@ -22,7 +22,7 @@ from service.cli.config_client import (
 )
 from service.cli.connect import complete_topic, with_cluster
 from service.cli.failures import CliError, Exit
-from service.cli.moving import ReplicaMove, carry_out, elected, racks, with_factor
+from service.cli.moving import ReplicaMove, carry_out, elected, election_plan, racks, with_factor
 from service.cli.output import Output, confirm, output_option, remark, report_option, show, show_one, yes_option
 from service.cli.timestamps import parse_moment
 from service.client.cluster import EARLIEST, LATEST, RETRY_PAUSE_S, Cluster, Deadline, by_topic
@@ -449,8 +449,14 @@ async def elect_leaders(
     partitions = [TopicPartition(topic, each.partition_index) for each in described.partitions]
     if chosen:
         partitions = choose_partitions(topic, partitions, chosen)
-    if unclean:
-        confirm(f"Elect leaders of {topic} that may lack records, which are lost then?", yes=yes)
+    if not yes:
+        plan = election_plan(described, partitions, await racks(cluster), unclean=unclean)
+        for line in plan:
+            click.echo(line, err=True)
+        if unclean:
+            confirm(f"Elect leaders of {topic} that may lack records, which are lost then?", yes=False)
+        elif plan:
+            confirm(f"Let {len(plan)} partition(s) of {topic} be led by their first replica?", yes=False)
     rows = await elected(cluster, partitions, unclean=unclean)
     show(rows, output, columns=("topic", "partition", "outcome"))
 

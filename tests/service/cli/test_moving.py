@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from log.ids import TopicPartition
 from service.cli import moving
 from service.cli.failures import CliError
-from service.cli.moving import Racks, ReplicaMove, carry_out, lead_by_first, spread, with_factor, without
+from service.cli.moving import Racks, ReplicaMove, carry_out, election_plan, lead_by_first, spread, with_factor, without
 from service.cli.output import Output
 from service.client.cluster import Cluster
 from service.wire.error_codes import ErrorCode
@@ -288,3 +288,14 @@ def test_an_election_that_fails_after_all_is_told() -> None:
     with pytest.raises(CliError, match=r"1 of 1 partition.*: orders 0: error 32000"):
         Led((1, [1, 2]), ends=32_000).rebalance(yes=True)
     Led((1, [1, 2]), ends=ErrorCode.ELECTION_NOT_NEEDED).rebalance(yes=True)
+
+
+def test_what_an_election_would_change_is_told_for_the_partitions_that_are_named() -> None:
+    """`topic elect` acted, or asked, without a word on which leaders change."""
+    [orders] = asyncio.run(Led((1, [1, 2]), (2, [1, 2]), (-1, [2]), (1, [1, 2]), (-1, [2])).metadata(None))
+    named, alive = [TopicPartition("orders", index) for index in range(4)], {1: None, 2: None}
+    led = ["partition 0: led by 1, then by 2", "partition 3: led by 1, then by 2"]
+    assert election_plan(orders, named, alive, unclean=False) == led
+    assert election_plan(orders, named, alive, unclean=True) == ["partition 2: led by nobody, alive: 2, 1"]
+    assert election_plan(orders, named, {}, unclean=True) == ["partition 2: led by nobody, alive: no replica"]
+    assert election_plan(orders, named[1:3], alive, unclean=False) == []
