@@ -416,7 +416,7 @@ class Fetcher:
         """The leader has registered again, perhaps at another address."""
         self._rest_s = 0.0
         self._woken.set()
-        if self._client is not None and self._is_parked:
+        if self._client is not None:
             self._client.abort()
         if self._connecting is not None and not self._connecting.expired():
             self._connecting.reschedule(0.0)  # the former address may be silent for long

@@ -1204,6 +1204,29 @@ def test_a_leader_that_is_back_elsewhere_is_asked_there_though_its_former_addres
     on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
 
 
+def test_a_leader_that_comes_back_while_its_answer_is_taken_is_asked_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The follower asked once more at the former address, and waited there if that was silent."""
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2)
+        await stage.write("one")
+        fetcher = stage.broker(2).replication._fetchers[1]
+        former, take = fetcher._client, Fetcher._take
+
+        async def take_as_it_comes_back(self: Fetcher, answer: FetchResponse) -> None:
+            monkeypatch.setattr(Fetcher, "_take", take)
+            self.leader_is_back()
+            await take(self, answer)
+
+        monkeypatch.setattr(Fetcher, "_take", take_as_it_comes_back)
+        await stage.write("two", acks=1)
+        await until(lambda: fetcher._client not in (None, former))
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
+
+
 def test_what_came_while_it_connected_is_not_asked_beyond_before_it_is_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
