@@ -107,12 +107,15 @@ def _replace(target: list[int], place: int, free: Racks, load: Counter[int]) -> 
 def with_factor(
     topics: Iterable[MetadataResponseTopic], factor: int, everybody: Iterable[MetadataResponseTopic], alive: Racks
 ) -> list[ReplicaMove]:
-    """As many replicas of each partition: more on those who hold least, or the last ones less."""
+    """As many replicas of each partition: more on those who hold least, or the last ones less. Of those that go, dead
+    ones are the first, and then those that are not in sync.
+    """
     load = _load(everybody)
     moves = []
     for name, each in ((topic.name or "", each) for topic in topics for each in topic.partitions):
         held = list(each.replica_nodes)
-        target = held[:factor]
+        kept = sorted(held, key=lambda broker: (broker not in alive, broker not in each.isr_nodes))[:factor]
+        target = [broker for broker in held if broker in kept]
         while len(target) < factor:
             if all(broker in target for broker in alive):
                 raise CliError(f"{factor} replicas need {factor} brokers, and there are {len(alive)}")

@@ -366,6 +366,7 @@ async def trim_topic(
 MADE_WHEN = {
     "__consumer_offsets": " yet: it is made with the first group",
     "__transaction_state": " yet: it is made with the first transaction",
+    "__http_idempotency": " yet: it is made with the first Idempotency-Key",
 }
 
 
@@ -389,7 +390,8 @@ async def reassign_topic(
     """Change which brokers hold these topics; the plan is shown first. Returns when all is moved.
 
     Internal topics that were made while there was one broker get their copies so: oncelog topic reassign
-    __consumer_offsets __transaction_state --replication-factor 3. One that was not made yet is left out.
+    __consumer_offsets __transaction_state __http_idempotency --replication-factor 3. One that was not made yet is left
+    out.
     """
     if (replication_factor is None) == (brokers is None):
         told = "not both: each broker that is named holds a replica" if brokers is not None else "one of them"

@@ -105,6 +105,16 @@ def test_no_copy_joins_another_in_its_rack() -> None:
     assert len(with_factor(everybody, 2, everybody, racks)) == 3
 
 
+def test_fewer_replicas_are_those_that_are_alive_and_in_sync() -> None:
+    """The first ones were kept, dead or not, and the copy of a live broker was removed."""
+    held = MetadataResponsePartition(partition_index=0, leader_id=3, replica_nodes=[2, 3, 4, 1], isr_nodes=[2, 3, 1])
+    orders = MetadataResponseTopic(name="orders", partitions=[held])
+    alive: Racks = dict.fromkeys((1, 3, 4))
+    for factor, kept in ((1, [3]), (2, [3, 1]), (3, [3, 4, 1])):
+        [move] = with_factor([orders], factor, [orders], alive)
+        assert move.to_brokers == kept, factor
+
+
 PLACED = st.lists(st.permutations([1, 2, 3, 4]), min_size=1, max_size=12)
 
 
