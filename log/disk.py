@@ -113,9 +113,10 @@ class File(Protocol):
 class Disk(Protocol):
     """One data folder. Paths are relative to it, with slashes."""
 
-    @property
-    def fault(self) -> DiskFault | None:
-        """The fault that made this disk unusable for changes. A file that can't be read makes no such fault."""
+    fault: DiskFault | None
+    """The fault that made this disk unusable for changes. A file that can't be read makes no such fault. Who takes the
+    folder out of service for another reason sets it.
+    """
 
     def place(self) -> str:
         """Tells this folder from all its copies, here and on other machines. A process that is started again finds the

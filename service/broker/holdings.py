@@ -144,7 +144,7 @@ class Holdings:
 
     def folder_failed(self, folder: LogFolder) -> None:
         """The partitions that this broker leads come first, for nobody can use them until another broker leads. One
-        that waits for its turn is not written to: its disk refuses every change.
+        that waits for its turn is not written to: its disk refuses every change (`LogFolder.fail`).
         """
         held = [partition for partition in self._partitions if partition.folder is folder]
         held.sort(key=lambda partition: not partition.is_leading)

@@ -79,6 +79,8 @@ class LogFolder:
             self._pass(fault)
         elif self.failed is None:
             self.failed = fault
+            if self.disk.fault is None:  # the folder was removed, say: what is still open could be written all the same
+                self.disk.fault = fault
             logger.critical(
                 "log folder %s is out of service: %s; nothing is appended to it until a restart", self.name, fault
             )

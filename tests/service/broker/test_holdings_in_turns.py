@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from log.batch import build_batch
-from log.disk import DiskFault, RealDisk
+from log.disk import DiskFault
 from log.ids import TopicPartition
 from service.broker import holdings
+from service.broker.data_folder import META_FILE
 from service.broker.partition import Appended, Partition
 from service.turns import Turn
 from service.wire.messages import (
@@ -186,8 +187,9 @@ def test_one_partition_of_a_failed_disk_that_can_t_be_let_go_keeps_no_other_in_s
     on_stage(tmp_path, scene, {"log.durability": "os"})
 
 
+@pytest.mark.parametrize("is_removed", [False, True], ids=["failed", "removed"])
 def test_very_many_partitions_of_a_failed_disk_fail_in_turns_and_none_takes_a_write_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_removed: bool
 ) -> None:
     monkeypatch.setattr(holdings, "A_TURN", 1)
 
@@ -197,9 +199,12 @@ def test_very_many_partitions_of_a_failed_disk_fail_in_turns_and_none_takes_a_wr
         given_up: list[Partition] = []
         monkeypatch.setattr(stage.broker.replication.in_sync, "give_up", given_up.append)
         (folder,) = stage.broker.folders
-        assert isinstance(folder.disk, RealDisk)
-        fault = folder.disk.fault = DiskFault(errno.EIO, "broken")
-        folder.fail(fault)
+        if is_removed:  # what is open is written on, and would be gone after the stop
+            (tmp_path / META_FILE).unlink()
+            stage.broker.housekeeper._look_for_folders()
+        else:
+            folder.fail(DiskFault(errno.EIO, "broken"))
+        assert folder.failed is not None
         *_, last = partitions = held(stage)
         turns = 0
         while any(not partition.offline for partition in partitions):
