@@ -140,9 +140,10 @@ class Duties:
         if rebalances:
             self._plan_rebalance()
         if not metadata.in_session:
-            if metadata.is_controller:  # the store may answer again before anybody has noticed that it was silent
+            if metadata.has_session:  # the store may answer again before anybody has noticed that it was silent
                 await self._again()
             return  # otherwise the registration will wake this task
+        self._lookout.look()  # the image may have changed during such a silence
         await metadata.claim()
         if not metadata.controlling:
             return

@@ -18,14 +18,17 @@ from service.cluster.controller import Command, MetadataDecision, RemoveDead
 from service.cluster.duties import LOOKED_AT_MOST, Duties
 from service.cluster.election import claim
 from service.cluster.image import ALL_BROKERS, Image, PartitionState, Topic
+from service.cluster.metadata import ClusterMetadata
 from service.cluster.topic_commands import CreateTopics, NewTopic, TopicResult
 from service.settings.broker import BrokerConfig
+from service.stores.memory import MemorySession
 from service.stores.port import Result
 from service.turns import Steps
 from service.wire.error_codes import ErrorCode
 from tests.service.broker.cluster_stage import ClusterStage, on_cluster_stage, until
 from tests.service.cluster.test_controller import alone_in_sync
-from tests.service.cluster.worlds import World, decided, topic_id
+from tests.service.cluster.test_metadata import cluster
+from tests.service.cluster.worlds import ENDPOINTS, World, decided, topic_id
 
 
 @pytest.mark.parametrize("dips", [False, True], ids=["", "while the store is silent"])
@@ -100,10 +103,49 @@ def test_a_broker_that_only_reads_its_logs_does_not_control_the_cluster(
     on_cluster_stage(tmp_path, scene)
 
 
+def test_a_lease_that_is_back_before_anybody_has_noticed_keeps_no_broker_from_control(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was out as the controller went: nobody controlled the cluster until the leaders were looked at again, up to
+    five minutes. And another broker did not look out for the next controller.
+    """
+    lease_left = MemorySession.lease_left
+
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            first, second, third = [await world.broker(each) for each in (1, 2, 3)]
+            for each in (first, second, third):
+                await each.register(ENDPOINTS, rack=None, closed_life=None)
+            await first.claim()
+            duties: dict[ClusterMetadata, Duties] = {}
+            for each in (second, third):
+                await each.catch_up()
+                own = Duties(world.env, BrokerConfig(), each, lambda broker: ("127.0.0.1", 1), {}, nobody, nobody)
+                each.subscribe(own.heard)
+                world.env.tasks.spawn("duties", own.run())
+                duties[each] = own
+            out = [each._session for each in (second, third)]
+            monkeypatch.setattr(
+                MemorySession, "lease_left", lambda session: 0.0 if session in out else lease_left(session)
+            )
+            await first.close()
+            await until(lambda: second.image.controller is None)
+            await asyncio.sleep(0.05)
+            out.remove(second._session)
+            await until(lambda: second.controlling, within_s=5)
+            await until(lambda: third.image.controller_id == 2)
+            await asyncio.sleep(0.05)
+            out.remove(third._session)
+            await until(lambda: list(duties[third]._lookout._watched) == [2], within_s=5)
+
+    asyncio.run(main())
+
+
 class Metadata:
     """Of a broker that controls the cluster; its commands are carried out at once."""
 
     in_session = controlling = is_controller = True
+    broker_id = 2
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -135,7 +177,8 @@ def control_once(
     without_any: Callable[[Asked], Awaitable[Asked]] = nobody,
     config: BrokerConfig | None = None,
 ) -> None:
-    env: Any = SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: 0.0))
+    tasks = SimpleNamespace(spawn=lambda name, work: work.close())
+    env: Any = SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: 0.0), tasks=tasks)
     duties = Duties(env, config or BrokerConfig(), metadata, lambda broker: ("", 0), {}, best_first, without_any)
     duties._plan_rebalance()
     asyncio.run(duties._do())
