@@ -17,7 +17,6 @@ has registered with its id meanwhile, it gives way and stops.
 import asyncio
 import logging
 from collections.abc import Callable, Container, Generator
-from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from log.ids import TopicId
@@ -173,14 +172,17 @@ class ClusterMetadata:
 
     async def wait_for_id(self) -> None:
         """Wait while another broker is registered with this broker's id. Raises `MetadataLost` if that lasts longer
-        than the session of a broker that has died, or if this broker's own session ends.
+        than the session of a broker that has died, if this broker's own session ends, or if the store can't be asked.
         """
         deadline_s = self._env.clock.monotonic() + 2 * self._session_timeout_s
         while self.broker_id in self.image.brokers:
             if self._session is None:  # the image does not change any more
                 raise MetadataLost(ErrorCode.NOT_CONTROLLER, "The session with the metadata store is over.")
             if self._env.clock.monotonic() > deadline_s:
-                raise MetadataLost(ErrorCode.DUPLICATE_BROKER_REGISTRATION, id_is_taken(self.broker_id))
+                await self._catch_up()  # this broker may be told late that the other one has gone
+                if self.broker_id in self.image.brokers:
+                    raise MetadataLost(ErrorCode.DUPLICATE_BROKER_REGISTRATION, id_is_taken(self.broker_id))
+                return
             await asyncio.sleep(REJOIN_S_MIN)
 
     async def register(
@@ -207,6 +209,8 @@ class ClusterMetadata:
             try:
                 if self._session is None:  # the session was lost while the logs were read
                     await self._begin_session()
+                if is_late:
+                    await self._catch_up()
                 refused = await self._register()
                 if refused is None:
                     return self.broker_epoch
@@ -217,7 +221,7 @@ class ClusterMetadata:
                 why = lost
                 if lost.error is ErrorCode.NOT_CONTROLLER:
                     logger.warning("This broker could not register: %s It tries again.", lost)
-                    deadline_s = self._env.clock.monotonic() + 2 * self._session_timeout_s
+                    deadline_s, is_late = self._env.clock.monotonic() + 2 * self._session_timeout_s, False
             # The session of a former life of this broker may have to expire first. If the other registration outlives
             # that, it belongs to a living broker, unless this one is told late of what has changed.
             if self._env.clock.monotonic() > deadline_s:
@@ -225,8 +229,6 @@ class ClusterMetadata:
                     self._registration = None
                     raise why
                 is_late = True
-                with suppress(MetadataLost):
-                    await self._catch_up()
                 continue
             await asyncio.sleep(delay_s)
             if why.error is not ErrorCode.DUPLICATE_BROKER_REGISTRATION:
@@ -457,7 +459,9 @@ class ClusterMetadata:
                 break
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, 1.0)
-        raise MetadataLost(ErrorCode.NOT_CONTROLLER, self.why_out_of_session or NOT_ANSWERED)
+        if session is None or session is not self._session:
+            raise MetadataLost(ErrorCode.NOT_CONTROLLER, "The session with the metadata store is over.")
+        raise MetadataLost(ErrorCode.REQUEST_TIMED_OUT, NOT_ANSWERED)
 
     # --- changing ---
 

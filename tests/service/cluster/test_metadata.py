@@ -43,6 +43,7 @@ from service.ports import RealClock, RealEnv
 from service.stores.memory import Fate, Faults, MemoryServer, MemorySession, MemoryStore
 from service.stores.port import Change, Check, Create, Entry, Event, Op, Result
 from service.wire.error_codes import ErrorCode
+from tests.service.broker.cluster_stage import until
 from tests.service.cluster.worlds import ENDPOINTS, topic_id
 
 SESSION_S = 60
@@ -716,36 +717,100 @@ def test_a_process_on_a_copy_of_the_folder_of_who_is_registered_says_so_and_wait
     asyncio.run(main())
 
 
+def hears(metadata: ClusterMetadata) -> asyncio.Event:
+    """While this event is not set, it hears of no change."""
+    told, take = asyncio.Event(), metadata._take
+
+    async def later(change: Change) -> None:
+        await told.wait()
+        await take(change)
+
+    metadata._take = later  # type: ignore[method-assign]
+    told.set()
+    return told
+
+
+async def join(metadata: ClusterMetadata, *, waits: bool = False) -> int:
+    if waits:
+        await metadata.wait_for_id()
+    return await metadata.register(ENDPOINTS, rack=None, closed_life=None)
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["as it registers", "with an empty folder"])
 def test_who_hears_late_that_a_former_session_is_over_does_not_take_its_own_id_for_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, waits: bool
 ) -> None:
     """Found by the simulation: the broker ended, though nobody else had its id."""
-    watch = MemorySession.watch
 
     async def main() -> None:
-        told, late = asyncio.Event(), list[object]()
-
-        async def watch_late(session: MemorySession) -> AsyncIterator[Event]:
-            async for event in watch(session):
-                if session in late:
-                    await told.wait()
-                yield event
-
-        monkeypatch.setattr(MemorySession, "watch", watch_late)
         async with cluster(tmp_path) as world:
             former, metadata = await world.broker(1), await world.broker(1)
             first = await former.register(ENDPOINTS, rack=None, closed_life=None)
             await metadata.catch_up()
-            assert metadata._session is not None
-            late.append(metadata._session)
+            told = hears(metadata)
+            told.clear()
             await former.close()
             metadata._session_timeout_s = 0.05
-            joining = asyncio.ensure_future(metadata.register(ENDPOINTS, rack=None, closed_life=None))
+            joining = asyncio.ensure_future(join(metadata, waits=waits))
             await asyncio.wait([joining], timeout=1.0)
             assert not joining.done()
             told.set()
             assert await asyncio.wait_for(joining, 10) == first + 1
             await metadata.close()
+
+    asyncio.run(main())
+
+
+def test_who_asks_whether_its_id_is_taken_asks_again_in_the_next_session(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            former, metadata = await world.broker(1), await world.broker(1)
+            first = await former.register(ENDPOINTS, rack=None, closed_life=None)
+            await metadata.catch_up()
+            told = hears(metadata)
+            told.clear()
+            await former.execute(new_topics("orders"))
+            metadata._session_timeout_s = 0.3
+            joining = asyncio.ensure_future(join(metadata))
+            await until(lambda: bool(metadata._waiting))  # it has asked, and waits for what it has not heard of
+            session, number = metadata._session, world.server.number
+            assert session is not None
+            told.set()
+            world.server.end_session(session.id)
+            await until(lambda: metadata._session not in (None, session) and metadata.image.number == number + 1)
+            told.clear()
+            await former.close()
+            await asyncio.wait([joining], timeout=1.0)
+            assert not joining.done()
+            told.set()
+            assert await asyncio.wait_for(joining, 10) == first + 1
+            await metadata.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_out", [False, True], ids=["", "and its lease is out"])
+@pytest.mark.parametrize("waits", [False, True], ids=["as it registers", "with an empty folder"])
+def test_who_can_t_ask_whether_its_id_is_taken_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: bool, is_out: bool
+) -> None:
+    """It said that its id was taken, though nobody had it."""
+    monkeypatch.setattr(metadata_module, "PATIENCE_S", 0.05)
+
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            faults = Away(0.001)
+            former, metadata = await world.broker(1), await world.broker(1, faults=faults)
+            await former.register(ENDPOINTS, rack=None, closed_life=None)
+            await metadata.catch_up()
+            hears(metadata).clear()
+            await former.close()
+            faults.away = True
+            metadata._session_timeout_s = 0.05
+            if is_out:
+                monkeypatch.setattr(metadata._session, "lease_left", lambda: -1.0)
+            with pytest.raises(MetadataLost, match="has not answered"):
+                await asyncio.wait_for(join(metadata, waits=waits), 3)
 
     asyncio.run(main())
 
