@@ -4,7 +4,7 @@ The controller holds a connection to every other broker, and every other broker 
 counts as dead only if it accepted a connection in its present life, and now refuses one. A broker that is paused, slow
 or cut off does not refuse but lets the connect time out. A broker that could never be reached says nothing about
 itself. Of several addresses of a broker one has to refuse, and the others refuse or can't be reached at all: if one
-lets the connect time out, the broker may be behind it.
+lets the connect time out, or this process itself has failed to ask it, the broker may be behind it.
 
 It is safe to replace such a broker as leader before its session ends, even if it is alive after all. Leadership changes
 by compare-and-set and with a new epoch. The followers obey the new epoch, and without them the old leader acknowledges
@@ -12,9 +12,11 @@ nothing more.
 """
 
 import asyncio
+import errno
 import logging
 import socket
 from collections.abc import Awaitable, Callable
+from ipaddress import ip_address
 
 from service.cluster.image import Delta, RegisteredBroker
 from service.cluster.metadata import ClusterMetadata
@@ -25,6 +27,10 @@ logger = logging.getLogger("oncelog.controller")
 AGAIN_S = 1.0
 """The pause before a broker is tried again that gave no connection, or took it back at once."""
 CONNECT_S = 5.0
+UNREACHABLE = {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EAFNOSUPPORT}
+"""The errors of an address that this machine can't reach at all. Others, such as no free port or descriptor, are this
+process's own and pass.
+"""
 
 
 class _Line(asyncio.Protocol):
@@ -38,19 +44,29 @@ class _Line(asyncio.Protocol):
 
 async def _line_to(host: str, port: int) -> tuple[asyncio.Transport, _Line]:
     """A connection to the first address of `host` that takes one. Raises `ConnectionRefusedError` if one has refused it
-    and none may be slow, another `OSError` or `TimeoutError` if nothing is known of the broker.
+    and the others have, too, or can't be reached; another `OSError` or `TimeoutError` if nothing is known of the
+    broker.
     """
-    loop, has_refused, failed = asyncio.get_running_loop(), False, OSError(f"{host} has no address")
+    loop, failed = asyncio.get_running_loop(), OSError(f"{host} has no address")
+    has_refused = is_unsure = False
     async with asyncio.timeout(CONNECT_S):
-        for *_, (address, *_) in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        try:
+            ip_address(host)
+            addresses = [host]  # a look-up would wait for a thread, perhaps behind much that is slow
+        except ValueError:
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            addresses = [f"{address}%{more[1]}" if any(more[1:]) else str(address) for *_, (address, _, *more) in found]
+        for address in addresses:
             try:
-                return await loop.create_connection(_Line, str(address), port)
+                return await loop.create_connection(_Line, address, port)
             except TimeoutError:  # the kernel's
                 raise
+            except ConnectionRefusedError:
+                has_refused = True
             except OSError as error:
-                has_refused = has_refused or isinstance(error, ConnectionRefusedError)
+                is_unsure = is_unsure or error.errno not in UNREACHABLE
                 failed = error
-    if has_refused:
+    if has_refused and not is_unsure:
         raise ConnectionRefusedError
     raise failed
 

@@ -1,6 +1,7 @@
 """How the controller's lookout holds its connections; what it makes of a death is in the simulation."""
 
 import asyncio
+import errno
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from log.disk import RealDisk
 from service.client.connection import Client
 from service.cluster import lookout as lookout_module
 from service.cluster.image import RegisteredBroker
-from service.cluster.lookout import Lookout
+from service.cluster.lookout import Lookout, _line_to
 from service.cluster.metadata import ClusterMetadata
 from service.ports import RealEnv
 from tests.service.broker.cluster_stage import until
@@ -147,6 +148,58 @@ def test_a_broker_with_several_addresses_is_dead_if_one_refuses_and_none_may_be_
         assert watched.dead.is_set() is is_dead
         assert watched.env.tasks.failed == 0
         await watched.end()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("code", "is_dead"),
+    [
+        *[(each, False) for each in (errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENOBUFS, errno.EPERM)],
+        *[(each, True) for each in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EAFNOSUPPORT)],
+    ],
+    ids=errno.errorcode.get,
+)
+def test_a_broker_is_not_dead_because_this_process_could_not_ask_it(
+    monkeypatch: pytest.MonkeyPatch, code: int, is_dead: bool
+) -> None:
+    """A broker whose name has another address that always refuses counted as dead while no descriptor was free here."""
+
+    async def main() -> None:
+        async def found(host: str, port: int, **_: Any) -> list[Any]:
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in ("127.0.0.1", "127.0.0.2")]
+
+        async def connected(factory: Any, host: str, port: int) -> Any:
+            raise OSError(code, "") if host == "127.0.0.1" else ConnectionRefusedError
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", found)
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", connected)
+        with pytest.raises(OSError) as failed:
+            await _line_to("two", 9092)
+        assert isinstance(failed.value, ConnectionRefusedError) is is_dead
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("host", "asked"), [("10.0.0.1", "10.0.0.1"), ("fe80::1%eth0", "fe80::1%eth0"), ("named", "fe80::2%4")]
+)
+def test_a_host_that_is_an_address_is_not_looked_up_and_one_of_a_link_keeps_its_link(
+    monkeypatch: pytest.MonkeyPatch, host: str, asked: str
+) -> None:
+    """A look-up waited for a thread behind forty slow calls of the disk, so the death of a broker was seen late."""
+
+    async def main() -> None:
+        async def found(host: str, port: int, **_: Any) -> list[Any]:
+            assert host == "named"
+            return [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fe80::2", port, 0, 4))]
+
+        async def connected(factory: Any, host: str, port: int) -> Any:
+            return host
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", found)
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", connected)
+        assert cast(Any, await _line_to(host, 9092)) == asked
 
     asyncio.run(main())
 
