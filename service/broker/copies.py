@@ -11,7 +11,7 @@ from log.ids import TopicPartition
 from service.broker.peers import PeerAway, Peers
 from service.cluster.election import best_first
 from service.ports import Tasks
-from service.turns import Turn, breathe
+from service.turns import Turn, breathe, in_turns
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 
@@ -37,7 +37,8 @@ class Copies:
         answer, the one that came first in `candidates` comes first.
         """
         told = await self._told({each: replicas for each, replicas in candidates.items() if len(replicas) > 1})
-        return {each: best_first(replicas, told.get(each, {})) for each, replicas in candidates.items()}
+        named = in_turns(candidates.items(), NAMED_A_TURN)
+        return {each: best_first(replicas, told.get(each, {})) async for each, replicas in named}
 
     async def without_any(
         self, candidates: Mapping[TopicPartition, Sequence[int]]
@@ -46,7 +47,7 @@ class Copies:
         told = await self._told(candidates)
         return {
             partition: replicas
-            for partition, replicas in candidates.items()
+            async for partition, replicas in in_turns(candidates.items(), NAMED_A_TURN)
             if (ends := told.get(partition, {})).keys() >= set(replicas) and not any(end for _, end in ends.values())
         }
 
@@ -78,8 +79,11 @@ class Copies:
             answer = await self._peers.ask(broker, ListOffsetsRequest(replica_id=DEBUGGING, topics=topics))
         except PeerAway:
             return
+        turn = Turn(NAMED_A_TURN)
         for topic in answer.topics:
             for each in topic.partitions:
+                if turn.is_over():
+                    await breathe()
                 if each.error_code == ErrorCode.NONE:
                     partition = TopicPartition(topic.name, each.partition_index)
                     told.setdefault(partition, {})[broker] = each.leader_epoch, each.offset

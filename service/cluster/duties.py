@@ -21,7 +21,7 @@ from service.cluster.lookout import Lookout
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.ports import Env
 from service.settings.broker import BrokerConfig
-from service.turns import Steps, Turn, done_in_turns
+from service.turns import Steps, Turn, done_in_turns, in_turns
 
 logger = logging.getLogger("oncelog.controller")
 
@@ -150,11 +150,11 @@ class Duties:
         given = await self._all(RemoveDead(min_in_sync=metadata.min_in_sync()))
         image = metadata.image
         if lost := await done_in_turns(self._without_holders(image)):
-            best = _in(image, await self._best_first(lost))
+            best = await _in(image, await self._best_first(lost))
             given += await self._all(RemoveDead(best, metadata.min_in_sync(), self._may_lose))
         image = metadata.image
         lost = await done_in_turns(self._without_members(image))
-        if lost and (empty := _in(image, await self._without_any(lost))):
+        if lost and (empty := await _in(image, await self._without_any(lost))):
             logger.critical(
                 "%d partitions begin again, such as %s-%d: all their replicas are here, and none has anything",
                 *(len(empty), *next(iter(empty))),
@@ -208,6 +208,7 @@ class Duties:
         return self._config.unclean_leader_election_enable if own is None else own.strip().lower() == "true"
 
 
-def _in(image: Image, replicas: Mapping[TopicPartition, Sequence[int]]) -> dict[TopicPartition, Successors]:
+async def _in(image: Image, replicas: Mapping[TopicPartition, Sequence[int]]) -> dict[TopicPartition, Successors]:
     """The same for the state in which these partitions are in `image`."""
-    return {partition: Successors.asked(image, partition, each) for partition, each in replicas.items()}
+    named = in_turns(replicas.items(), LOOKED_AT_MOST)
+    return {partition: Successors.asked(image, partition, each) async for partition, each in named}

@@ -15,7 +15,7 @@ from service.broker.opening import PartitionMaker
 from service.cluster import metadata as cluster_metadata
 from service.cluster.config_commands import AlterConfigs, ConfigChange, Operation, ResourceChange, ResourceType
 from service.cluster.controller import Command, MetadataDecision, RemoveDead
-from service.cluster.duties import LOOKED_AT_MOST, Duties
+from service.cluster.duties import LOOKED_AT_MOST, Duties, _in
 from service.cluster.election import claim
 from service.cluster.image import ALL_BROKERS, Image, PartitionState, Topic
 from service.cluster.metadata import ClusterMetadata
@@ -29,6 +29,7 @@ from tests.service.broker.cluster_stage import ClusterStage, on_cluster_stage, u
 from tests.service.cluster.test_controller import alone_in_sync
 from tests.service.cluster.test_metadata import cluster
 from tests.service.cluster.worlds import ENDPOINTS, World, decided, topic_id
+from tests.service.web.kit import turns_of
 
 
 @pytest.mark.parametrize("dips", [False, True], ids=["", "while the store is silent"])
@@ -273,7 +274,9 @@ def test_others_have_their_turns_while_very_many_partitions_are_looked_at(lost: 
     duties = Duties(env, config, cast(Any, None), lambda broker: ("", 0), {}, nobody, nobody)
     look = duties._without_members if lost == "by all" else duties._without_holders
     assert sum(1 for _ in look(image)) >= 3
-    assert len(done_at_once(look(image))) == 4 * LOOKED_AT_MOST
+    found = done_at_once(look(image))
+    assert len(found) == 4 * LOOKED_AT_MOST
+    assert turns_of(_in(image, found)) >= 3
 
 
 def _leader(image: Image) -> int:
