@@ -36,6 +36,8 @@ logger = logging.getLogger("oncelog.broker")
 
 REMOVE_AGAIN_S = 0.2
 """The pause after a failed attempt to remove the folder of a deleted partition."""
+FAIL_AGAIN_S = 5.0
+"""The pause after partitions of a failed disk could not be let go. Each time the log says so of each."""
 HAND_OVER_S = 5.0
 """The longest time for which a stop waits for the metadata store."""
 FAREWELL_S = 0.2
@@ -148,23 +150,33 @@ class Holdings:
         """
         held = [partition for partition in self._partitions if partition.folder is folder]
         held.sort(key=lambda partition: not partition.is_leading)
-        if len(held) <= AT_ONCE:
-            self._fail(held, folder)
-        else:
+        if len(held) > AT_ONCE or (held := self._fail(held, folder)):
             self._tasks.spawn(f"partitions of {folder.name}, which failed", self._fail_in_turns(held, folder))
 
     async def _fail_in_turns(self, held: list[Partition], folder: LogFolder) -> None:
-        async for some in slices_in_turns(held, A_TURN):
-            self._fail(some, folder)
+        while True:
+            left: list[Partition] = []
+            async for some in slices_in_turns(held, A_TURN):
+                left += self._fail(some, folder)
+            if not left:
+                return
+            held = left
+            await asyncio.sleep(FAIL_AGAIN_S)
 
-    def _fail(self, held: list[Partition], folder: LogFolder) -> None:
+    def _fail(self, held: list[Partition], folder: LogFolder) -> list[Partition]:
+        """Returns those in which this did not go well, and is to be done again."""
+        left = []
         for partition in held:
             if partition.folder is folder and self._partitions.get(partition.topic_partition) is partition:
                 try:
-                    self._coordination.lose(partition)
-                    self._replication.fail(partition)
+                    try:
+                        self._coordination.lose(partition)
+                    finally:
+                        self._replication.fail(partition)
                 except Exception:  # an error in one partition must not keep the others as they are
-                    logger.exception("%s is not served any more, and could not be let go", partition.topic_partition)
+                    logger.exception("%s could not be let go; it is tried again", partition.topic_partition)
+                    left.append(partition)
+        return left
 
     async def end(self) -> None:
         """Wait until the folders of deleted partitions are removed."""

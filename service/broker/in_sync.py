@@ -71,8 +71,8 @@ class InSyncSets:
             await asyncio.sleep(self._config.replica_lag_time_max_ms / 2000)
             for count, partition in enumerate(self._partitions):
                 try:
-                    if partition.is_replicated and partition.offline:
-                        self.give_up(partition)
+                    if partition.is_replicated and (partition.offline or partition.folder.failed is not None):
+                        self.give_up(partition)  # whatever its role: perhaps it could not be let go
                     elif partition.is_replicated:
                         self.consider(partition)
                         if partition.is_leading and partition.must_close_gap:

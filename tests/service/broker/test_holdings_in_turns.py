@@ -166,16 +166,22 @@ def test_a_broker_that_leaves_lets_go_of_its_partitions_in_turns(
     on_stage(tmp_path, scene)
 
 
-def test_one_partition_of_a_failed_disk_that_can_t_be_let_go_keeps_no_other_in_service(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("at_once", [1, MANY], ids=["in turns", "at once"])
+def test_one_partition_of_a_failed_disk_that_can_t_be_let_go_keeps_no_other_in_service_and_fails_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
+    monkeypatch.setattr(holdings, "FAIL_AGAIN_S", 0.1)
+
     async def scene(stage: Stage) -> None:
         await stage.create("orders", MANY)
         await stage.broker.holdings.even()
-        fail, bad = stage.broker.replication.fail, held(stage)[1]
+        monkeypatch.setattr(holdings, "AT_ONCE", at_once)
+        fail, bad, mistakes = stage.broker.replication.fail, held(stage)[1], 3
 
         def fails(partition: Partition) -> None:
-            if partition is bad:
+            nonlocal mistakes
+            if partition is bad and mistakes:
+                mistakes -= 1
                 raise AssertionError("this broker's own mistake")
             fail(partition)
 
@@ -183,6 +189,7 @@ def test_one_partition_of_a_failed_disk_that_can_t_be_let_go_keeps_no_other_in_s
         stage.broker.folders[0].fail(DiskFault(errno.EIO, "broken"))
         await until(lambda: all(partition.offline for partition in held(stage) if partition is not bad))
         assert not bad.offline
+        await until(lambda: bad.offline)
 
     on_stage(tmp_path, scene, {"log.durability": "os"})
 

@@ -307,6 +307,28 @@ def test_a_replica_that_could_not_be_left_to_others_is_left_to_them_later(
     on_cluster_stage(tmp_path, scene, 1, 2, given={"log.durability": "os", "replica.lag.time.max.ms": "300"})
 
 
+@pytest.mark.parametrize("whose", ["coordination.lose", "replication.fail"])
+def test_a_replica_on_a_failed_disk_that_can_not_be_let_go_is_left_to_others_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    def fails(partition: Partition) -> None:
+        raise AssertionError("this broker's own mistake")
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2)
+        await stage.in_sync(1, 2)
+        broker, partition = stage.broker(1), stage.partition(1)
+        part, what = whose.split(".")
+        monkeypatch.setattr(getattr(broker, part), what, fails)
+        broker.folders[0].fail(DiskFault(errno.EIO, "broken"))
+        assert partition.offline is (part == "coordination")
+        await stage.in_sync(2)
+        assert stage.state().leader == 2
+        monkeypatch.undo()
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given={"log.durability": "os", "replica.lag.time.max.ms": "300"})
+
+
 def test_whether_it_leads_is_answered_by_no_as_soon_as_it_leads_nothing_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
