@@ -122,6 +122,13 @@ def changed(topic_id: TopicId, index: int, old: PartitionState, new: PartitionSt
     return Put(partition_key(topic_id, index), encode_partition(new), old.partition_epoch)
 
 
+def alive_still(image: Image, members: Iterable[int]) -> list[Op]:
+    """Checks that those of these brokers that are alive still are when this is committed, in the same lives (R8)."""
+    alive = [image.brokers[member] for member in dict.fromkeys(members) if member in image.brokers]
+    lives: list[Op] = [Check(broker_key(broker.id), broker.version) for broker in alive]
+    return [*lives, Check(BROKER_EPOCH, image.broker_epoch.version)] if lives else []
+
+
 @dataclass(frozen=True, slots=True)
 class FoundCluster:
     """Give the cluster its id and its features, if it has none yet. The reply is the cluster's id."""
@@ -400,6 +407,32 @@ def _with_settings_as_now(image: Image, partitions: Iterable[TopicPartition]) ->
 
 
 @dataclass(frozen=True, slots=True)
+class EndReassignments:
+    """End the reassignments that wait for nobody any more. One waits while replicas that count are gone. Who comes back
+    in order is in sync at once, so no leader proposes a set that would end it. The reply is the number of partitions
+    that changed. One commit changes at most MOST_AT_ONCE of them.
+    """
+
+    min_in_sync: int = 1
+
+    def decide(self, image: Image, *, retried: bool) -> Steps[MetadataDecision[int]]:
+        counted: dict[int, None] = {}
+        ops = yield from _decided(self._ends(image, counted), MOST_AT_ONCE)
+        return MetadataDecision(len(ops), (*alive_still(image, counted), *ops))
+
+    def _ends(self, image: Image, counted: dict[int, None]) -> Iterator[Op | None]:
+        for topic in image.topics.values():
+            least = least_in_sync(topic, self.min_in_sync)
+            for index, state in topic.partitions.items():
+                if (state.adding or state.removing) and is_caught_up(state, image.brokers, least):
+                    new = settled(state, image.brokers, least)
+                    counted.update(dict.fromkeys(new.isr))
+                    yield changed(topic.id, index, state, new)
+                else:
+                    yield None
+
+
+@dataclass(frozen=True, slots=True)
 class PreferLeaders:
     """Make the first replica of a partition its leader, if it is alive and in sync: for all partitions, or for those
     named. The reply is the number of partitions that changed.
@@ -527,15 +560,13 @@ class AlterPartition:
         if (refusal := self._refusal(image, state)) is not None:
             return MetadataDecision(refusal)
         # When this is committed, each new member must be alive, in the same life in which it caught up (R8).
-        admitted = [image.brokers[member] for member in members if member not in state.isr]
-        lives = [Check(broker_key(broker.id), broker.version) for broker in admitted]
-        if lives:
-            lives.append(Check(BROKER_EPOCH, image.broker_epoch.version))
+        counted = [member for member in members if member not in state.isr]
         least = least_in_sync(topic, self.min_in_sync)
         new = with_isr(state, members, least)._replace(partition_epoch=state.partition_epoch + 1)
-        if (new.adding or new.removing) and is_caught_up(new, least):
+        if (new.adding or new.removing) and is_caught_up(new, image.brokers, least):
             new = settled(new, image.brokers, least)
-        return MetadataDecision(new, (*lives, changed(self.topic_id, self.index, state, new)))
+            counted += new.isr
+        return MetadataDecision(new, (*alive_still(image, counted), changed(self.topic_id, self.index, state, new)))
 
     def _refusal(self, image: Image, state: PartitionState) -> Refusal | None:
         proposer = image.brokers.get(self.broker_id)

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from log.ids import TopicPartition
 from service.cluster.config_commands import RequireInSync
-from service.cluster.controller import Command, FenceBroker, PreferLeaders, RemoveDead, Successors
+from service.cluster.controller import Command, EndReassignments, FenceBroker, PreferLeaders, RemoveDead, Successors
 from service.cluster.election import candidates
 from service.cluster.image import Delta, Image, RegisteredBroker, Topic
 from service.cluster.lookout import Lookout
@@ -163,6 +163,8 @@ class Duties:
         if given:
             self.elected += given
             logger.warning("%d partitions were changed because brokers are gone", given)
+        if ended := await self._all(EndReassignments(metadata.min_in_sync())):
+            logger.info("%d reassignments are over, as the replicas that they waited for are back", ended)
         if raised := await self._all(RequireInSync(self._least_in_sync)):
             logger.warning("%d internal topics require more replicas in sync from now on", raised)
         if rebalances and self._config.auto_leader_rebalance_enable and (moved := await self._all(PreferLeaders())):

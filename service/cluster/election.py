@@ -125,16 +125,20 @@ def target_of(state: PartitionState) -> tuple[int, ...]:
     return tuple(replica for replica in state.replicas if replica not in state.removing)
 
 
-def is_caught_up(state: PartitionState, least: int) -> bool:
+def is_caught_up(state: PartitionState, alive: Container[int], least: int) -> bool:
     """Whether a reassignment can end: all new replicas are in sync, and enough of those that stay are. Enough of them
     then hold what was acknowledged, and the others may go.
     """
-    return all(member in state.isr for member in state.adding) and are_enough(target_of(state), state, least)
+    came = all(member in state.isr and member in alive for member in state.adding)
+    return came and are_enough(target_of(state), state, alive, least)
 
 
-def are_enough(replicas: tuple[int, ...], state: PartitionState, least: int) -> bool:
-    """Whether enough of `replicas` are in sync, if they were the only replicas of the partition."""
-    return sum(replica in state.isr for replica in replicas) >= max(min(least, len(replicas)), 1)
+def are_enough(replicas: tuple[int, ...], state: PartitionState, alive: Container[int], least: int) -> bool:
+    """Whether enough of `replicas` are in sync and alive, if they were the only replicas of the partition. One that is
+    gone may be in the in-sync set still, until the controller takes it out. It may come back with another disk.
+    """
+    living = sum(replica in state.isr and replica in alive for replica in replicas)
+    return living >= max(min(least, len(replicas)), 1)
 
 
 def settled(state: PartitionState, alive: Container[int], least: int) -> PartitionState:

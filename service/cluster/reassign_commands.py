@@ -9,7 +9,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from log.ids import TopicPartition
-from service.cluster.controller import DECIDED_A_TURN, MetadataDecision, Successors, changed, successors
+from service.cluster.controller import (
+    DECIDED_A_TURN,
+    MetadataDecision,
+    Successors,
+    alive_still,
+    changed,
+    successors,
+)
 from service.cluster.election import are_enough, elect, held_by, is_caught_up, least_in_sync, settled, target_of
 from service.cluster.image import NO_LEADER, Image, PartitionState, Topic
 from service.stores.port import Op
@@ -45,6 +52,7 @@ class Reassign:
         turn = Turn(DECIDED_A_TURN)
         results: list[ReassignResult] = []
         ops: dict[TopicPartition, Op] = {}
+        counted: dict[int, None] = {}
         for partition, replicas in self.wanted:
             if turn.is_over(1 + len(replicas or ())):
                 yield
@@ -67,6 +75,8 @@ class Reassign:
                 ops.pop(partition, None)
                 if new != state:
                     ops[partition] = changed(topic.id, partition.partition, state, new)
+                    if not new.adding and not new.removing:  # those that stay hold alone what was acknowledged
+                        counted.update(dict.fromkeys(new.isr))
             elif (
                 retried
                 and new[0] is ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
@@ -75,7 +85,7 @@ class Reassign:
                 results.append(ReassignResult(partition))
             else:
                 results.append(ReassignResult(partition, *new))
-        return MetadataDecision(results, tuple(ops.values()))
+        return MetadataDecision(results, (*alive_still(image, counted), *ops.values()) if ops else ())
 
     def _is_as_seen(self, topic: Topic, index: int) -> bool:
         return self._seen(topic, index) == topic.partitions[index]
@@ -112,7 +122,7 @@ def _reassigned(state: PartitionState, target: tuple[int, ...], image: Image, le
     adding = tuple(replica for replica in target if replica not in state.replicas or replica in state.adding)
     removing = tuple(replica for replica in state.replicas if replica not in target)
     new = state._replace(replicas=(*target, *removing), adding=adding, removing=removing)
-    return settled(new, image.brokers, least) if is_caught_up(new, least) else new
+    return settled(new, image.brokers, least) if is_caught_up(new, image.brokers, least) else new
 
 
 def _former(state: PartitionState) -> tuple[int, ...]:
@@ -127,7 +137,9 @@ def _taken_back(state: PartitionState, image: Image, least: int) -> PartitionSta
         return ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "No partition reassignment is in progress."
     former = _former(state)
     holds_more = any(member in state.isr for member in state.adding)
-    if not are_enough(former, state, least if holds_more else 1):
+    # Where nobody else has everything, the former replicas hold it also while they are gone.
+    alive = image.brokers if any(member in (*state.isr, *state.eligible) for member in state.adding) else former
+    if not are_enough(former, state, alive, least if holds_more else 1):
         message = "Too few of the former replicas are in sync to hold alone what was acknowledged."
         return ErrorCode.INVALID_REPLICA_ASSIGNMENT, message
     return held_by(former, state, image.brokers, least)

@@ -19,6 +19,7 @@ from service.cluster.duties import LOOKED_AT_MOST, Duties, _in
 from service.cluster.election import claim
 from service.cluster.image import ALL_BROKERS, Image, PartitionState, Topic
 from service.cluster.metadata import ClusterMetadata
+from service.cluster.reassign_commands import Reassign
 from service.cluster.topic_commands import CreateTopics, NewTopic, TopicResult
 from service.settings.broker import BrokerConfig
 from service.stores.memory import MemorySession
@@ -259,6 +260,22 @@ def test_a_leader_that_was_chosen_among_empty_ones_is_not_replaced_by_another_of
     state = world.image.partition(orders)
     assert state is not None
     assert state.isr == (1,), "what it acknowledged waits for it"
+
+
+def test_a_reassignment_ends_when_the_replica_it_waited_for_is_back() -> None:
+    """Its session had ended, and it joined again before anybody had replaced it."""
+    world = World()
+    for broker in (1, 2):
+        world.add_broker(broker)
+    world.add_topic("orders", 1, replicas=2)
+    orders = TopicPartition("orders", 0)
+    world.lose_broker(2)
+    world.run(Reassign(((orders, (2,)),)))
+    world.add_broker(2)
+    control_once(Metadata(world), nobody)
+    state = world.image.partition(orders)
+    assert state is not None
+    assert state[:3] == ((2,), (2,), 2)
 
 
 @pytest.mark.parametrize("lost", ["what brokers that are gone held", "by all"])

@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 
 from log.ids import TopicPartition
-from service.cluster.controller import AlterPartition, Refusal, RemoveDead, Successors
+from service.cluster.controller import (
+    AlterPartition,
+    Command,
+    EndReassignments,
+    Refusal,
+    RemoveDead,
+    Successors,
+)
 from service.cluster.image import PartitionState
 from service.cluster.reassign_commands import PREFERRED, UNCLEAN, ElectLeaders, Reassign
 from service.cluster.topic_commands import DeleteTopics
@@ -34,12 +41,11 @@ def reassign(world: World, replicas: tuple[int, ...] | None, **more: Any) -> Err
     return result.error
 
 
-def admit(world: World, epochs: dict[int, int], *members: int) -> PartitionState:
+def admit(world: World, epochs: dict[int, int], *members: int, min_in_sync: int = 1) -> PartitionState:
     state = state_of(world)
     isr = tuple((member, epochs[member]) for member in members)
-    proposed = AlterPartition(
-        topic_id(1), 0, state.leader, epochs[state.leader], state.leader_epoch, state.partition_epoch, isr
-    )
+    leader = state.leader, epochs[state.leader], state.leader_epoch
+    proposed = AlterPartition(topic_id(1), 0, *leader, state.partition_epoch, isr, min_in_sync)
     decided = world.run(proposed)
     assert not isinstance(decided, Refusal)
     assert decided == state_of(world), "the leader is told what holds"
@@ -105,6 +111,112 @@ def test_a_replica_does_not_go_before_enough_others_hold_what_was_acknowledged()
     assert reassign(world, (2, 3), min_in_sync=2) is ErrorCode.NONE
     assert state_of(world)[:3] == ((2, 3, 1), (1, 3), 1)
     assert admit(world, epochs, 1, 3, 2)[:3] == ((2, 3), (3, 2), 2)
+
+
+def test_a_reassignment_does_not_end_on_a_replica_that_is_gone() -> None:
+    """The controller has not taken it out of the in-sync set yet. The live copies are dropped, and it may come back
+    without its disk.
+    """
+    world, epochs = world_of(replicas=2)
+    world.lose_broker(2)
+    assert reassign(world, (2,)) is ErrorCode.NONE
+    assert state_of(world)[:3] == ((2, 1), (1, 2), 1), "it waits"
+    world.run(RemoveDead())
+    epochs[2] = world.add_broker(2)
+    assert admit(world, epochs, 1, 2)[:3] == ((2,), (2,), 2)
+
+
+def test_a_reassignment_does_not_end_while_too_few_of_those_that_stay_are_there() -> None:
+    world, _ = world_of(replicas=3)
+    world.lose_broker(3)
+    assert reassign(world, (2, 3), min_in_sync=2) is ErrorCode.NONE
+    assert state_of(world)[:3] == ((2, 3, 1), (1, 2, 3), 1)
+    reassign(world, (2, 3), min_in_sync=1)
+    assert state_of(world)[:3] == ((2, 3), (2,), 2), "2 alone is enough"
+
+
+def test_a_reassignment_does_not_end_before_who_comes_is_there() -> None:
+    world, epochs = world_of(replicas=1)
+    reassign(world, (2, 3))
+    admit(world, epochs, 1, 2)
+    world.lose_broker(2)
+    assert reassign(world, (1, 2)) is ErrorCode.NONE
+    assert (state_of(world).adding, state_of(world).isr) == ((2,), (1, 2))
+
+
+def test_a_reassignment_ends_when_who_was_gone_is_back_in_order() -> None:
+    """It is in sync at once, so its leader has nothing to propose, and would end nothing."""
+    world, _ = world_of(replicas=2)
+    world.lose_broker(2)
+    reassign(world, (2,))
+    assert world.run(EndReassignments()) == 0
+    world.add_broker(2)
+    assert state_of(world)[:3] == ((2, 1), (1, 2), 1)
+    assert world.run(EndReassignments()) == 1
+    assert state_of(world) == PartitionState((2,), (2,), 2, 1, state_of(world).partition_epoch)
+    assert world.run(EndReassignments()) == 0
+
+
+def test_what_is_under_way_is_not_taken_back_in_favour_of_a_replica_that_is_gone() -> None:
+    world, epochs = world_of(replicas=1)
+    reassign(world, (2, 3))
+    admit(world, epochs, 1, 2)
+    world.lose_broker(1)
+    before = state_of(world)
+    assert reassign(world, None) is ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    assert state_of(world) == before
+    world.run(RemoveDead())
+    assert reassign(world, None) is ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    assert state_of(world)[1:3] == ((2,), 2)
+
+
+def test_what_is_under_way_is_not_taken_back_from_an_eligible_replica_in_favour_of_one_that_is_gone() -> None:
+    world, epochs = world_of(replicas=1)
+    reassign(world, (3, 4), min_in_sync=2)
+    admit(world, epochs, 1, 3, min_in_sync=2)
+    admit(world, epochs, 1, min_in_sync=2)
+    assert state_of(world).eligible == (3,)
+    world.lose_broker(1)
+    assert reassign(world, None, min_in_sync=2) is ErrorCode.INVALID_REPLICA_ASSIGNMENT
+
+
+def test_what_has_brought_nothing_is_taken_back_though_all_former_replicas_are_gone() -> None:
+    world, _ = world_of(replicas=1)
+    reassign(world, (2, 3))
+    world.lose_broker(1)
+    assert reassign(world, None) is ErrorCode.NONE
+    assert state_of(world)[:3] == ((1,), (1,), 1)
+
+
+@pytest.mark.parametrize("ends", ["at once", "with the last admission", "when one is back", "taken back"])
+def test_a_reassignment_that_ends_is_refused_if_who_stays_is_gone_by_the_commit(ends: str) -> None:
+    """And not if another one is gone."""
+
+    def refused_without(gone: int) -> bool:
+        world, epochs = world_of(replicas=1 if ends == "with the last admission" else 3)
+        command: Command[Any] = Reassign(((ORDERS, (2, 3)),))
+        if ends == "with the last admission":
+            world.run(command)
+            admit(world, epochs, 1, 2)
+            isr = tuple((each, epochs[each]) for each in (1, 2, 3))
+            command = AlterPartition(topic_id(1), 0, 1, epochs[1], 0, 2, isr)
+        elif ends == "when one is back":
+            world.lose_broker(2)
+            world.lose_broker(3)
+            world.run(command)
+            world.add_broker(2)
+            world.add_broker(3)
+            command = EndReassignments()
+        elif ends == "taken back":
+            world.run(Reassign(((ORDERS, (2, 3, 4)),)))
+            world.run(Reassign(((ORDERS, (4, 2)),)))
+            command = Reassign(((ORDERS, None),))
+        image = world.image
+        world.lose_broker(gone)
+        return world.refuses(command, image)
+
+    assert refused_without(2)
+    assert refused_without(1) == (ends == "taken back")
 
 
 def test_what_is_under_way_is_not_taken_back_from_who_holds_what_was_acknowledged() -> None:
