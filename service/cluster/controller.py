@@ -8,9 +8,8 @@ module has the commands about brokers, partitions and producer ids. Those about 
 about configuration in `config_commands`.
 """
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from idempotence.producer_ids import ProducerIdBlock, next_block
@@ -71,9 +70,6 @@ FINALIZED_FEATURES = {"group.version": 1, "transaction.version": 2}
 """The feature levels of a new cluster: the consumer group protocol, and transactions that raise the producer's epoch
 each time.
 """
-
-
-NOBODY: "Mapping[TopicPartition, Successors]" = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,19 +383,22 @@ class RemoveDead:
                 known = touched[state.isr] = any(member not in alive for member in state.isr)
             return known or state.leader not in alive
 
-        unclean = {each: found for each, found in self.unclean.items() if self._may_lose(image.topics.get(each.topic))}
+        lossy: dict[str, None] = {}
+
+        def unclean(topic: Topic, index: int) -> Sequence[int]:
+            found = successors(self.unclean, topic, index, alive) if self.unclean and self.may_lose(topic) else ()
+            if found:
+                lossy[topic.name] = None
+            return found
+
         ops = yield from _decided(_without(image, alive, concerned, self.min_in_sync, unclean), MOST_AT_ONCE)
-        return MetadataDecision(len(ops), (*ops, *_with_settings_as_now(image, unclean)) if ops else ())
-
-    def _may_lose(self, topic: Topic | None) -> bool:
-        return topic is not None and self.may_lose(topic)
+        return MetadataDecision(len(ops), (*ops, *_with_settings_as_now(image, lossy)))
 
 
-def _with_settings_as_now(image: Image, partitions: Iterable[TopicPartition]) -> Iterator[Op]:
+def _with_settings_as_now(image: Image, names: Collection[str]) -> Iterator[Op]:
     """Checks that nobody has changed the settings of these topics, or those of brokers that hold for them. Where
     nothing is set, an empty key is made: that fails if somebody has set something.
     """
-    names = dict.fromkeys(partition.topic for partition in partitions)
     yield from (Check(topic_key(name), image.topics[name].version) for name in names)
     for whose in (ALL_BROKERS, str(image.controller_id)) if names else ():
         key, stored = broker_config_key(whose), image.broker_config(whose)
@@ -481,22 +480,27 @@ def _without(
     alive: Container[int],
     concerned: Callable[[PartitionState], bool],
     min_in_sync: int,
-    unclean: Mapping[TopicPartition, Successors] = NOBODY,
+    unclean: Callable[[Topic, int], Sequence[int]] = lambda topic, index: (),
 ) -> Iterator[Op | None]:
     """The changes that take brokers that are not `alive` out of the partitions for which `concerned` is true, for
-    `_decided`.
+    `_decided`. Those without a leader come first: nobody can use them meanwhile.
     """
+    led: list[tuple[Topic, int, int]] = []
     for topic in image.topics.values():
         least = least_in_sync(topic, min_in_sync)
         for index, state in topic.partitions.items():
             if not concerned(state):
                 yield None
-                continue
-            if state.leader in alive:
-                new = with_isr(state, tuple(member for member in state.isr if member in alive), least)
+            elif state.leader in alive:
+                led.append((topic, index, least))
+                yield None
             else:
-                new = elect(state, alive, least, unclean=successors(unclean, topic, index, image.brokers))
-            yield changed(topic.id, index, state, new) if new != state and new.leader != NO_LEADER else None
+                new = elect(state, alive, least, unclean=unclean(topic, index))
+                yield changed(topic.id, index, state, new) if new.leader != NO_LEADER else None
+    for topic, index, least in led:
+        state = topic.partitions[index]
+        new = with_isr(state, tuple(member for member in state.isr if member in alive), least)
+        yield changed(topic.id, index, state, new) if new != state else None
 
 
 class OfOnePartition(Protocol[Reply_co]):

@@ -35,6 +35,7 @@ from service.cluster.image import (
     NO_BROKER,
     NO_LEADER,
     PartitionState,
+    Topic,
     encode_topic,
     life_key,
     topic_key,
@@ -192,6 +193,30 @@ def test_without_anybody_in_sync_nobody_leads_unless_the_topic_allows_it() -> No
     assert state_of(world) == PartitionState((1, 2, 3), (1,), 1, 0, 1)
 
 
+def test_a_commit_looks_only_at_the_settings_of_the_topics_that_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each commit checked those of all that may lose: 6,000 for 1,000 elections."""
+    monkeypatch.setattr("service.cluster.controller.MOST_AT_ONCE", 2)
+    world, _ = three_replicas()
+    for number in range(2, 6):
+        world.add_topic(f"more{number}", number, replicas=3)
+    for broker in (3, 2, 1):
+        world.run(RemoveFromLeadership(broker))
+        world.lose_broker(broker)
+    world.add_broker(3, clean=False)
+    all_of_them = [TopicPartition(name, 0) for name in world.image.topics]
+    unclean = {each: Successors.asked(world.image, each, (3,)) for each in all_of_them}
+    may_lose: list[str] = []
+
+    def asked(topic: Topic) -> bool:
+        may_lose.append(topic.name)
+        return topic.name != "more2"
+
+    ops = decided(RemoveDead(unclean, may_lose=asked), world.image).ops
+    assert [op.key for op in ops if isinstance(op, Check)] == ["topics/orders", "topics/more3"]
+    assert may_lose == ["orders", "more2", "more3"]
+    assert not any(isinstance(op, Check) for op in decided(RemoveDead(), world.image).ops)
+
+
 def test_of_very_many_partitions_some_are_given_away_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.cluster.controller.MOST_AT_ONCE", 4)
     world = World()
@@ -201,6 +226,25 @@ def test_of_very_many_partitions_some_are_given_away_at_a_time(monkeypatch: pyte
     world.lose_broker(1)
     assert [world.run(RemoveDead()) for _ in range(4)] == [4, 4, 2, 0]
     assert {state.leader for state in world.image.topics["orders"].partitions.values()} == {2}
+
+
+def test_of_very_many_partitions_those_without_a_leader_are_seen_to_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The in-sync sets of other leaders came between them, and 5,134 of 15,400 took 16 commits instead of 6."""
+    monkeypatch.setattr("service.cluster.controller.MOST_AT_ONCE", 4)
+    world = World()
+    for broker in (1, 2):
+        world.add_broker(broker)
+    world.add_topic("orders", 1, partitions=6, replicas=2)
+    world.add_topic("more", 2, partitions=2, replicas=2)
+    world.lose_broker(1)
+    states = [state for topic in world.image.topics.values() for state in topic.partitions.values()]
+    assert {state.leader for state in states[:2]} == {1, 2}
+    assert sum(state.leader == 1 for state in states) == 4
+    assert world.run(RemoveDead()) == 4
+    states = [state for topic in world.image.topics.values() for state in topic.partitions.values()]
+    assert {state.leader for state in states} == {2}
+    assert [world.run(RemoveDead()) for _ in range(2)] == [4, 0]
+    assert {state.isr for topic in world.image.topics.values() for state in topic.partitions.values()} == {(2,)}
 
 
 def test_a_broker_with_very_many_partitions_comes_and_goes_in_turns() -> None:
