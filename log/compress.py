@@ -28,6 +28,10 @@ ZSTD_WINDOW_BYTES: Final = 64 << 20
 ZSTD_LOOK_BYTES: Final = 1 << 20
 TOLD_WITHIN_BYTES: Final = 32
 """More bytes than the head of a frame takes in any codec."""
+MAX_MEMBERS: Final = 1000
+"""Clients write one."""
+FURTHER_MEMBER_BYTES: Final = 256
+"""So much of a further member of gzip or lz4 is unpacked first, and then twice as much each time."""
 GZIP: Final = 31
 """zlib's `wbits` for a gzip header with the largest window."""
 GZIP_ERROR: Final = cast(type[Exception], isal_zlib.error)
@@ -160,22 +164,33 @@ def _new_lz4() -> _Unpacker:
 
 
 def _unpack_stream(new_unpacker: _NewUnpacker, packed: bytes | memoryview, limit_bytes: int) -> bytes:
-    """Unpack gzip or lz4. Both formats allow several members in a row. Each must be complete, and all together must fit
-    into the limit.
+    """Unpack gzip or lz4. Both formats allow several members in a row. Each must be complete, all together must fit
+    into the limit, and there must be fewer than `MAX_MEMBERS`: empty ones take time, and no room.
+
+    A library copies what it is given behind the end of a member. So only the first member, which nearly always is the
+    only one, is given all bytes at once.
     """
+    packed = memoryview(packed)
     parts: list[bytes] = []
-    room = limit_bytes
-    while packed:
+    room, at, piece = limit_bytes, 0, len(packed)
+    for _ in range(MAX_MEMBERS):
+        if at == len(packed):
+            return b"".join(parts)
         unpacker = new_unpacker()
-        part = unpacker.decompress(packed, max_length=room + 1)
-        room -= len(part)
-        if room < 0:
-            raise UnpacksTooLarge
-        if not unpacker.eof:
-            raise BadCompression("the compressed bytes end too early")
-        parts.append(part)
-        packed = unpacker.unused_data or b""
-    return b"".join(parts)
+        while not unpacker.eof:
+            if at >= len(packed):
+                raise BadCompression("the compressed bytes end too early")
+            given = packed[at : at + piece]
+            part = unpacker.decompress(given, max_length=room + 1)
+            room -= len(part)
+            if room < 0:
+                raise UnpacksTooLarge
+            parts.append(part)
+            at += len(given)
+            piece *= 2
+        at -= len(unpacker.unused_data or b"")
+        piece = FURTHER_MEMBER_BYTES
+    raise BadCompression(f"there are {MAX_MEMBERS} members or more")
 
 
 def _unpack_zstd(packed: bytes | memoryview, limit_bytes: int) -> bytes:

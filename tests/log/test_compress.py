@@ -3,6 +3,9 @@ import random
 import struct
 import tracemalloc
 import zlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import cramjam
 import lz4.frame
@@ -11,7 +14,17 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from log.compress import XERIAL_MAGIC, BadCompression, Codec, compress, decompress, told_plain_bytes
+import log.compress
+from log.compress import (
+    MAX_MEMBERS,
+    XERIAL_MAGIC,
+    BadCompression,
+    Codec,
+    UnpacksTooLarge,
+    compress,
+    decompress,
+    told_plain_bytes,
+)
 
 PACKING = [codec for codec in Codec if codec is not Codec.NONE]
 
@@ -115,6 +128,56 @@ def test_other_writers_are_understood() -> None:
     assert decompress(Codec.LZ4, lz4.frame.compress(plain, content_checksum=True, block_linked=True)) == plain
     packer = zstandard.ZstdCompressor(level=10).compressobj()  # a frame that does not tell its size
     assert decompress(Codec.ZSTD, packer.compress(plain) + packer.flush()) == plain
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.LZ4])
+def test_members_of_all_sizes_are_unpacked(codec: Codec) -> None:
+    parts = [b"", b"a", random.Random(1).randbytes(100_000), b"", b"b" * 300, random.Random(2).randbytes(1000), b""]
+    packed = b"".join(compress(codec, part) for part in parts)
+    assert decompress(codec, packed) == b"".join(parts)
+    with pytest.raises(BadCompression):
+        decompress(codec, packed[:-1])
+    with pytest.raises(UnpacksTooLarge):
+        decompress(codec, packed, limit_bytes=len(b"".join(parts)) - 1)
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.LZ4])
+def test_thousands_of_empty_members_are_refused(codec: Codec) -> None:
+    """3 MB of them took a minute, and the cleaner met them again and again."""
+    empty, plain = compress(codec, b""), b"word"
+    assert decompress(codec, MAX_MEMBERS // 2 * empty + compress(codec, plain)) == plain
+    with pytest.raises(BadCompression, match="members"):
+        decompress(codec, MAX_MEMBERS * empty + compress(codec, plain))
+
+
+class Counting:
+    """An unpacker that counts the bytes that are copied from behind the ends of members."""
+
+    copied = 0
+
+    def __init__(self, new: Callable[[], Any]) -> None:
+        self._unpacker = new()
+        self.decompress = self._unpacker.decompress
+
+    @property
+    def eof(self) -> bool:
+        return bool(self._unpacker.eof)
+
+    @property
+    def unused_data(self) -> bytes:
+        unused: bytes = self._unpacker.unused_data or b""
+        Counting.copied += len(unused)
+        return unused
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.LZ4])
+def test_what_follows_a_member_is_copied_a_few_times_at_most(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"_new_{codec.name.lower()}"
+    monkeypatch.setattr(log.compress, name, partial(Counting, getattr(log.compress, name)))
+    monkeypatch.setattr(Counting, "copied", 0)
+    packed = 500 * compress(codec, random.Random(1).randbytes(1000))
+    assert len(decompress(codec, packed)) == 500_000
+    assert len(packed) <= Counting.copied < 4 * len(packed)
 
 
 def test_ours_are_understood_by_others() -> None:
