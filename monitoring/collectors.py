@@ -54,6 +54,13 @@ class OpenedHere(NamedTuple):
     first_offset: int
 
 
+class Holder(NamedTuple):
+    """Who has a transaction open, as its coordinator here knows, and since when."""
+
+    transactional_id: str
+    started_ms: int
+
+
 class Scrape:
     """The collectors of one broker, with what they remember from one scrape to the next."""
 
@@ -244,7 +251,7 @@ class Scrape:
     def _transactions(self, lines: Lines, blockers: list[OpenedHere]) -> Iterator[None]:
         broker = self._broker
         states: Counter[str] = Counter({ONGOING: 0})
-        holders: dict[int, str] = {}
+        holders: dict[int, Holder] = {}
         oldest_ms = now_ms = broker.env.clock.wall_ms()
         worked = owed = loading = 0
         shards = list(broker.coordination.transactions.shards())
@@ -259,7 +266,7 @@ class Scrape:
                 label = txn.state.label
                 states[label] += 1
                 if label not in AT_AN_END:
-                    holders[txn.producer_id] = txn.transactional_id
+                    holders[txn.producer_id] = Holder(txn.transactional_id, txn.started_ms)
                 if label == ONGOING and txn.started_ms > SET_BY_A_CLOCK_MS:
                     oldest_ms = min(oldest_ms, txn.started_ms)
             owed += sum(len(each.partitions) for each in shard.machine.owed_markers())
@@ -286,11 +293,12 @@ class Scrape:
             strangers = (each for each in blockers if each.producer_id not in holders)
             self.strangers = {each: None for each in strangers if now_ms - each.began_ms > ASKED_AFTER_MS}
         for each in sorted(blockers)[:BLOCKERS]:
-            held_s = max(now_ms - each.began_ms, 0) / 1000
-            whose = holders.get(each.producer_id) or self.holders_elsewhere.get(each.producer_id) or ""
+            held_s = max(now_ms - _began_ms(each, holders), 0) / 1000
+            known = holders.get(each.producer_id)
+            whose = self.holders_elsewhere.get(each.producer_id, "") if known is None else known.transactional_id
             lines.add(of.BLOCKER, held_s, each.topic, each.partition, each.producer_id, whose)
 
-    def _hanging(self, blockers: list[OpenedHere], holders: Mapping[int, str]) -> int:
+    def _hanging(self, blockers: list[OpenedHere], holders: Mapping[int, Holder]) -> int:
         """The open transactions that nothing will end. `holders` was read after them. A coordinator knows a transaction
         before anything of it is written, so a transaction that no coordinator has now has ended meanwhile, or hangs.
 
@@ -303,7 +311,7 @@ class Scrape:
             self._is_open(each)
             and (
                 (each.producer_id not in holders and (coordinators or each in self.nobodys))
-                or SET_BY_A_CLOCK_MS < each.began_ms < late_since_ms
+                or SET_BY_A_CLOCK_MS < _began_ms(each, holders) < late_since_ms
             )
             for each in blockers
         )
@@ -451,6 +459,12 @@ class Scrape:
                 continue  # unknown: this metric is left out, and the one above tells why
             lines.add(of.DISK_FREE, space.free_bytes, folder.name)
             lines.add(of.DISK_TOTAL, space.total_bytes, folder.name)
+
+
+def _began_ms(opened: OpenedHere, holders: Mapping[int, Holder]) -> int:
+    """Its records may tell older times than that of their writing."""
+    holder = holders.get(opened.producer_id)
+    return opened.began_ms if holder is None else holder.started_ms
 
 
 class _TopicSums:

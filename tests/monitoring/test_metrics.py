@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from log.batch import build_batch
 from log.disk import DiskFault
 from monitoring import families as of
 from monitoring.burrow import BurrowStatus
-from monitoring.collectors import SLICE, Scrape
+from monitoring.collectors import SET_BY_A_CLOCK_MS, SLICE, Scrape
 from monitoring.exposition import LINES_AT_ONCE, Lines
 from monitoring.families import REGISTRY
 from monitoring.scraping import GATHERING, Scraper
@@ -102,6 +103,30 @@ def test_a_transaction_that_no_coordinator_knows_is_counted_as_hanging(tmp_path:
         assert seen.one("oncelog_lso_blocked_by", producer_id=9_999, transactional_id="") >= 0
 
     on_txn_stage(tmp_path, scene, transaction_partition_verification_enable="false")
+
+
+def test_a_transaction_of_old_records_does_not_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backfill. When it began is known to its coordinator."""
+
+    def of_long_ago(writer: Writer, value: str, *, sequence: int, plain: bool) -> bytes:
+        old_ms = SET_BY_A_CLOCK_MS + 1000
+        return build_batch(
+            [(None, value.encode(), (), old_ms)],
+            producer_id=writer.producer_id,
+            producer_epoch=writer.epoch,
+            base_sequence=sequence,
+            transactional=not plain,
+        )
+
+    monkeypatch.setattr(Writer, "batch", of_long_ago)
+
+    async def scene(stage: TxnStage) -> None:
+        await begun(stage, "pay")
+        seen = scraped(stage.broker)
+        assert seen.one("oncelog_transactions_hanging") == 0
+        assert seen.one("oncelog_lso_blocked_by", transactional_id="pay") < 60
+
+    on_txn_stage(tmp_path, scene)
 
 
 @pytest.mark.parametrize(
