@@ -24,13 +24,13 @@ def handle(
 
 def _ongoing(image: Image, request: ListPartitionReassignmentsRequest) -> Steps[ListPartitionReassignmentsResponse]:
     turn = Turn(NAMED_A_TURN)
-    asked: dict[str, frozenset[int]] | None = None
+    asked: dict[str, set[int]] | None = None
     if request.topics is not None:
         asked = {}
         for named in request.topics:
             if turn.is_over():
                 yield
-            asked[named.name] = frozenset(named.partition_indexes)
+            asked.setdefault(named.name, set()).update(named.partition_indexes)
     topics = []
     for topic in image.topics.values():
         if turn.is_over():
