@@ -164,6 +164,8 @@ class Reading:
     """The answer need not wait."""
     found: dict[SessionKey, PartitionRead] = field(default_factory=dict)
     _is_counted: bool = False
+    _is_held_back: bool = False
+    """The copier's throttle holds something back."""
     _woken: asyncio.Future[None] | None = None
 
     async def read(self) -> bool:
@@ -324,6 +326,7 @@ class Reading:
         if budget <= 0 and not at_least_one:
             return found
         if copier is not None and copier.throttle.holds_back(topic_partition, copier.broker_id):
+            self._is_held_back = True
             return found
         most = max(min(wanted.max_bytes, budget), 0)
         try:
@@ -455,13 +458,14 @@ class Reading:
                         if self._has_moved(partition, key, data):
                             self.moved()
             while True:
-                timer = loop.call_at(deadline, self.moved)
+                timer = loop.call_at(min(deadline, loop.time() + self._rests_s()), self.moved)
                 try:
                     with self.caller.waits():
                         await self._woken
                 finally:
                     timer.cancel()
                 self._woken = loop.create_future()  # what changes while this reads counts for the next time
+                self._is_held_back = False
                 if await self.read() or self._is_hurried() or loop.time() >= deadline:
                     return
         finally:
@@ -470,6 +474,12 @@ class Reading:
                 del session.readers[self]
             for partition in watched:
                 partition.unwatch(self)
+
+    def _rests_s(self) -> float:
+        """How long this waits, if nothing says that there is more to read."""
+        if self.copier is None or not self._is_held_back:
+            return float("inf")
+        return self.copier.throttle.rest_s
 
     def _has_moved(self, partition: Partition, key: SessionKey, data: PartitionRead) -> bool:
         if partition.high_watermark != data.high_watermark:

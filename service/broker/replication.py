@@ -35,7 +35,7 @@ from service.broker.in_sync import InSyncSets
 from service.broker.large import checksum_of, laid_beside
 from service.broker.partition import NOBODY, Following, Partition
 from service.broker.partition_table import PartitionTable
-from service.broker.throttling import Throttle, Throttles
+from service.broker.throttling import LOOKS_AGAIN_S, Throttle, Throttles
 from service.client.connection import Client, ClientError
 from service.client.failures import error_name
 from service.cluster.controller import RaiseLeaderEpoch, Refusal
@@ -60,8 +60,6 @@ logger = logging.getLogger("oncelog.replication")
 
 FIRST_REST_S = 0.02
 """The first pause before a leader, or one partition of it, is asked again. Each further pause is twice as long."""
-HELD_BACK_MS = 100
-"""How often a partition that is throttled is looked at again."""
 SLOW_S = 0.05
 """The longest time for which a flush, a large batch that is laid beside its log, or a change of a log's files delays
 the other partitions of a fetch. A partition for which it takes longer is left out of the fetch until it is done.
@@ -308,13 +306,15 @@ class FollowedPartition:
     """A large batch came while the folder was busy with another one."""
     waits_for_room: Kept | None = None
     """Its files had to change, and there was no room for the answer."""
+    is_held_back: bool = False
+    """The throttle lets nothing be copied."""
     held_up_s: float | None = None
     """Since when there is a `hold`."""
 
     @property
     def hold(self) -> str:
-        """Why nothing can be appended yet: what was copied last is not durable, the files are changed, or a large batch
-        is laid, this partition's or another's that comes next to this one's. Empty if it can.
+        """Why nothing can be appended yet: what was copied last is not durable, the files are changed, a large batch is
+        laid, this partition's or another's that comes next to this one's, or the throttle allows none. Empty if it can.
         """
         folder = self.partition.folder
         if self.partition.must_flush:
@@ -326,6 +326,8 @@ class FollowedPartition:
             return f"the data folder {folder.name} is slow to take a large batch"
         if self.waits_for_room is not None and self.waits_for_room.is_full:
             return "its files have to change first, and wait until those of others have changed"
+        if self.is_held_back:
+            return "this broker's follower.replication.throttled.rate holds it back"
         return ""
 
     @property
@@ -456,10 +458,10 @@ class Fetcher:
         except (OSError, ClientError, TimeoutError) as error:
             await self._lost(error)
             return
-        now_s = self._now_s()
+        now_s, rest_s = self._now_s(), self._throttle.rest_s
         for key in list(islice(self._unasked, ASKED_A_TURN)):
             self._stirred[key] = self._unasked.pop(key)
-        for key in self._look_around.due(self._followed, now_s * 1000, HELD_BACK_MS if self._throttle.is_on else None):
+        for key in self._look_around.due(self._followed, now_s * 1000, LOOKS_AGAIN_S * 1000 if rest_s else None):
             if key not in self._unasked:
                 self._stirred.setdefault(key, self._followed[key])
         rests_s = 0.0 if self._unasked else float("inf")
@@ -478,11 +480,12 @@ class Fetcher:
             if not followed.holds:
                 self.forget(followed.partition)  # it turned out to be damaged
                 continue
-            if self._throttle.holds_back(followed.partition.topic_partition, self._parts.metadata.broker_id):
-                followed.rests_until_s = max(followed.rests_until_s, now_s + HELD_BACK_MS / 1000)
+            followed.is_held_back = rest_s > 0 and self._throttle.concerns(
+                followed.partition.topic_partition, self._parts.metadata.broker_id
+            )
             if followed.hold:
                 followed.held_up_s = now_s if followed.held_up_s is None else followed.held_up_s
-                rests_s = min(rests_s, SLOW_S)
+                rests_s = min(rests_s, rest_s if followed.is_held_back else SLOW_S)
             elif followed.rests_until_s <= now_s:
                 followed.held_up_s, followed.waits_for_room = None, None
                 due[key] = followed

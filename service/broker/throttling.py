@@ -11,12 +11,16 @@ from service.cluster.metadata import ClusterMetadata
 from service.ports import Env
 
 EVERY_REPLICA = "*"
+DEBT_S = 1.0
+"""Who moves bytes rests as soon as the debt is so long, until half of it is paid. So one answer, or a fetch that comes
+half a second late, costs nothing of the rate.
+"""
+LOOKS_AGAIN_S = 0.25
+"""The longest rest before who is held back looks again: another rate may hold, or the replica may have come in sync."""
 
 
 class Throttle:
-    """The throttle of one direction. After bytes were moved, no more are moved until the time that they take at the
-    rate has passed.
-    """
+    """The throttle of one direction. The bytes that were moved are a debt: the time that they take at the rate."""
 
     def __init__(self, env: Env, metadata: ClusterMetadata, *, rate: str, replicas: str) -> None:
         """`rate` is the name of the broker's setting, `replicas` the name of the topic's setting."""
@@ -25,20 +29,28 @@ class Throttle:
         self._rate_key = rate
         self._replicas_key = replicas
         self._rate: int | None = None
-        self._paid_until_s = 0.0
+        self._paid_at_s = self._rests_until_s = 0.0
         self._named: dict[str, tuple[str, frozenset[str]]] = {}
         """By topic: the setting, and the replicas that it names. They may be thousands, and are asked for each one."""
 
     def take_rate(self, image: Image) -> None:
         own, all_brokers = (image.broker_config(whose).values for whose in (str(self._metadata.broker_id), "default"))
         given = own.get(self._rate_key, all_brokers.get(self._rate_key))
-        self._rate = None if given is None else max(int(given), 1)
-        self._paid_until_s = min(self._paid_until_s, self._env.clock.monotonic())
         self._named.clear()
+        rate = None if given is None else max(int(given), 1)
+        if rate != self._rate:
+            self._rate = rate
+            self._paid_at_s = self._rests_until_s = 0.0
 
     @property
-    def is_on(self) -> bool:
-        return self._rate is not None
+    def rest_s(self) -> float:
+        """After what time to look again whether something may be moved; 0 if it may now."""
+        if self._rate is None:
+            return 0.0
+        left_s = self._rests_until_s - self._env.clock.monotonic()
+        if left_s <= 0:
+            return 0.0
+        return min(left_s + 0.001, LOOKS_AGAIN_S)  # else a timer that counts in milliseconds might end too early
 
     def concerns(self, partition: TopicPartition, follower: int) -> bool:
         """Whether the throttle applies to the copying of `partition` by `follower`."""
@@ -59,12 +71,14 @@ class Throttle:
         """Whether nothing may be copied right now."""
         if self._rate is None:  # first, because this is asked for each partition of each fetch
             return False
-        return self._env.clock.monotonic() < self._paid_until_s and self.concerns(partition, follower)
+        return self._env.clock.monotonic() < self._rests_until_s and self.concerns(partition, follower)
 
     def moved(self, partition: TopicPartition, follower: int, size_bytes: int) -> None:
         if self._rate is not None and self.concerns(partition, follower):
             now_s = self._env.clock.monotonic()
-            self._paid_until_s = max(self._paid_until_s, now_s) + size_bytes / self._rate
+            self._paid_at_s = max(self._paid_at_s, now_s) + size_bytes / self._rate
+            if self._paid_at_s - now_s >= DEBT_S:
+                self._rests_until_s = self._paid_at_s - DEBT_S / 2
 
 
 class Throttles:
