@@ -190,19 +190,24 @@ class Health:
                 continue
             for member in role.replicas.replicas:
                 if member not in role.replicas.isr:
-                    why = self._why_missing(role, member)
+                    why = self._why_missing(partition.topic_partition, role, member)
                     missing.setdefault((f"broker {member}", why), []).append(partition.topic_partition)
         return [
             *_grouped(STUCK, stuck, "{partitions} can't be copied from {about}: {why}"),
             *_grouped(OUT_OF_SYNC, missing, "{about} has no copy in sync of {partitions}: {why}"),
         ]
 
-    def _why_missing(self, role: Leading, member: int) -> str:
+    def _why_missing(self, place: TopicPartition, role: Leading, member: int) -> str:
         if member not in self._metadata.image.brokers:
             return "it is not in the cluster"
         now_ms, follower = self._replication.in_sync.now_ms(), role.replicas.followers[member]
         if now_ms - follower.fetched_ms > self._config.replica_lag_time_max_ms or follower.held_end_offset < 0:
             return "it does not ask for what is new; its own log says why"
+        throttles = self._replication.throttles
+        if throttles.leading.concerns(place, member):
+            return "this broker's leader.replication.throttled.rate holds it back"
+        if throttles.following.concerns_there(place, member):
+            return "its follower.replication.throttled.rate holds it back"
         return "it asks for what is new, and has not caught up"
 
 

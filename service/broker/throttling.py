@@ -34,13 +34,16 @@ class Throttle:
         """By topic: the setting, and the replicas that it names. They may be thousands, and are asked for each one."""
 
     def take_rate(self, image: Image) -> None:
-        own, all_brokers = (image.broker_config(whose).values for whose in (str(self._metadata.broker_id), "default"))
-        given = own.get(self._rate_key, all_brokers.get(self._rate_key))
+        given = self._given(image, self._metadata.broker_id)
         self._named.clear()
         rate = None if given is None else max(int(given), 1)
         if rate != self._rate:
             self._rate = rate
             self._paid_at_s = self._rests_until_s = 0.0
+
+    def _given(self, image: Image, broker_id: int) -> str | None:
+        own, all_brokers = (image.broker_config(whose).values for whose in (str(broker_id), "default"))
+        return own.get(self._rate_key, all_brokers.get(self._rate_key))
 
     @property
     def rest_s(self) -> float:
@@ -54,8 +57,14 @@ class Throttle:
 
     def concerns(self, partition: TopicPartition, follower: int) -> bool:
         """Whether the throttle applies to the copying of `partition` by `follower`."""
-        if self._rate is None:
-            return False
+        return self._rate is not None and self._names(partition, follower, self._metadata.broker_id)
+
+    def concerns_there(self, partition: TopicPartition, follower: int) -> bool:
+        """Whether the throttle of this direction that the follower's broker has applies to it."""
+        is_set = self._given(self._metadata.image, follower) is not None
+        return is_set and self._names(partition, follower, follower)
+
+    def _names(self, partition: TopicPartition, follower: int, broker_id: int) -> bool:
         topic = self._metadata.image.topics.get(partition.topic)
         state = topic.partitions.get(partition.partition) if topic is not None else None
         if topic is None or state is None or follower in state.isr:
@@ -65,7 +74,7 @@ class Throttle:
         if setting != given:
             named = frozenset(given.split(","))
             self._named[topic.name] = given, named
-        return EVERY_REPLICA in named or f"{partition.partition}:{self._metadata.broker_id}" in named
+        return EVERY_REPLICA in named or f"{partition.partition}:{broker_id}" in named
 
     def holds_back(self, partition: TopicPartition, follower: int) -> bool:
         """Whether nothing may be copied right now."""

@@ -9,7 +9,7 @@ from service.broker import health
 from service.broker.health import Trouble
 from service.ports import RealClock
 from service.wire.messages import DescribeHealthRequest
-from tests.service.broker.cluster_stage import ClusterStage, on_cluster_stage, until
+from tests.service.broker.cluster_stage import ALL, BROKERS, TOPIC, TOPICS, ClusterStage, on_cluster_stage, until
 
 
 class Shifted(RealClock):
@@ -112,6 +112,43 @@ def test_what_is_not_in_sync_is_told_on_both_sides_with_the_reason(
 
     given = {1: {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}"}}
     on_cluster_stage(tmp_path, scene, each=lambda node_id: given.get(node_id, {}))
+
+
+@pytest.mark.parametrize("side", ["leader", "follower"])
+def test_a_throttle_that_was_forgotten_is_the_reason_that_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: str
+) -> None:
+    """The leader told that the replica had not caught up, and the follower told nothing."""
+    monkeypatch.setattr(health, "LASTS_S", 0.0)
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, min_insync_replicas="1")
+        await stage.stop(2)
+        await stage.in_sync(1)
+        for _ in range(10):
+            await stage.write("x" * 1_000)
+        await stage.configure(TOPICS, TOPIC, f"{side}.replication.throttled.replicas", "*")
+        await stage.configure(BROKERS, ALL, f"{side}.replication.throttled.rate", "1")
+        await stage.start(2)
+        await until(lambda: stage.partition(2).log.end_offset > 0)
+        leads, follows = "this broker's leader", "its follower"
+        why = f"{leads if side == 'leader' else follows}.replication.throttled.rate holds it back"
+        assert (await troubles(stage, 1))["out-of-sync", "broker 2"].says == (
+            f"broker 2 has no copy in sync of orders-0: {why}"
+        )
+        if side == "follower":
+            await until(lambda: bool(list(stage.broker(2).replication.stuck(float("inf")))))
+            assert (await troubles(stage, 2))["stuck", "broker 1"].says == (
+                "orders-0 can't be copied from broker 1: this broker's follower.replication.throttled.rate holds it"
+                " back"
+            )
+        await stage.configure(BROKERS, ALL, f"{side}.replication.throttled.rate", "")
+        await stage.in_sync(1, 2)
+        for node_id in (1, 2):
+            await none_left(stage, node_id)
+
+    given = {"replica.fetch.max.bytes": "2000", "replica.lag.time.max.ms": "60000"}
+    on_cluster_stage(tmp_path, scene, 1, 2, given=given)
 
 
 def test_a_broker_without_a_session_says_why(tmp_path: Path) -> None:
