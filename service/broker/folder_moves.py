@@ -9,7 +9,7 @@ start.
 
 import asyncio
 import logging
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -80,8 +80,10 @@ class FolderMoves:
         self._maker = maker
         self._housekeeper = housekeeper
         self._moves: dict[Partition, FolderMove] = {}
-        self._queue: deque[FolderMove] = deque()
+        self._queue: OrderedDict[FolderMove, None] = OrderedDict()
         """Moves to carry out. A move that was called off stays in here until the files it left are removed."""
+        self._called_off: dict[tuple[Partition, LogFolder], FolderMove] = {}
+        """What was called off before it was carried out: if it is wanted again, it is in the queue already."""
         self._carried_out: FolderMove | None = None
         self._news = asyncio.Event()
 
@@ -109,11 +111,19 @@ class FolderMoves:
             if move.target is target:
                 return ErrorCode.NONE
             move.called_off = True
+            if move in self._queue and move.relocation is None:
+                self._called_off[partition, move.target] = move
             logger.info("%s: its move to %s is called off", topic_partition, move.target.name)
             del self._moves[partition]
         return self._begin(partition, target) if target is not partition.folder else ErrorCode.NONE
 
     def _begin(self, partition: Partition, target: LogFolder) -> ErrorCode:
+        called_off = self._called_off.pop((partition, target), None)
+        if called_off is not None:
+            called_off.called_off = False
+            self._moves[partition] = called_off
+            self._queue.move_to_end(called_off)  # behind those that remove what others left
+            return ErrorCode.NONE
         move, earlier = FolderMove(partition, target), self._carried_out
         is_decided = earlier is not None and earlier.partition is partition and partition.folder is earlier.target
         if not is_decided:  # else a start after a crash could take this empty folder for the copy that was decided on
@@ -123,7 +133,7 @@ class FolderMoves:
                 target.blame(fault, partition.topic_partition)
                 return ErrorCode.KAFKA_STORAGE_ERROR
         self._moves[partition] = move
-        self._queue.append(move)
+        self._queue[move] = None
         self._news.set()
         return ErrorCode.NONE
 
@@ -146,8 +156,9 @@ class FolderMoves:
         while True:
             self._news.clear()
             while self._queue:
-                self._carried_out = self._next_with_room() or self._queue[0]
-                self._queue.remove(self._carried_out)
+                self._carried_out = self._next_with_room() or next(iter(self._queue))
+                del self._queue[self._carried_out]
+                self._called_off.pop((self._carried_out.partition, self._carried_out.target), None)
                 await self._carry_out(self._carried_out)
                 self._carried_out = None
             await self._news.wait()
@@ -170,9 +181,10 @@ class FolderMoves:
                     folder = partition.folder if isinstance(fault, IndexesLost) else move.target
                     folder.blame(fault, partition.topic_partition)
                 if self._may_go_on(move) and move.target.headroom.is_short and self._next_with_room() is not None:
-                    self._queue.append(move)
+                    self._queue[move] = None
                     return
-                await asyncio.sleep(REST_S)
+                if self._may_go_on(move):
+                    await asyncio.sleep(REST_S)
         except (DiskFault, CorruptBatch) as error:
             for folder in (move.target, partition.folder):
                 if folder.disk.fault is not None:

@@ -517,6 +517,42 @@ def test_what_a_move_that_never_began_made_is_gone_for_good(tmp_path: Path, monk
     folders.live(scene)
 
 
+@pytest.mark.parametrize(("ends_after", "ends_in"), [(0, 0), (1, 1), (3, 2)])
+def test_what_is_sent_back_and_forth_is_thrown_away_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends_after: int, ends_in: int
+) -> None:
+    """500 times in one request held up the moves of others for 4 s: each move that had never begun was thrown away
+    durably, one after the other, and what had begun rested for a second before.
+    """
+    folders = Folders(tmp_path)
+    sync_dir, synced = RealDisk.sync_dir, list[str]()
+
+    async def sync(disk: RealDisk, path: str) -> None:
+        await sync_dir(disk, path)
+        synced.append(Path(disk._root).name + path)
+
+    async def scene(stage: Stage) -> None:
+        for topic in ("moved", "other"):
+            await stage.create(topic)
+        partition, other = await stage.served("moved"), await stage.served("other")
+        await write(partition, 20)
+        wanted = [
+            AlterReplicaLogDir(str(folder), [AlterReplicaLogDirTopic("moved", [0])])
+            for _ in range(50)
+            for folder in (folders.two, folders.one, folders.three, folders.one)
+        ]
+        monkeypatch.setattr(RealDisk, "sync_dir", sync)
+        answer = await stage.ask(AlterReplicaLogDirsRequest([*wanted, *wanted[:ends_after]]))
+        assert {each.partitions[0].error_code for each in answer.results} == {ErrorCode.NONE}
+        assert other.folder.name == str(folders.two)
+        assert await move(stage, folders.three, "other") == ErrorCode.NONE
+        await moved(other, folders.three)
+        assert len(synced) < len(wanted) / 4
+        await moved(partition, folders.all[ends_in])
+
+    folders.live(scene)
+
+
 def test_a_copy_on_a_disk_that_failed_is_removed_by_the_next_start(tmp_path: Path) -> None:
     """It would be beside the copy of a later move, and there may be nothing else that tells them apart."""
     folders = Folders(tmp_path)
