@@ -556,7 +556,6 @@ class _Keeper:
             return build_from_stored(header, records, delete_horizon_ms=self._horizon_ms)
         if not self._job.may_forget(header) or self._producers.is_last(header):
             return batch
-        self._cleaned.drops_markers = True
         if kind is ControlType.ABORT:
             self._cleaned.dropped_abort_markers.append(header.base_offset)
         self._cleaned.forgotten_below = header.next_offset

@@ -93,8 +93,6 @@ class Cleaned:
 
     segments: SealedSegments = field(default_factory=SealedSegments)
     dropped_abort_markers: NumberArray = field(default_factory=NumberArray)
-    drops_markers: bool = False
-    """Whether a marker has left, of an aborted transaction or of a committed one."""
     forgotten_below: int = 0
     """All tombstones and markers that left because their time was over stood below this offset."""
     keys: int = 0

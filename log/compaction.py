@@ -11,6 +11,9 @@ What always holds:
   epoch. So does the last batch that a pass reads: what is copied ends where the last batch does, and no follower would
   come to the end of a log that ends in a gap.
 * Whatever happens, the folder holds the old segments or the new ones (`log.swap`).
+* A pass ends where there is a stored snapshot, and that one stays. A recovery begins with it or with a newer one, and
+  so does a cut, which never goes below the limit: what the views know of removed batches is not lost. Once the swap is
+  decided, nothing may begin with an older one, so these leave.
 
 A pass reads all segments from the first up to the limit, and writes new ones in their place. `log.cleaning` does that
 in a process of its own: on the event loop it would block everything for long, and a thread would compete with the loop
@@ -18,7 +21,7 @@ for the interpreter. Meanwhile the log is read and written as always. This modul
 and what must it know) and after: the swap.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -30,8 +33,10 @@ from log.disk import Disk, DiskFault
 from log.ids import NO_OFFSET
 from log.partition_log import PartitionLog
 from log.segment import SUFFIXES, Segment, segment_name
+from log.steps import done_in_steps
 from log.swap import CLEANED, PLAN, SwapPlan, forget_plan, remove_old, take_name
 from log.unbroken import unbroken
+from log.views import View
 
 MEMORY_BYTES: Final = 128 << 20
 """How much memory a pass may use. What it must remember beyond that is kept in a file."""
@@ -74,14 +79,22 @@ class KnownProducer(Protocol):
     def timestamp_ms(self) -> int: ...
 
 
-class TransactionFacts(Protocol):
-    """What the cleaner asks the views of the log, and what it tells them."""
+class AbortedView(View, Protocol):
+    """The view that knows which transactions were aborted."""
 
     def aborted_ranges(self, from_offset: int, end_offset: int) -> Iterator[AbortedFacts]:
         """The aborted transactions as they are at the time of this call, however long the iteration takes."""
 
-    async def forget_aborted(self, marker_offsets: Sequence[int]) -> None:
+    def forget_aborted(self, marker_offsets: Sequence[int]) -> Generator[None, None, None]:
         """These abort markers are about to leave the log. Nothing else of their transactions is left in it."""
+
+
+class TransactionFacts(Protocol):
+    """What the cleaner asks of the log's views."""
+
+    @property
+    def stable(self) -> AbortedView:
+        """One of the log's own views."""
 
     def known_by(self) -> Iterator[KnownProducer]:
         """What each active producer is known by."""
@@ -121,7 +134,7 @@ def find_work(log: PartitionLog, disk: Disk, *, now_ms: int, limit_offset: int) 
     segments = _cleanable(log, now_ms, min(limit_offset, log.flushed_offset))
     if not segments:
         return None
-    end_offset = segments[-1].end_offset
+    end_offset = log.segments[len(segments)].base_offset
     first_dirty = read_offset(disk, log.folder, CLEANED_OFFSET) or 0
     first_dirty = max(min(first_dirty, end_offset), segments[0].base_offset)
     dirty = [segment for segment in segments if segment.end_offset > first_dirty]
@@ -137,15 +150,20 @@ def find_work(log: PartitionLog, disk: Disk, *, now_ms: int, limit_offset: int) 
 
 
 def _cleanable(log: PartitionLog, now_ms: int, limit_offset: int) -> list[Segment]:
-    """Sealed segments from the first on, up to one that is too young or reaches above the limit."""
+    """Sealed segments from the first on, up to one that is too young or reaches above the limit. There is a snapshot
+    where the next one begins.
+    """
     found: list[Segment] = []
+    count = 0
     lag_ms = log.config.min_compaction_lag_ms
     for segment, following in pairwise(log.segments):
         too_young = lag_ms > 0 and now_ms - max(segment.largest_timestamp, segment.appended_ms) < lag_ms
         if following.base_offset > limit_offset or too_young or not segment.sealed:
             break
         found.append(segment)
-    return found
+        if not log.views or log.snapshots.is_stored(following.base_offset):
+            count = len(found)
+    return found[:count]
 
 
 def _first_timestamp(segment: Segment) -> int:
@@ -216,7 +234,6 @@ class _Cleaning:
         self.old = [segment.facts() for segment in work.segments]
         self.cuts = log.durability.cuts
         self.dropped_abort_markers: Sequence[int] = ()
-        self.drops_markers = False
         self.forgotten_below = 0
         self.new: list[Segment] = []
 
@@ -239,7 +256,7 @@ class _Cleaning:
             segments.add(segment)
             if count % FACTS_A_TURN == 0:
                 await breathe()
-        ranges = self.facts.aborted_ranges(self.old[0].base_offset, self.work.end_offset)
+        ranges = self.facts.stable.aborted_ranges(self.old[0].base_offset, self.work.end_offset)
         for count, transaction in enumerate(ranges, 1):
             aborted.extend((transaction.producer_id, transaction.first_offset, transaction.last_offset))
             if count % FACTS_A_TURN == 0:
@@ -282,7 +299,7 @@ class _Cleaning:
             report.bytes_after += facts.size_bytes
             if count % FACTS_A_TURN == 0:
                 await breathe()
-        self.dropped_abort_markers, self.drops_markers = cleaned.dropped_abort_markers, cleaned.drops_markers
+        self.dropped_abort_markers = cleaned.dropped_abort_markers
         self.forgotten_below = cleaned.forgotten_below
         report.keys, report.unreadable_batches = cleaned.keys, cleaned.unreadable_batches
         report.oversized_batches = cleaned.oversized_batches
@@ -310,27 +327,37 @@ class _Cleaning:
             raise _Overtaken from None  # the whole log was discarded, and its files are gone
         if not self._still_there():
             return
-        if self.drops_markers:
-            # A reader that is told of an aborted transaction skips the producer's batches until it meets the marker. So
-            # the view, and every snapshot that could restore it, must forget the transaction before its marker goes.
-            # From a snapshot that was taken inside a committed one, that would stay open for ever.
-            await renew_snapshots(
-                self.log,
-                self.now_ms,
-                may=self._still_there,
-                forget=lambda: self.facts.forget_aborted(self.dropped_abort_markers),
-            )
+        if self.dropped_abort_markers:
+            await self._forget_aborted(breathe)
         async with self.log.alone():
             await unbroken(self._put_in_place(breathe))
         if self.report.swapped:
             await self.log.flush()
+
+    async def _forget_aborted(self, breathe: Callable[[], Awaitable[None]]) -> None:
+        """A reader that is told of an aborted transaction skips the producer's batches until it meets the marker. So
+        the view, and every snapshot that may restore it, must forget the transaction before its marker goes. Until then
+        an older snapshot may bring it back, and so may a swap that is not decided after all: that does no harm.
+        """
+        log, stable = self.log, self.facts.stable
+        log.times_compacted += 1  # a copy may have a snapshot of before
+
+        def forget(view: AbortedView) -> Generator[None, None, None]:
+            return view.forget_aborted(self.dropped_abort_markers)
+
+        async with log.alone():
+            if not self._still_there():
+                return
+            await done_in_steps(forget(stable), breathe)
+            await log.durability.settle(log.end_offset)  # what was taken before is stored, so that it is written anew
+            await log.snapshots.rewrite(self.work.end_offset, stable, forget, breathe)
 
     async def _put_in_place(self, breathe: Callable[[], Awaitable[None]]) -> None:
         """The swap itself. The caller holds the log's `alone`."""
         if not self._still_there():
             return
         await self.disk.sync_dir(self.log.folder)
-        if not self._still_there():
+        if not self._still_there() or not self._has_snapshot():
             return
         if self.forgotten_below:
             await self.log.forget_below(self.forgotten_below)
@@ -341,6 +368,7 @@ class _Cleaning:
         if self._still_there():
             try:
                 await self._replace_segments(plan, breathe)
+                await self.log.snapshots.forget_below(self.work.end_offset)
             except DiskFault as fault:
                 self.log.durability.note_failure(fault)
                 raise
@@ -405,6 +433,10 @@ class _Cleaning:
             and not any(segment.gone for segment in self.work.segments)
         )
 
+    def _has_snapshot(self) -> bool:
+        """Whether there is a snapshot where the pass ends: one that could not be read was removed."""
+        return not self.log.views or self.log.snapshots.is_stored(self.work.end_offset)
+
     def throw_away(self) -> None:
         """Remove the files of a pass that did not reach its swap. After a fault the disk refuses; then the next start
         removes them.
@@ -418,35 +450,3 @@ class _Cleaning:
                 path = f"{self.log.folder}/{segment_name(group[0].base_offset, suffix)}{CLEANED}"
                 if self.disk.exists(path):
                     self.disk.discard(path)
-
-
-async def renew_snapshots(
-    log: PartitionLog, now_ms: int, *, may: Callable[[], bool], forget: Callable[[], Awaitable[None]]
-) -> None:
-    """Let a view forget something, take a new snapshot and remove all older ones. An older snapshot, or the batches
-    after it, would bring it back: so nothing is cut in between. `may` is asked when the log is ours: others may have
-    changed it before.
-
-    Afterwards there is a durable snapshot of the views as they are, at the beginning of a segment, and none older.
-    """
-    log.times_compacted += 1
-    async with log.alone():
-        if not may():
-            return
-        await log.durability.settle(log.end_offset)  # so that what can't be cut short is short
-        if may():
-            await unbroken(_renew_snapshots(log, now_ms, forget))
-
-
-async def _renew_snapshots(log: PartitionLog, now_ms: int, forget: Callable[[], Awaitable[None]]) -> None:
-    await forget()
-    renewed = -1
-    while log.views and renewed not in log.snapshots.stored:  # the log may be cut meanwhile
-        log.roll(now_ms)
-        log.take_snapshot()
-        renewed = log.end_offset
-        await log.durability.settle(renewed)
-    await log.snapshots.forget_below(renewed)
-    left = (*log.snapshots.stored, *log.snapshots.pending)
-    assert all(offset >= renewed for offset in left), "no snapshot brings back what was forgotten"
-    await log.disk.sync_dir(log.folder)

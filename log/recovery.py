@@ -121,9 +121,10 @@ def recover(
     except BadPlan as error:  # without the plan it is unknown which files of that swap belong to the log
         bad_plan = str(error)
     bases, snapshots = _take_stock(disk, folder)
-    cleaned_offset = plan_left.cleaned_offset if plan_left is not None else 0
-    noted = (read_offset(disk, folder, name) or 0 for name in (CLEANED_OFFSET, GAPS_OFFSET))
-    trusted = max(recovery_point, cleaned_offset, *noted)
+    cleaned_offset, gaps_offset = (read_offset(disk, folder, name) or 0 for name in (CLEANED_OFFSET, GAPS_OFFSET))
+    if plan_left is not None:
+        cleaned_offset = max(cleaned_offset, plan_left.cleaned_offset)
+    trusted = max(recovery_point, cleaned_offset, gaps_offset)
     report = RecoveryReport(folder, trusted)
     recovery = _Recovery(disk, folder, report, interval_bytes, now_ms, on_read)
     first_scanned = _first_scanned(bases, trusted)
@@ -132,6 +133,7 @@ def recover(
     recovery.adopt(bases, first_scanned)
     recovery.end_offset = scan_from
     recovery.epochs = recovery.read_epochs(start_offset, scan_from)
+    snapshots = _of_this_log(disk, folder, snapshots, cleaned_offset, max(trusted, scan_from))
     recovery.restore_views(views, snapshots, scan_from)
     recovery.scan(bases[first_scanned:], views)
     end_offset = recovery.settle_end(start_offset, views)
@@ -142,15 +144,13 @@ def recover(
     for view in views:
         view.set_start_offset(start_offset)
     recovery.epochs.truncate_from_start(start_offset)
-    kept = [offset for offset in snapshots if offset <= end_offset]
-    _remove_snapshots(disk, folder, sorted(set(snapshots) - set(kept)))
     return Recovered(
         recovery.segments,
         min(first_scanned, len(recovery.segments)),
         start_offset,
         end_offset,
         recovery.epochs,
-        kept,
+        snapshots,
         recovery.new_snapshots,
         plan_left,
         report,
@@ -173,9 +173,16 @@ def _numbers(names: list[str], suffix: str) -> list[int]:
     return [int(name[: -len(suffix)]) for name in names if name.endswith(suffix) and name[: -len(suffix)].isdigit()]
 
 
-def _remove_snapshots(disk: Disk, folder: str, offsets: list[int]) -> None:
-    for offset in offsets:
+def _of_this_log(disk: Disk, folder: str, snapshots: list[int], cleaned_offset: int, limit_offset: int) -> list[int]:
+    """Remove the snapshots that nothing may begin with, and return the others. What leads to one that is older than the
+    end of what was compacted has left the log. One above the limit may be of batches that were cut off, which a power
+    cut has brought back: where it is needed, the scan takes it anew.
+    """
+    first = cleaned_offset if cleaned_offset in snapshots else 0
+    kept = [offset for offset in snapshots if first <= offset <= limit_offset]
+    for offset in sorted(set(snapshots) - set(kept)):
         disk.unlink(f"{folder}/{offset:020}{SNAPSHOT_SUFFIX}")
+    return kept
 
 
 def _first_scanned(bases: list[int], trusted: int) -> int:
@@ -274,19 +281,20 @@ class _Recovery:
         return []
 
     def restore_views(self, views: Sequence[View], snapshots: list[int], scan_from: int) -> None:
-        """Bring the views to the state that they had at the offset where the scan begins. A snapshot from before the
+        """Bring the views to the state that they had at the offset where the scan begins, or later: to that of the
+        newest snapshot that is not above the trusted offset. The batches that are left before it do not tell all that
+        the views knew: retention and compaction may have been there. For the same reason a snapshot from before the
         first segment is not used: the batches between the two are gone, and a marker may have been among them.
 
-        If there is no snapshot so old, and batches before the first segment are gone, the views begin with a later one:
-        the batches that are left do not tell all that the views knew. A log that came from another folder is like
-        that. Below the trusted offset each snapshot belongs to this history: names are synced before that is noted.
+        Below the trusted offset each snapshot belongs to this history: names are synced before that is noted, and
+        what a recovery finds above is removed.
         """
         first = self.segments[0].base_offset if self.segments else scan_from
         usable = [offset for offset in snapshots if offset >= first]
-        known = self._restore_newest(views, usable, self.epochs, scan_from)
-        if not known and first:
-            trusted = self.report.trusted_offset
-            known = self._restore_newest(views, usable, LeaderEpochs(), trusted)
+        trusted = self.report.trusted_offset
+        epochs, end_offset = (LeaderEpochs(), trusted) if trusted >= scan_from else (self.epochs, scan_from)
+        restoring = restoring_newest(self.disk, self.folder, views, usable, epochs=epochs, end_offset=end_offset)
+        known = done_at_once(restoring)
         self.report.replayed_from_offset = replay_from = max(known, first)
         for segment, header, batch in self._trusted_batches(replay_from) if views else ():
             try:
@@ -296,11 +304,6 @@ class _Recovery:
                     view.apply(header, batch)
             except CorruptBatch as error:
                 self._damaged_whole(segment, error)
-
-    def _restore_newest(self, views: Sequence[View], usable: list[int], epochs: LeaderEpochs, end_offset: int) -> int:
-        return done_at_once(
-            restoring_newest(self.disk, self.folder, views, usable, epochs=epochs, end_offset=end_offset)
-        )
 
     def _trusted_batches(self, from_offset: int) -> Iterator[tuple[Segment, BatchHeader, memoryview]]:
         """The batches from that offset on, in order."""
@@ -326,8 +329,7 @@ class _Recovery:
                 self._note_cut(expected, 0, f"the segment {base_offset} does not follow {expected}")
                 self._remove_segments(bases[index:])
                 return
-            known = self.report.replayed_from_offset
-            if views and known <= base_offset and (index or known < base_offset):
+            if views and self.report.replayed_from_offset < base_offset:
                 # Each segment needs a snapshot at its beginning. The snapshot of this one may never have been stored.
                 epoch = self.epochs.epoch_at(expected - 1)
                 self.new_snapshots[base_offset] = take_snapshot(views, offset=base_offset, leader_epoch=epoch)

@@ -34,7 +34,7 @@ from log.laying import LaidBatch, is_large
 from log.partition_log import PartitionLog
 from log.removal import raise_start_offset
 from log.snapshots import Snapshot
-from log.steps import done_at_once
+from log.steps import done_at_once, done_in_steps
 from log.unbroken import unbroken
 
 FUTURE: Final = ".future"
@@ -302,13 +302,7 @@ class Relocation:
         """The oldest one of the log that the copy can have. To read one of a million producers takes long."""
         log = self._log
         reading = log.snapshots.oldest(log.views, epochs=log.epochs, from_offset=self.copy.segments[0].base_offset)
-        while True:
-            try:
-                next(reading)
-            except StopIteration as read:
-                found: Snapshot | None = read.value
-                return found
-            await breathe()
+        return await done_in_steps(reading, breathe)
 
     def _teach_copy(self, oldest: Snapshot | None, now_ms: int) -> None:
         """The copy holds all batches of the log. Give it the log's epochs, and a snapshot of the log's views, at the

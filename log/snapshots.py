@@ -3,7 +3,8 @@ their bytes, and the snapshots of one log (`Snapshots`).
 
 What always holds: a snapshot is a hint. It is used only if its checksum fits, and if the log has the snapshot's leader
 epoch at that offset. Two different histories of the same length never have the same epoch in their last batch. So an
-old snapshot that a crash brings back after a truncation is recognised and not used.
+old snapshot that a crash brings back after a truncation is recognised and not used. A recovery, which does not know all
+epochs yet, uses what is not above the trusted offset: a truncation is durable before that rises again.
 
     0   "OLSN"                       |  8   CRC-32C of [12:]         u32
     4   version, 1           u16     |  12  offset                   i64
@@ -13,16 +14,19 @@ old snapshot that a crash brings back after a truncation is recognised and not u
 
 import asyncio
 import struct
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from log.batch import Buffer, crc32c
 from log.disk import Disk, DiskFault, File
 from log.epochs import LeaderEpochs
 from log.ids import NO_EPOCH
-from log.steps import done_at_once
+from log.steps import done_at_once, done_in_steps
+from log.unbroken import unbroken
 from log.views import Content, View, joining
+
+ViewT = TypeVar("ViewT", bound=View)
 
 SUFFIX: Final = ".snapshot"
 MAGIC: Final = b"OLSN"
@@ -227,6 +231,39 @@ class Snapshots:
                 if snapshot is not None and _fits(snapshot, views, epochs):
                     return snapshot
         return None
+
+    def is_stored(self, offset: int) -> bool:
+        return offset in self.stored and offset not in self.pending
+
+    async def rewrite(
+        self,
+        from_offset: int,
+        view: ViewT,
+        change: Callable[[ViewT], Generator[None, None, None]],
+        breathe: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Write each stored snapshot from that offset on anew, with what `change` makes of what `view` knew then. One
+        that can't be read is removed: nobody can begin with it. The caller holds the log's `alone`.
+        """
+        for offset in [each for each in self.stored if each >= from_offset]:
+            data = await done_in_steps(self._changed(offset, view, change), breathe)
+            if data is None:
+                self._unlink(offset)
+            else:  # without its end, a cut could remove the file before it comes
+                await unbroken(self._disk.write_atomic(self._path(offset), data))
+
+    def _changed(
+        self, offset: int, view: ViewT, change: Callable[[ViewT], Generator[None, None, None]]
+    ) -> Generator[None, None, bytearray | None]:
+        snapshot = yield from _reading_if_right(self._disk, self._path(offset))
+        if snapshot is None or view.name not in snapshot.views:
+            return None
+        other = view.anew()
+        yield from other.restoring((yield from joining(snapshot.views[view.name])))
+        yield from change(other)
+        data = bytearray()
+        yield from encoding(snapshot._replace(views={**snapshot.views, view.name: other.snapshot()}), data)
+        return data
 
     async def store(self, end_offset: int) -> None:
         """Store those that are pending now, up to that offset."""

@@ -7,11 +7,10 @@ tried again after a pause that doubles each time. The other partitions are compa
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from idempotence.producers import KnownBy
-from isolation.aborted import AbortedRange
 from log.batch import CorruptBatch
 from log.cleaning_job import TooLittleRoom
 from log.compaction import compact, find_work
@@ -21,7 +20,7 @@ from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
 from service.ports import Apart, Env, HelperNotStarted
 from service.settings.broker import BrokerConfig
-from service.turns import Turn, breathe, done_in_turns
+from service.turns import Turn, breathe
 
 logger = logging.getLogger("oncelog.compaction")
 
@@ -62,16 +61,11 @@ class ProducersAndTransactions:
     """What a cleaner must know of a partition's producers before it drops a batch of theirs."""
 
     def __init__(self, partition: Partition) -> None:
-        self._partition = partition
-
-    def aborted_ranges(self, from_offset: int, end_offset: int) -> Iterator[AbortedRange]:
-        return self._partition.stable.aborted_ranges(from_offset, end_offset)
-
-    async def forget_aborted(self, marker_offsets: Sequence[int]) -> None:
-        await done_in_turns(self._partition.stable.forget_aborted(marker_offsets))
+        self.stable = partition.stable
+        self._producers = partition.producers
 
     def known_by(self) -> Iterator[KnownBy]:
-        return self._partition.producers.known_by()
+        return self._producers.known_by()
 
 
 class Hangs(Exception):

@@ -1,10 +1,9 @@
 """What the tests of compaction share: the facts a cleaner asks for, and a reader of committed records."""
 
 import asyncio
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 
 from idempotence.producers import KnownBy
-from isolation.aborted import AbortedRange
 from isolation.stable import StableOffsets
 from log.batch import BatchHeader, Buffer, build_batch, read_records
 from log.compaction import MEMORY_BYTES, Apart, CompactionReport, Work, compact, find_work
@@ -12,7 +11,6 @@ from log.config import LogConfig
 from log.control import ControlType, build_marker, read_marker
 from log.disk import Disk
 from log.partition_log import PartitionLog
-from service.turns import done_in_turns
 from tests.log.building import append
 from tests.log.plain_cleaning import twice
 
@@ -57,12 +55,6 @@ class Facts:
     def __init__(self, stable: StableOffsets, producers: LastOfProducers) -> None:
         self.stable = stable
         self.producers = producers
-
-    def aborted_ranges(self, from_offset: int, end_offset: int) -> Iterator[AbortedRange]:
-        return self.stable.aborted_ranges(from_offset, end_offset)
-
-    async def forget_aborted(self, marker_offsets: Sequence[int]) -> None:
-        await done_in_turns(self.stable.forget_aborted(marker_offsets))
 
     def known_by(self) -> Iterator[KnownBy]:
         return (KnownBy(producer, offset, 0, 0) for producer, offset in self.producers.last.items())

@@ -135,7 +135,6 @@ class PlainCleaner:
             return build_from_stored(header, list(open_records(batch, header)), delete_horizon_ms=later_ms)
         if not self.is_over(horizon_ms) or self.last.is_last(header):
             return batch
-        self.cleaned.drops_markers = True
         if kind is ControlType.ABORT:
             self.cleaned.dropped_abort_markers.append(header.base_offset)
         self.cleaned.forgotten_below = header.next_offset

@@ -4,13 +4,14 @@ import asyncio
 import copy
 import random
 import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
+from isolation.stable import StableOffsets
 from log import cleaning
 from log.batch import HEADER_BYTES, Buffer, assemble, build_batch, checksum_ok, read_header, read_records
 from log.checkpoints import CLEANED_OFFSET, read_offset
@@ -29,7 +30,7 @@ from log.snapshots import snapshot_name
 from log.swap import CLEANED, PLAN, SwapPlan, remove_old, take_name
 from log.time_search import max_timestamp
 from tests.log.building import append, cut_log, open_batch, restart_log, stamped
-from tests.log.compacting import NOW_MS, RETENTION_MS, Bench, Facts, committed_records, table
+from tests.log.compacting import NOW_MS, RETENTION_MS, Bench, committed_records, table
 from tests.log.memory_disk import MemoryDisk
 from tests.log.plain_cleaning import PlainCleaner, once, twice, twice_alike
 
@@ -233,14 +234,15 @@ def test_a_cut_does_not_bring_back_an_aborted_transaction_whose_marker_leaves(mo
         work = find_work(log, bench.disk, now_ms=LATER, limit_offset=limit_offset)
         assert work is not None
         cutting: list[asyncio.Task[None]] = []
-        forget = Facts.forget_aborted
+        forget = StableOffsets.forget_aborted
 
-        async def beside_a_cut(facts: Facts, marker_offsets: Sequence[int]) -> None:
-            cutting.append(asyncio.ensure_future(cut()))
-            await asyncio.sleep(0)
-            await forget(facts, marker_offsets)
+        def beside_a_cut(view: StableOffsets, marker_offsets: Sequence[int]) -> Generator[None, None, None]:
+            if not cutting:
+                cutting.append(asyncio.ensure_future(cut()))
+                yield
+            yield from forget(view, marker_offsets)
 
-        monkeypatch.setattr(Facts, "forget_aborted", beside_a_cut)
+        monkeypatch.setattr(StableOffsets, "forget_aborted", beside_a_cut)
         report = await bench.compact(work, now_ms=LATER, apart=once)
         await cutting[0]
         assert not report.swapped, "a producer may be known by another batch since"

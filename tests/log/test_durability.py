@@ -9,7 +9,6 @@ from contextlib import suppress
 import pytest
 
 from log.batch import Buffer, read_header
-from log.compaction import renew_snapshots
 from log.config import LogConfig
 from log.disk import DiskFault, File
 from log.identity import read_topic_id
@@ -36,7 +35,7 @@ def test_a_flush_counts_only_what_was_there_before_it() -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("what", ["flush", "remove", "renew"])
+@pytest.mark.parametrize("what", ["flush", "remove"])
 def test_what_waits_for_a_flush_goes_on_though_segments_are_sealed_without_a_pause(what: str) -> None:
     """One client wrote a segment with each batch, acknowledged by the leader alone: the flush that another client's
     batch waited for never ended, nor did retention or a swap.
@@ -52,9 +51,6 @@ def test_what_waits_for_a_flush_goes_on_though_segments_are_sealed_without_a_pau
                 fill(log, 8)
             await super().sync_dir(path)
 
-    async def forget() -> None:
-        view.seen = view.seen[:1]
-
     async def run() -> None:
         fill(log, 20)
         wanted, first = log.end_offset, log.segments[0]
@@ -62,15 +58,11 @@ def test_what_waits_for_a_flush_goes_on_though_segments_are_sealed_without_a_pau
             if what == "flush":
                 assert await log.flush() >= wanted
                 assert log.durability.flush_due
-            elif what == "remove":
+            else:
                 assert await remove_oldest(log, lambda: len(log.segments)) >= first.size_bytes
                 assert first.gone
                 assert log.start_offset <= wanted
                 assert min(log.snapshots.stored) <= log.start_offset < min(log.snapshots.pending)
-            else:
-                await renew_snapshots(log, 0, may=lambda: True, forget=forget)
-                assert log.snapshots.stored
-                assert log.snapshots.stored[0] >= wanted
         assert log.flushed_offset < log.end_offset
         may_end.set()
         there.extend(contents(log))

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from log.batch import read_header, split
-from log.compaction import renew_snapshots
 from log.config import LogConfig
 from log.disk import DiskFault, RealDisk
 from log.partition_log import OffsetOutOfRange, PartitionLog
@@ -19,7 +18,6 @@ from tests.log.building import (
     append,
     base_offsets,
     contents,
-    cut_log,
     fill,
     open_batch,
     open_log,
@@ -157,28 +155,6 @@ def test_a_fault_changes_nothing_and_is_final() -> None:
     assert contents(log) == view.seen == before
 
 
-async def nothing() -> None:
-    return
-
-
-def test_a_log_that_is_cut_while_its_snapshots_are_renewed_has_a_new_one_and_none_older() -> None:
-    async def main() -> None:
-        disk = MemoryDisk()
-        log, view = open_log(disk, config=SMALL)
-        fill(log, 20)
-        await log.flush()
-        renewing = asyncio.ensure_future(renew_snapshots(log, 5, may=lambda: True, forget=nothing))
-        await asyncio.sleep(0)
-        cut_log(log, 15)
-        seen = list(view.seen)
-        await renewing
-        assert [name for name in disk.listdir(FOLDER) if name.endswith(".snapshot")] == [f"{15:020}.snapshot"]
-        _, view = open_log(disk, config=SMALL)
-        assert view.seen == seen
-
-    asyncio.run(main())
-
-
 def test_a_discarded_log_leaves_nothing_behind_whatever_was_under_way() -> None:
     """A topic is deleted while its batches are on their way to the platter, its records are being deleted, and so on.
     All that comes back finds neither a folder of its own nor that of a new log of the same name.
@@ -191,8 +167,7 @@ def test_a_discarded_log_leaves_nothing_behind_whatever_was_under_way() -> None:
 
         async def work(offset: int) -> None:
             removal = remove_oldest(log, lambda: 1)
-            renewal = renew_snapshots(log, 5, may=lambda: not log.gone, forget=nothing)
-            await asyncio.gather(log.flush(), raise_start_offset(log, offset), renewal, removal)
+            await asyncio.gather(log.flush(), raise_start_offset(log, offset), removal)
 
         begun = asyncio.ensure_future(work(1))
         await asyncio.sleep(0)
