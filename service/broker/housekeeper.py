@@ -90,7 +90,9 @@ class Housekeeper:
         self._forgetting: dict[LogFolder, dict[TopicPartition, None]] = {}
         self._distrusted: list[tuple[TopicPartition, int]] = []
         self._cut_meanwhile: dict[LogFolder, list[tuple[TopicPartition, int]]] = {}
-        """Cuts that have ended since recovery points began to be gathered: these may be older than the cut."""
+        """Cuts that have ended since recovery points began to be gathered: these may be older than the cut. A partition
+        that is gone is cut at 0.
+        """
         self._writing_points = {folder: asyncio.Lock() for folder in folders}
         self._on_their_way: dict[LogFolder, dict[TopicPartition, int]] = {}
         """Recovery points that are being written."""
@@ -257,6 +259,9 @@ class Housekeeper:
         """Remove the recovery point of a partition that is gone. Otherwise a new partition of the same name would be
         judged by the old one's point. Returns False if the point could not be removed this time.
         """
+        if all(topic_partition not in points for points in self._lists_of_points(folder)):
+            self._keep_in_mind(folder, (topic_partition, 0))
+            return True  # the disk of another folder may be slow: it is not waited for
         forgetting = self._forgetting.setdefault(folder, {})
         forgetting[topic_partition] = None
         try:
@@ -306,15 +311,23 @@ class Housekeeper:
             yield
         finally:
             self._distrusted.remove(cut)
-            for folder, writing in self._writing_points.items():
-                if writing.locked():
-                    self._cut_meanwhile.setdefault(folder, []).append(cut)
+            for folder in self._folders:
+                self._keep_in_mind(folder, cut)
+
+    def _keep_in_mind(self, folder: LogFolder, cut: tuple[TopicPartition, int]) -> None:
+        """The point may have been gathered already."""
+        if self._writing_points[folder].locked():
+            self._cut_meanwhile.setdefault(folder, []).append(cut)
+
+    def _lists_of_points(self, folder: LogFolder) -> Sequence[Mapping[TopicPartition, int]]:
+        """What is written, or being written. Points that are only gathered yet are lowered before they are written
+        (`_distrusted`, `_cut_meanwhile`).
+        """
+        return self.written_points.get(folder, {}), self._on_their_way.get(folder, {})
 
     async def _lower_point(self, folder: LogFolder, topic_partition: TopicPartition, offset: int) -> None:
-        """Points that are only gathered yet are lowered before they are written (`_distrusted`)."""
-        lists = (self.written_points.get(folder, {}), self._on_their_way.get(folder, {}))
-        if all(points.get(topic_partition, 0) <= offset for points in lists):
-            return  # the disk of another folder may be slow: it is not waited for
+        if all(points.get(topic_partition, 0) <= offset for points in self._lists_of_points(folder)):
+            return  # as in `forget_point`
         async with self._writing_points[folder]:
             written = self.written_points.get(folder, {})
             if written.get(topic_partition, 0) > offset:

@@ -231,6 +231,70 @@ def test_a_slow_disk_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.Monke
     on_stage(disks[0], scene, {"log.durability": "os", **intervals}, more_folders=disks[1:])
 
 
+def test_the_name_of_a_deleted_topic_is_free_while_a_disk_hangs_that_knows_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disks = [tmp_path / name for name in "ab"]
+    for each in disks:
+        each.mkdir()
+    hangs: Disk | None = None
+    goes_on, original = asyncio.Event(), log.manifest.write_recovery_points
+
+    async def write_points(disk: Disk, points: Mapping[TopicPartition, int]) -> None:
+        if disk is hangs:
+            await goes_on.wait()
+        await original(disk, points)
+
+    monkeypatch.setattr(service.broker.housekeeper, "write_recovery_points", write_points)
+
+    async def scene(stage: Stage) -> None:
+        nonlocal hangs
+        partitions = []
+        for topic in ("first", "other"):
+            await stage.create(topic)
+            partitions.append(await stage.served(topic))
+            await write(partitions[-1], b"x")
+            await partitions[-1].flush()
+        first, other = partitions
+        assert first.folder is not other.folder
+        await stage.broker.housekeeper.write_points(other.folder)
+        hangs = first.folder.disk
+        writing = asyncio.ensure_future(stage.broker.housekeeper.write_points(first.folder))
+        await asyncio.sleep(0)
+        await stage.ask(DeleteTopicsRequest([DeleteTopicState("other")]))
+        try:
+            await until(lambda: not stage.broker.holdings._leaving, within_s=5)
+            assert not writing.done()
+        finally:
+            goes_on.set()
+        await writing
+
+    on_stage(disks[0], scene, {"log.durability": "os"}, more_folders=disks[1:])
+
+
+def test_a_partition_that_goes_while_points_are_gathered_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had been gathered already, or still came: the next topic of the name was judged by the point."""
+    monkeypatch.setattr(service.broker.housekeeper, "PARTITIONS_A_TURN", 1)
+
+    async def scene(stage: Stage) -> None:
+        partition = await ten_flushed(stage)
+        await stage.create("others", 20)
+        await stage.served("others", 19)
+        keeper, folder = stage.broker.housekeeper, partition.folder
+        writing = asyncio.ensure_future(keeper.write_points(folder))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        stage.broker.partitions.remove(partition)
+        assert await keeper.forget_point(folder, partition.topic_partition)
+        await writing
+        assert not read_recovery_points(folder.disk).get(partition.topic_partition)
+        stage.broker.partitions.add(partition)
+
+    on_stage(tmp_path, scene, {"log.durability": "os"})
+
+
 def test_a_point_that_is_being_written_is_lowered_before_a_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on, original = asyncio.Event(), log.manifest.write_recovery_points
 
