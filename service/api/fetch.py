@@ -12,7 +12,7 @@ If `replica.selector.class` says so, a consumer is sent to a follower in its rac
 Gap: a diverging epoch (version 12) is told to every reader that sends its last fetched epoch.
 """
 
-from collections.abc import Awaitable, Container, Iterable
+from collections.abc import Awaitable, Collection, Container, Iterable
 from dataclasses import dataclass
 
 from isolation.read_view import AnyIsolation, FollowerIsolation, Isolation
@@ -77,6 +77,11 @@ def handle(
     topics = request.topics
     if len(topics) > READ_AT_ONCE or sum([len(topic.partitions) for topic in topics]) > READ_AT_ONCE:
         return _named_in_turns(parts, session, header, request, by_id)
+    forgotten = request.forgotten_topics_data
+    if forgotten and (
+        len(forgotten) > READ_AT_ONCE or sum([len(each.partitions) for each in forgotten]) > READ_AT_ONCE
+    ):
+        return _named_in_turns(parts, session, header, request, by_id)
     wanted: dict[SessionKey, WantedPartition] = {}
     for topic in topics:
         name = topic.topic_id if by_id else topic.topic
@@ -98,10 +103,17 @@ async def _named_in_turns(
             if turn.is_over():
                 await breathe()
             wanted[name, partition.partition] = _wanted(partition)
+    named: list[Collection[object]] = [wanted, request.forgotten_topics_data]
+    fetch_session = parts.fetch_sessions.find(request.session_id)
+    if fetch_session is not None and (fetch_session.epoch, fetch_session.by_topic_id) == (request.session_epoch, by_id):
+        async for some in slices_in_turns(wanted.items(), READ_AT_ONCE):
+            fetch_session.update(some, ())
+        async for keys in slices_in_turns(_forgotten(request, by_id), READ_AT_ONCE):
+            fetch_session.update((), keys)
+        wanted, request.forgotten_topics_data = {}, []
     answer = _answer(parts, session, header, request, wanted, by_id)
     made = await answer if isinstance(answer, Awaitable) else answer
-    named = [wanted]
-    del answer, wanted
+    del answer, wanted, fetch_session
     await done_in_turns(freed(named))
     return made
 

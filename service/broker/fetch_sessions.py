@@ -227,11 +227,12 @@ class FetchSession:
             self.unheard.clear()
         is_same = isolation is self._isolation and copier == self.copier
         self._isolation, self.copier, self.has_readers, self.asked_ms = isolation, copier, has_readers, now_ms
-        due: Iterable[SessionKey] = self._look_around.due(self.wanted, now_ms)
+        due = self._look_around.due(self.wanted, now_ms)
         if not is_same:
-            due = self.wanted
+            self.stirred.update(self.wanted)  # those that are in it keep their place
+            return
         for key in due:
-            self.stirred.setdefault(key, self.wanted[key])  # those that are in it keep their place
+            self.stirred.setdefault(key, self.wanted[key])
 
     def answered(self, keys_with_data: Iterable[SessionKey], quiet: Iterable[SessionKey]) -> None:
         """Move the partitions that got data to the end of the order, so that a busy partition does not starve the
