@@ -179,7 +179,7 @@ class ClusterMetadata:
             if self._session is None:  # the image does not change any more
                 raise MetadataLost(ErrorCode.NOT_CONTROLLER, "The session with the metadata store is over.")
             if self._env.clock.monotonic() > deadline_s:
-                await self._catch_up()  # this broker may be told late that the other one has gone
+                await self._catch_up(for_its_id=True)  # this broker may be told late that the other one has gone
                 if self.broker_id in self.image.brokers:
                     raise MetadataLost(ErrorCode.DUPLICATE_BROKER_REGISTRATION, id_is_taken(self.broker_id))
                 return
@@ -210,7 +210,7 @@ class ClusterMetadata:
                 if self._session is None:  # the session was lost while the logs were read
                     await self._begin_session()
                 if is_late:
-                    await self._catch_up()
+                    await self._catch_up(for_its_id=True)
                 refused = await self._register()
                 if refused is None:
                     return self.broker_epoch
@@ -438,10 +438,11 @@ class ClusterMetadata:
         except TimeoutError:
             raise MetadataLost(ErrorCode.NOT_CONTROLLER, self.why_out_of_session or NOT_ANSWERED) from None
 
-    async def _catch_up(self) -> None:
+    async def _catch_up(self, *, for_its_id: bool = False) -> None:
+        """With `for_its_id`, a store that is silent for a while is waited for: this broker leads nothing yet."""
         session, delay_s = self._session, RETRY_DELAY_S
         deadline_s = self._env.clock.monotonic() + PATIENCE_S
-        while session is not None and session is self._session and session.lease_left() > 0:
+        while session is not None and session is self._session and (for_its_id or session.lease_left() > 0):
             try:
                 number = await session.newest()
             except SessionExpired:

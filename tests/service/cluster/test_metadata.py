@@ -815,6 +815,37 @@ def test_who_can_t_ask_whether_its_id_is_taken_says_so(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("waits", [False, True], ids=["as it registers", "with an empty folder"])
+def test_who_asks_whether_its_id_is_taken_waits_for_a_store_that_is_silent_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """Found by the simulation: the start ended, as the lease was out at that moment."""
+
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            faults = Away(0.001)
+            former, metadata = await world.broker(1), await world.broker(1, faults=faults)
+            first = await former.register(ENDPOINTS, rack=None, closed_life=None)
+            await metadata.catch_up()
+            told = hears(metadata)
+            told.clear()
+            await former.close()
+            faults.away = True
+            metadata._session_timeout_s = 0.05
+            assert metadata._session is not None
+            with monkeypatch.context() as patch:
+                patch.setattr(metadata._session, "lease_left", lambda: -1.0)
+                joining = asyncio.ensure_future(join(metadata, waits=waits))
+                await asyncio.wait([joining], timeout=0.5)
+                assert not joining.done()
+            faults.away = False
+            told.set()
+            assert await asyncio.wait_for(joining, 10) == first + 1
+            await metadata.close()
+
+    asyncio.run(main())
+
+
 def test_who_can_t_register_because_the_store_is_silent_says_so_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
