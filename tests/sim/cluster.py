@@ -423,15 +423,15 @@ class ClusterSimulation:
 
     # -- the end of the run
 
-    async def _catches_up(self) -> bool:
-        return await come_true(lambda: not self._out_of_sync(once=True), within=CAUGHT_UP_WITHIN, every=0.2)
+    async def _catches_up(self, *, within: float) -> bool:
+        return await come_true(lambda: not self._out_of_sync(once=True), within=within, every=0.2)
 
     async def _conduct(self) -> None:
         await come_true(lambda: self.fate.finished)
         healed = self.world.now
-        if not await self._catches_up():
+        if not await self._catches_up(within=CAUGHT_UP_WITHIN):
             self.clients.stopping = True  # on a slow disk a follower may copy no faster than clients write
-        if not await self._catches_up():
+        if not await self._catches_up(within=2 * CAUGHT_UP_WITHIN):  # and a copy may have begun just now
             lacking = ", ".join(self._out_of_sync(once=True)[:5])
             self.history.stuck.append(
                 f"{self.world.now - healed:.0f} s after healing some have never caught up: {lacking}"
