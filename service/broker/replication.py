@@ -35,7 +35,7 @@ from service.broker.in_sync import InSyncSets
 from service.broker.large import checksum_of, laid_beside
 from service.broker.partition import NOBODY, Following, Partition
 from service.broker.partition_table import PartitionTable
-from service.broker.throttling import LOOKS_AGAIN_S, Throttle, Throttles
+from service.broker.throttling import Throttle, Throttles
 from service.client.connection import Client, ClientError
 from service.client.failures import error_name
 from service.cluster.controller import RaiseLeaderEpoch, Refusal
@@ -375,6 +375,8 @@ class Fetcher:
         """The end of the patience with an attempt to connect that is under way."""
         self._session_id, self._session_epoch = NO_SESSION, SESSION_BEGINS
         self._told: dict[TopicIdPartition, FetchPartition] = {}
+        self._rests = False
+        """The throttle lets nothing be copied of what it concerns."""
         self._rest_s = 0.0
         self.trouble: tuple[str, float] | None = None
         """Why the leader can't be asked, and since when."""
@@ -461,7 +463,10 @@ class Fetcher:
         now_s, rest_s = self._now_s(), self._throttle.rest_s
         for key in list(islice(self._unasked, ASKED_A_TURN)):
             self._stirred[key] = self._unasked.pop(key)
-        for key in self._look_around.due(self._followed, now_s * 1000, LOOKS_AGAIN_S * 1000 if rest_s else None):
+        begins_rest, self._rests = bool(rest_s) and not self._rests, bool(rest_s)
+        # What is quiet is in the leader's session, and more of it would come.
+        due_to_look = self._followed if begins_rest else self._look_around.due(self._followed, now_s * 1000)
+        for key in due_to_look:
             if key not in self._unasked:
                 self._stirred.setdefault(key, self._followed[key])
         rests_s = 0.0 if self._unasked else float("inf")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from log.batch import build_batch
 from log.ids import TopicPartition
 from service.broker.throttling import Throttle
 from tests.service.broker.cluster_stage import ALL, BROKERS, TOPIC, TOPICS, ClusterStage, on_cluster_stage, until
@@ -114,6 +115,45 @@ def test_another_rate_holds_at_once(tmp_path: Path, sides: tuple[str, ...], afte
 
     given = {"log.durability": "os", "replica.fetch.max.bytes": str(2 * VALUE_BYTES)}
     on_cluster_stage(tmp_path, scene, 1, 2, given={**given, "replica.fetch.wait.max.ms": str(LONG_MS)})
+
+
+def test_what_the_leader_has_in_an_open_session_rests_with_what_was_moved(tmp_path: Path) -> None:
+    """An answer had room for few partitions, and the leader went on to send the others while those rested: 57 MB came
+    in the first second of 10 MB/s.
+    """
+    topics, value_bytes = [f"{TOPIC}-{index}" for index in range(12)], 2_000
+    rate = 10 * value_bytes
+
+    async def scene(stage: ClusterStage) -> None:
+        for topic in topics:
+            await stage.create(1, 2, name=topic, min_insync_replicas="1")
+        followed = [TopicPartition(topic, 0) for topic in topics]
+        await stage.stop(2)
+        for each in followed:
+            await until(lambda each=each: stage.broker(1).metadata.image.partition(each).isr == (1,))  # type: ignore
+            partition = stage.broker(1).partitions.get(each)
+            assert partition is not None
+            for _ in range(10):
+                batch = memoryview(bytearray(build_batch([(None, bytes(value_bytes), (), 1)])))
+                partition.append_from_client(batch, acks=1, now_ms=1, needs_guard=False)
+            await stage.configure(TOPICS, each.topic, "follower.replication.throttled.replicas", "*")
+        await stage.configure(BROKERS, ALL, "follower.replication.throttled.rate", str(rate))
+        began_s = asyncio.get_running_loop().time()
+        await stage.start(2)
+
+        def copied() -> int:
+            held = [stage.broker(2).partitions.get(each) for each in followed]
+            return sum(partition.log.end_offset for partition in held if partition is not None)
+
+        await until(lambda: copied() > 0)
+        await asyncio.sleep(0.6)
+        moved_bytes, took_s = copied() * value_bytes, asyncio.get_running_loop().time() - began_s
+        assert moved_bytes <= rate * (took_s + 1) + 3 * value_bytes
+        await stage.configure(BROKERS, ALL, "follower.replication.throttled.rate", "")
+        await until(lambda: copied() == 10 * len(topics))
+
+    given = {"replica.fetch.max.bytes": str(value_bytes), "replica.fetch.response.max.bytes": str(2 * value_bytes)}
+    on_cluster_stage(tmp_path, scene, 1, 2, given={"log.durability": "os", **given})
 
 
 class World:
