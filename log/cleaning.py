@@ -444,6 +444,7 @@ def _rewrite(disk: Disk, job: CleaningJob, segments: Sequence[Segment], census: 
             writer.flush()
             target.end_offset = group[-1].end_offset
             target.seal()
+            target.file.set_modified(target.appended_ms)  # a recovery goes by it
             cleaned.segments.add(target.facts())
         finally:
             target.close()

@@ -168,7 +168,9 @@ def _cleanable(log: PartitionLog, now_ms: int, limit_offset: int) -> list[Segmen
 
 def _first_timestamp(segment: Segment) -> int:
     for _, header in segment.headers(0):
-        return header.max_timestamp
+        if header.max_timestamp > 0:
+            return header.max_timestamp
+        break  # it has no time of its own
     return segment.appended_ms
 
 

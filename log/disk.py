@@ -96,6 +96,10 @@ class File(Protocol):
         """The bytes that are there; fewer than `size` only at the end of the file."""
 
     def truncate(self, size: int) -> None: ...
+    def modified_ms(self) -> int:
+        """When the file was last changed, by the wall clock, or what `set_modified` has said since."""
+
+    def set_modified(self, modified_ms: int) -> None: ...
     async def fsync(self) -> None:
         """What was appended before the call is durable when it returns."""
 
@@ -288,6 +292,19 @@ class RealFile:
         except OSError as error:
             raise self._disk.fail(error, self.path) from error
         self.size = size
+
+    def modified_ms(self) -> int:
+        try:
+            return os.fstat(self.fileno()).st_mtime_ns // 1_000_000
+        except OSError as error:
+            raise DiskFault(error.errno, error.strerror, self.path) from error
+
+    def set_modified(self, modified_ms: int) -> None:
+        self._disk.check()
+        try:
+            os.utime(self.fileno(), ns=(modified_ms * 1_000_000,) * 2)
+        except OSError as error:
+            raise self._disk.fail(error, self.path) from error
 
     async def fsync(self) -> None:
         await self._disk.sync_file(self)

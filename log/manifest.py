@@ -191,5 +191,5 @@ def _decode_state(line: bytes) -> CleanState:
 
 
 def _decode_segment(fields: list[Any]) -> SegmentFacts:
-    facts = SegmentFacts._make(fields)
+    facts = SegmentFacts(*fields)  # an earlier release did not know the last one
     return facts if facts.indexes is None else facts._replace(indexes=IndexFacts._make(facts.indexes))

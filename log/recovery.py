@@ -245,9 +245,9 @@ class _Recovery:
 
     def _facts(self, base_offset: int, end_offset: int) -> SegmentFacts:
         file = self.disk.open(f"{self.folder}/{base_offset:020}{LOG_SUFFIX}")
-        size_bytes = file.size
+        size_bytes, appended_ms = file.size, min(file.modified_ms(), self.now_ms)
         file.close()
-        return SegmentFacts(base_offset, end_offset, size_bytes, NO_TIMESTAMP, NO_OFFSET, NO_TIMESTAMP, self.now_ms)
+        return SegmentFacts(base_offset, end_offset, size_bytes, NO_TIMESTAMP, NO_OFFSET, NO_TIMESTAMP, appended_ms)
 
     def read_epochs(self, start_offset: int, scan_from: int) -> LeaderEpochs:
         """The epochs of the trusted segments: from the checkpoint, or from the batch headers if there is none or if it

@@ -99,6 +99,8 @@ class SegmentFacts(NamedTuple):
     first_timestamp: int
     appended_ms: int
     indexes: IndexFacts | None = None
+    begun_ms: int = 0
+    """When the first batch came; 0: the segment is sealed, or an earlier release has told the rest."""
 
 
 def segment_name(base_offset: int, suffix: str = LOG_SUFFIX) -> str:
@@ -123,6 +125,7 @@ class Segment:
         "_unindexed_bytes",
         "appended_ms",
         "base_offset",
+        "begun_ms",
         "end_offset",
         "first_timestamp",
         "gone",
@@ -160,6 +163,7 @@ class Segment:
         self.largest_timestamp_offset = facts.largest_timestamp_offset
         self.first_timestamp = facts.first_timestamp
         self.appended_ms = facts.appended_ms
+        self.begun_ms = facts.begun_ms or facts.appended_ms
 
     @classmethod
     def create(cls, disk: Disk, folder: str, base_offset: int, now_ms: int, *, name_suffix: str = "") -> "Segment":
@@ -236,7 +240,7 @@ class Segment:
         if self.first_timestamp >= 0:
             waited_ms = newest_timestamp(header) - self.first_timestamp
         else:
-            waited_ms = now_ms - self.appended_ms
+            waited_ms = now_ms - self.begun_ms
         return waited_ms <= roll_ms
 
     def append(self, batch: Buffer, header: BatchHeader, now_ms: int, interval_bytes: int) -> None:
@@ -248,6 +252,8 @@ class Segment:
         position = file.append((batch,))
         self.note(header, position, interval_bytes)
         self.appended_ms = now_ms
+        if not position:
+            self.begun_ms = now_ms
 
     def take_file(self, path: str, header: BatchHeader, now_ms: int, interval_bytes: int) -> None:
         """The file at `path`, which holds this one batch, takes the place of this segment's own, which is empty.
@@ -258,7 +264,7 @@ class Segment:
         self._disk.rename(path, self.path())
         self.close_file()
         self.note(header, 0, interval_bytes)
-        self.appended_ms = now_ms
+        self.appended_ms = self.begun_ms = now_ms
 
     def append_all(self, batches: Sequence[tuple[Buffer, BatchHeader]], interval_bytes: int) -> None:
         """Whole batches at the end, in one write."""
@@ -567,6 +573,7 @@ class Segment:
             self.first_timestamp,
             self.appended_ms,
             indexes,
+            0 if self.sealed else self.begun_ms,
         )
 
     def _store_growing_indexes(self, offsets: GrowingIndex) -> IndexFacts:

@@ -24,6 +24,7 @@ class Node:
         self.data = bytearray()
         self.durable = b""
         self.pending: list[tuple[int, bytes | None]] = []  # (position, written bytes), or (size, None) for a cut
+        self.modified_ms = 0
 
     def settle(self, count: int) -> None:
         """The first `count` pending changes are durable."""
@@ -65,6 +66,7 @@ class MemoryFile:
         written = b"".join(buffers)
         position = len(self.node.data)
         self.node.data += written
+        self.node.modified_ms = self.disk.now_ms
         self.node.pending.append((position, written))
         return position
 
@@ -86,6 +88,14 @@ class MemoryFile:
         self.disk.change("truncate", self.path)
         del self.node.data[size:]
         self.node.pending.append((size, None))
+        self.node.modified_ms = self.disk.now_ms
+
+    def modified_ms(self) -> int:
+        return self.node.modified_ms
+
+    def set_modified(self, modified_ms: int) -> None:
+        self.disk.change("set_modified", self.path)
+        self.node.modified_ms = modified_ms
 
     async def fsync(self) -> None:
         count = len(self.node.pending)
@@ -120,6 +130,8 @@ class MemoryDisk:
         self.durable_files: dict[str, Node] = {}
         self.durable_folders: dict[str, None] = {"": None}
         self.pending_names: list[NameChange] = []
+        self.now_ms = 0
+        """What the clock says by which files are told to be changed."""
         self.fault: DiskFault | None = None
         self.changes = 0
         self.fail_at: int | None = None

@@ -339,6 +339,15 @@ def test_the_lags_of_compaction_hold() -> None:
     assert asyncio.run(late.clean(now_ms=1001)) is not None
 
 
+def test_records_without_a_time_are_overdue_by_when_they_came() -> None:
+    """Their -1 was taken for a time, so that each pass was followed by another one."""
+    bench = with_config(max_compaction_lag_ms=1000, min_cleanable_dirty_ratio=1.0)
+    for offset in range(2):
+        append(bench.log, build_batch([(b"a", b"1", (), -1)], base_offset=offset, leader_epoch=0), NOW_MS)
+    assert asyncio.run(bench.clean(now_ms=NOW_MS + 1000)) is None
+    assert asyncio.run(bench.clean(now_ms=NOW_MS + 1001)) is not None
+
+
 @pytest.mark.parametrize("memory_bytes", [1, 40_000, 1 << 20])
 def test_more_keys_than_fit_into_the_memory_are_cleaned_in_one_pass_all_the_same(memory_bytes: int) -> None:
     """By 40 kB what is remembered lies in a file, and is brought together in several parts."""

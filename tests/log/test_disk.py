@@ -32,6 +32,18 @@ def test_appends_follow_each_other_and_survive_a_new_handle(tmp_path: Path) -> N
     disk.close()
 
 
+def test_a_file_tells_when_it_was_changed_or_what_was_said_since(tmp_path: Path) -> None:
+    disk = RealDisk(str(tmp_path))
+    file = disk.open("a", create=True)
+    os.utime(tmp_path / "a", (1, 1))
+    assert file.modified_ms() == 1000
+    file.append([b"one"])
+    assert abs(file.modified_ms() - time.time() * 1000) < 60_000
+    file.set_modified(1_700_000_000_123)
+    assert disk.open("a").modified_ms() == 1_700_000_000_123
+    disk.close()
+
+
 def test_only_so_many_descriptors_stay_open_and_nobody_notices(tmp_path: Path) -> None:
     disk = RealDisk(str(tmp_path), open_files_max=4)
     files = [disk.open(f"f{index}", create=True) for index in range(20)]

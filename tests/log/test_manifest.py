@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -51,6 +52,22 @@ def test_facts_survive_the_manifest_and_no_file_is_touched_to_open_them() -> Non
             fill(log, 3, leader_epoch=3)
             assert contents(log) == view.seen
             assert log.epochs.entries()[-1] == (3, state.end_offset)
+
+    asyncio.run(run())
+
+
+def test_a_manifest_of_an_earlier_release_does_not_say_when_a_segment_was_begun() -> None:
+    async def run() -> None:
+        disk = MemoryDisk()
+        log, _ = open_log(disk)
+        fill(log, 1)
+        state = await log.close()
+        assert state is not None
+        earlier = replace(state, segments=tuple(facts[:-1] for facts in state.segments))  # type: ignore[misc]
+        await write_manifest(disk, [earlier], life=1)
+        [again] = read_manifest(disk).values()
+        assert [segment[:-1] for segment in again.segments] == [segment[:-1] for segment in state.segments]
+        open_log(disk, known=again)
 
     asyncio.run(run())
 

@@ -4,10 +4,12 @@ import pytest
 
 from log.batch import MAX_TIMESTAMP_AT, build_batch
 from log.config import DAY_MS, LogConfig
+from log.partition_log import PartitionLog
 from log.removal import expired_segments
 from log.retention import SegmentAge, expired
 from log.time_search import max_timestamp, offset_for_timestamp
 from tests.log.building import append, open_batch, open_log, stamped
+from tests.log.compacting import Bench
 from tests.log.header_times import TimedBatch, timed_batches
 from tests.log.memory_disk import MemoryDisk
 
@@ -111,10 +113,53 @@ def test_what_was_appended_before_the_clock_was_set_lives_as_long_as_what_came_n
 
 def test_a_segment_whose_first_records_have_no_time_rolls_by_its_own_age() -> None:
     log, _ = open_log(MemoryDisk(), config=LogConfig(segment_ms=1000))
-    untimed = bytearray(build_batch([(b"k", b"v", (), -1)], leader_epoch=0))
-    untimed[MAX_TIMESTAMP_AT : MAX_TIMESTAMP_AT + 8] = bytes(8)
-    append(log, untimed, NOW_MS)
+    timeless = bytearray(build_batch([(b"k", b"v", (), -1)], leader_epoch=0))
+    timeless[MAX_TIMESTAMP_AT : MAX_TIMESTAMP_AT + 8] = bytes(8)
+    append(log, timeless, NOW_MS)
     append(log, stamped([b"timed"], base_offset=1, timestamp=NOW_MS), NOW_MS + 1000)
     assert len(log.segments) == 1
     append(log, stamped([b"late"], base_offset=2, timestamp=NOW_MS), NOW_MS + 2001)
     assert len(log.segments) == 2
+
+
+def untimed(base_offset: int) -> bytes:
+    return build_batch([(b"k", b"v", (), -1)], base_offset=base_offset, leader_epoch=0)
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_steady_records_without_a_time_end_a_segment_when_it_is_old_enough(stops: bool) -> None:
+    """Each of them began the segment's age anew, so that no segment ended and nothing expired."""
+    config = LogConfig(segment_ms=DAY_MS, retention_ms=DAY_MS)
+    log, _ = open_log(disk := MemoryDisk(), config=config)
+    for hour in range(24 * 3):
+        append(log, untimed(hour), NOW_MS + hour * DAY_MS // 24)
+        if stops:
+            log, _ = open_log(disk, config=config, known=asyncio.run(log.close()))
+    assert [segment.base_offset for segment in log.segments] == [0, 25, 50]
+    assert expired_segments(log, NOW_MS + 3 * DAY_MS, 72) == 1
+
+
+@pytest.mark.parametrize("compacts", [False, True])
+def test_records_without_a_time_are_no_younger_after_a_crash(compacts: bool) -> None:
+    """Where a broker was killed more often than every `retention.ms`, they stayed for ever."""
+    config = LogConfig(
+        cleanup_policy=("compact", "delete"), retention_ms=2 * DAY_MS, segment_bytes=150, min_cleanable_dirty_ratio=0.0
+    )
+    disk = MemoryDisk()
+    bench = Bench(disk, config)
+    disk.now_ms = NOW_MS
+    for offset in range(5):
+        append(bench.log, untimed(offset), NOW_MS)
+    asyncio.run(bench.log.flush())
+    disk.now_ms = NOW_MS + DAY_MS
+    if compacts:
+        assert asyncio.run(bench.clean(now_ms=disk.now_ms)) is not None
+    for recovery_point in (0, 5):
+        again = PartitionLog.open(
+            disk, "table-0", config, [], known=None, now_ms=disk.now_ms, recovery_point=recovery_point
+        )
+        segments = len(again.segments)
+        assert expired_segments(again, NOW_MS + 2 * DAY_MS, 5) == 0
+        assert expired_segments(again, NOW_MS + 2 * DAY_MS + 1, 5) == segments - (not again.segments[-1].size_bytes)
+        early = PartitionLog.open(disk, "table-0", config, [], known=None, now_ms=NOW_MS - DAY_MS)
+        assert expired_segments(early, NOW_MS + DAY_MS + 1, 5) > 0, "the clock was set back: nothing is of the future"

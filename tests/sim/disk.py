@@ -99,6 +99,7 @@ class Inode:
     cache: bytearray = field(default_factory=bytearray)
     platter: bytearray = field(default_factory=bytearray)
     dirty: list[Dirty] = field(default_factory=list)
+    modified_ms: int = 0
 
     def harden(self, up_to_number: int) -> None:
         """Everything changed up to `up_to_number` reaches the platter."""
@@ -808,7 +809,19 @@ class SimFile:
     def close(self) -> None:
         self._closed = True
 
+    def modified_ms(self) -> int:
+        self._touch()
+        return self._inode.modified_ms
+
+    def set_modified(self, modified_ms: int) -> None:
+        self._touch()
+        with Change(self._mount, "set_modified", self.path):
+            self._inode.modified_ms = modified_ms
+
     def _change(self, change: Dirty) -> None:
+        owner = self._device.owner
+        if owner is not None:
+            self._inode.modified_ms = int(1000 * (owner.world.epoch_seconds + owner.world.now + owner.clock_offset))
         write(self._inode.cache, change.position, change.data)
         self._inode.dirty.append(change)
 
