@@ -64,6 +64,7 @@ from log.retention import SegmentAge
 from log.segment import IndexesLost, Segment
 from log.steps import done_at_once
 from log.swap import CLEANED, PLAN, SwapPlan
+from log.views import View
 from service.broker import opening
 from service.broker.coordinators import Coordinators
 from service.broker.fetch_sessions import FetchSession, SessionKey, WantedPartition, WatchedPartition
@@ -679,6 +680,28 @@ def a_swap_is_not_finished_after_a_crash() -> contextlib.AbstractContextManager[
     return replaced(log.recovery, "finish_swap", finish)
 
 
+def a_recovery_begins_before_what_was_compacted() -> contextlib.AbstractContextManager[None]:
+    """No later snapshot is looked at, and the batches that are left do not tell a producer's window."""
+    original = log.recovery._Recovery.restore_views
+
+    def restore_views(recovery: Any, views: Sequence[View], snapshots: list[int], scan_from: int) -> None:
+        report = recovery.report
+        trusted, report.trusted_offset = report.trusted_offset, min(report.trusted_offset, scan_from)
+        original(recovery, views, snapshots, scan_from)
+        report.trusted_offset = trusted
+
+    return replaced(log.recovery._Recovery, "restore_views", restore_views)
+
+
+def a_pass_leaves_no_snapshot_where_it_ends() -> contextlib.AbstractContextManager[None]:
+    original = log.snapshots.Snapshots.forget_below
+
+    async def forget_below(snapshots: log.snapshots.Snapshots, offset: int) -> None:
+        await original(snapshots, offset + 1)
+
+    return replaced(log.snapshots.Snapshots, "forget_below", forget_below)
+
+
 def the_cleaner_drops_markers() -> contextlib.AbstractContextManager[None]:
     """Of transactions whose batches are there still, and of those it can't know to be over."""
 
@@ -1183,6 +1206,18 @@ MUTANTS = (
         "a crash leaves old segments and new ones",
         a_swap_is_not_finished_after_a_crash,
         fault=SWAPPED,
+    ),
+    Mutant(
+        "recovery begins before what was compacted",
+        "a repeat is out of order",
+        a_recovery_begins_before_what_was_compacted,
+        where=lambda plan: plan.repeats,
+    ),
+    Mutant(
+        "pass leaves no snapshot where it ends",
+        "producers are forgotten, and a repeat is written again",
+        a_pass_leaves_no_snapshot_where_it_ends,
+        where=lambda plan: plan.repeats,
     ),
     Mutant("cleaner drops markers", "of transactions that are open for readers", the_cleaner_drops_markers, True),
     Mutant("cleaner keeps aborted", "aborted records supersede", the_cleaner_keeps_what_was_aborted, True),

@@ -47,6 +47,7 @@ COSTS_MEMORY = (
     "fsync fails",
 )
 INPUT, OUTPUT, LEDGER, PASSING, BRIEF, CARRIED = "input", "output", "ledger", "passing", "brief", "carried"
+REPEATED = "repeated", "repeated-and-swept"
 BRIEF_SECONDS = 1.0
 """How long records of that topic are kept."""
 ALWAYS_TEMPTING = ("kill", "power cut", "power cut in a disk call")
@@ -83,6 +84,7 @@ class Plan:
     busy_logs: bool = False  # who wants a log for himself often waits, as if others were at work on it
     shortens: bool = False  # a log begins in the middle of transactions that are open
     haunts: bool = False  # who has given a producer id up goes on writing beside the next who has it
+    repeats: bool = False  # acknowledged batches are sent again when compaction and retention may have removed them
     carries: bool = False  # one compacted topic alone moves between the folders, slowly
     standby_bytes: int = AT_ONCE_BYTES  # how much a follower reads of a coordinator's log at once
     standby_rest_s: float = REST_S  # and how long it rests before it goes on
@@ -104,6 +106,11 @@ class Plan:
     def loses_acknowledged(self) -> bool:
         """The machine loses power, and with it what was acknowledged and not synced."""
         return self.durability == "os" and self.bears_power_cuts and not {*POWER_CUTS}.isdisjoint(self.kinds)
+
+    @property
+    def may_lose_memory(self) -> bool:
+        """The machine may lose power, and with it what was acknowledged: also while its disk hangs."""
+        return self.durability == "os" and self.bears_power_cuts
 
     @property
     def visible_held(self) -> Held:
@@ -163,6 +170,26 @@ def add_what_one_broker_has(plan: Plan, chance: random.Random) -> None:
         each.topic.name == PASSING and each.topic.trimmed for each in plan.topics
     )
     plan.haunts = plan.transactional and chance.random() < 0.4
+    if chance.random() < 0.3 and not plan.may_lose_memory:
+        plan.repeats = True
+        plan.topics += _draw_repeated(chance)
+
+
+def _draw_repeated(chance: random.Random) -> tuple[TopicPlan, ...]:
+    """Segments end and are compacted all the time, and of the second topic they go soon."""
+    configs = {
+        "segment.ms": "200",
+        "min.cleanable.dirty.ratio": "0.01",
+        "delete.retention.ms": chance.choice(("0", "0", "500")),
+    }
+    kept, swept = REPEATED
+    return (
+        TopicPlan(Topic(kept, 1, compacted=True, quiet=True), {**configs, "cleanup.policy": "compact"}),
+        TopicPlan(
+            Topic(swept, 1, compacted=True, retained=True, retention_seconds=1.5, quiet=True),
+            {**configs, "cleanup.policy": "compact,delete", "retention.ms": "1500"},
+        ),
+    )
 
 
 def add_transactions(plan: Plan, chance: random.Random) -> None:

@@ -47,6 +47,7 @@ from tests.sim.idempotent import IdempotentWriter
 from tests.sim.loop import SimLoop
 from tests.sim.plan import Plan, add_what_one_broker_has, draw_plan
 from tests.sim.postman import Ghost, Postman
+from tests.sim.repeating import Repeater
 from tests.sim.replicas import epochs_unlike_batches
 from tests.sim.sessions import SessionReader
 from tests.sim.sharing import Sharer
@@ -252,6 +253,7 @@ class Simulation:
             Expirer(self.clients, "expirer"),
             *(transactional_actors(self.clients) if self.plan.transactional else ()),
             *([Shortener(self.clients, "shortener")] if self.plan.shortens else ()),
+            *([Repeater(self.clients, "repeater")] if self.plan.repeats else ()),
         ]
         actors = start_clients(world, self.clients, others)
         self.fate = Fate(world, host, self.plan, self.history, list(actors))

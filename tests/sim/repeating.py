@@ -1,0 +1,149 @@
+"""An actor that sends again, long after they were acknowledged, the batches that a broker must remember: the last five
+of its producer in a partition. Compaction and retention have removed some of them meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from idempotence.window import WINDOW_BATCHES
+from log.ids import TopicPartition
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import EndTxnRequest
+from tests.sim.plan import REPEATED
+from tests.sim.transactions import AGAIN, TRIES, ExactlyOnce, Ownership, Refused, Sending
+from tests.sim.workload import Clients, Unanswered
+
+WHERE = [TopicPartition(topic, 0) for topic in REPEATED]
+NEWEST = 12
+"""A version of Produce from which on the broker itself adds the partition to the transaction."""
+TRANSACTIONAL_ID = "repeats"
+SETTLED_AFTER = 30
+WRITES_AGAIN = dict(zip(WHERE, (0.4, 0.05), strict=True))
+"""How likely the producer writes its next batches in a turn. In the second topic it rests so long that retention
+removes all that it has written.
+"""
+
+
+class Repeater(ExactlyOnce):
+    """The only actor that writes to the topics of `REPEATED`. One batch goes after the other: the broker has taken it
+    when the next one leaves. So the last five that were acknowledged are those that it remembers, and a repeat of them
+    is answered as the first time: as long as a producer is known, it is never written again, nor out of order. Records
+    without a producer take the place of theirs, and the markers of transactions age and leave.
+    """
+
+    def __init__(self, clients: Clients, name: str) -> None:
+        super().__init__(clients, name)
+        self._owner: Ownership | None = None
+        self._newest: dict[TopicPartition, list[Sending]] = {}
+
+    async def turn(self) -> None:
+        partition = self.chance.choice(WHERE)
+        try:
+            await self._repeat()
+            if self._owner is None:
+                self._owner = await self.initialize(None, 60_000)
+                self._newest.clear()
+            if partition not in self._newest or self.chance.random() < WRITES_AGAIN[partition]:
+                for _ in range(WINDOW_BATCHES):
+                    await self._write(self._owner, partition)
+            if self.chance.random() < 0.6:
+                await self._transact(partition)
+        except Refused as refused:
+            self.clients.world.note("repeating producer refused", self.name, str(refused))
+            self._owner = None
+        except Unanswered:
+            self._owner = None  # what it wrote last may come late
+        for _ in range(self.chance.randrange(2, 8)):  # each second one closes a segment
+            await self._put(self.chance.choice(WHERE))
+            await asyncio.sleep(0.2 * self.chance.random())
+        await self._repeat()
+
+    async def _write(self, owner: Ownership, partition: TopicPartition) -> None:
+        sending = self._prepared(owner, partition)
+
+        async def ask() -> int:
+            return await self.send(sending)
+
+        try:
+            await self.insist(f"a batch to {partition}", "", ask)
+        except Refused as refused:
+            if refused.code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+                self._accuse(partition, "is out of order, although all it sent before was acknowledged")
+            raise
+        self._newest[partition] = [*self._newest.get(partition, ()), sending][-WINDOW_BATCHES:]
+
+    async def _transact(self, partition: TopicPartition) -> None:
+        """A short transaction, which may be aborted. Nothing is said of its outcome."""
+        owner = await self.initialize(TRANSACTIONAL_ID, 3_000)
+        sending = self._prepared(owner, partition, TRANSACTIONAL_ID)
+
+        async def put() -> int:
+            response = await self.line.ask(sending.request, sending.version)
+            return int(response.responses[0].partition_responses[0].error_code)
+
+        commits = self.chance.random() < 0.5
+
+        async def end() -> int:
+            request = EndTxnRequest(TRANSACTIONAL_ID, owner.producer_id, owner.epoch, commits)
+            return int((await self.line.ask(request, 5)).error_code)
+
+        try:
+            await self.insist(f"a transaction in {partition}", TRANSACTIONAL_ID, put)
+            await self.insist(f"the end of {TRANSACTIONAL_ID}", TRANSACTIONAL_ID, end)
+        except (Refused, Unanswered) as error:  # the next one begins with an abort of this one
+            self.clients.world.note("repeater's transaction", self.name, str(error))
+
+    async def _put(self, partition: TopicPartition) -> None:
+        sending = self._prepared(Ownership(-1, -1, first_sequence=-1), partition)
+        with contextlib.suppress(Unanswered):
+            await self.send(sending)
+
+    def _prepared(self, owner: Ownership, partition: TopicPartition, transactional_id: str | None = None) -> Sending:
+        values = self.values(self.chance.randrange(1, 3), self.name)
+        order = -self.clients.world.identity()
+        return self.prepare(owner, partition, values, transactional_id=transactional_id, version=NEWEST, order=order)
+
+    async def _repeat(self) -> None:
+        for partition, sendings in self._newest.items():
+            for sending in self.chance.sample(sendings, len(sendings)):
+                if not await self._again(partition, sending):
+                    break
+
+    async def _again(self, partition: TopicPartition, sending: Sending) -> bool:
+        """Whether the repeat was answered at all."""
+        try:
+            response = await self.line.ask(sending.request, sending.version)
+        except Unanswered:
+            return False
+        [answer] = response.responses[0].partition_responses
+        if answer.error_code in AGAIN:
+            return False
+        if (answer.error_code, answer.base_offset) != (ErrorCode.NONE, sending.write.base_offset):
+            known = f"was acknowledged at {sending.write.base_offset}"
+            self._accuse(
+                partition, f"{known}, and asked again at {answer.base_offset} ({ErrorCode(answer.error_code).name})"
+            )
+        return True
+
+    def _accuse(self, partition: TopicPartition, of: str) -> None:
+        if partition not in self.history.rotten and not self.history.clock_jumped:
+            self.history.wrong.append(f"{self.clients.now:.6f} {self.name} in {partition} {of}")
+
+    async def settle(self) -> None:
+        for _ in range(SETTLED_AFTER):
+            answered = [
+                await self._again(partition, sending)
+                for partition, sendings in self._newest.items()
+                for sending in sendings
+            ]
+            if all(answered):
+                break
+            await asyncio.sleep(0.5)
+        for _ in range(TRIES):
+            try:
+                await self.initialize(TRANSACTIONAL_ID, 3_000)
+                return
+            except (Refused, Unanswered):
+                await asyncio.sleep(0.5)
