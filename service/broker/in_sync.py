@@ -9,15 +9,25 @@ the image shows what holds.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
+from log.ids import TopicId
 from log.replica import Proposal
 from service.broker.partition import Leading, Partition
 from service.broker.partition_table import PartitionTable
-from service.cluster.controller import AlterPartition, GiveUpReplica, Refusal, Together
-from service.cluster.image import PartitionState
+from service.cluster.controller import (
+    AlterPartition,
+    GiveUpReplica,
+    MetadataDecision,
+    OfOnePartition,
+    Refusal,
+    Reply_co,
+    Together,
+)
+from service.cluster.image import Image, PartitionState
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.ports import Env
 from service.settings.broker import BrokerConfig
@@ -42,6 +52,34 @@ class Proposed(NamedTuple):
     partition: Partition
     role: Leading
     command: AlterPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Alone(Generic[Reply_co]):
+    """A proposal that goes wrong alone. Those of its lot would go wrong with it each time: each look gathers the same
+    lot again.
+    """
+
+    proposal: OfOnePartition[Reply_co]
+
+    @property
+    def topic_id(self) -> TopicId:
+        return self.proposal.topic_id
+
+    @property
+    def index(self) -> int:
+        return self.proposal.index
+
+    def decide(self, image: Image, *, retried: bool) -> MetadataDecision[Reply_co | Refusal]:
+        try:
+            return self.proposal.decide(image, retried=retried)
+        except Exception as error:
+            logger.exception("nothing can be decided on %s", self.proposal)
+            return MetadataDecision(Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, repr(error)))
+
+
+def together(proposals: Iterable[OfOnePartition[Reply_co]]) -> Together[Reply_co | Refusal]:
+    return Together(tuple(Alone(each) for each in proposals))
 
 
 class InSyncSets:
@@ -148,7 +186,7 @@ class InSyncSets:
         replies: Sequence[PartitionState | Refusal]
         doubtful = False
         try:
-            replies = await self._metadata.execute(Together(tuple(each.command for each in proposals)))
+            replies = await self._metadata.execute(together(each.command for each in proposals))
         except MetadataLost as lost:
             replies, doubtful = [Refusal(lost.error, str(lost))] * len(proposals), True
         except Exception as error:
@@ -180,7 +218,9 @@ class InSyncSets:
             # accepted, its answer lost, and another set or leader decided since.
             state = self._metadata.image.partition(partition.topic_partition)
             is_behind = state is None or state.partition_epoch != replicas.partition_epoch
-            partition.not_accepted(doubtful=doubtful or is_behind)
+            # A mistake may have come after a first commit whose answer was lost.
+            is_mistake = reply.error is ErrorCode.UNKNOWN_SERVER_ERROR
+            partition.not_accepted(doubtful=doubtful or is_behind or is_mistake)
         elif (reply.leader, reply.leader_epoch) == (replicas.leader, replicas.leader_epoch):
             # Otherwise the same commit has ended a reassignment: another leads, and this one learns it at its turn.
             if not self._decided:
@@ -230,15 +270,17 @@ class InSyncSets:
         own, least = self._metadata.broker_id, self._metadata.min_in_sync()
         commands = [GiveUpReplica(each.topic_id, each.topic_partition.partition, own, least) for each in partitions]
         try:
-            replies = await self._metadata.execute(Together(tuple(commands)))
+            replies = await self._metadata.execute(together(commands))
         except MetadataLost as lost:
             logger.error("%s can't be left to other replicas yet: %s", _named(partitions), lost)
         except Exception:
             logger.exception("%s can't be left to other replicas yet", _named(partitions))
         else:
-            left = [partition for partition, reply in zip(partitions, replies, strict=True) if reply is True]
-            if left:
+            answered = list(zip(partitions, replies, strict=True))
+            if left := [partition for partition, reply in answered if reply is True]:
                 logger.warning("%s left to other replicas", _named(left))
+            if refused := [partition for partition, reply in answered if isinstance(reply, Refusal)]:
+                logger.error("%s can't be left to other replicas yet", _named(refused))
 
     # -- who is leading for certain
 

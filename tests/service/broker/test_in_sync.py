@@ -10,10 +10,10 @@ import pytest
 from log.batch import build_batch
 from log.disk import DiskFault
 from service.broker import in_sync
-from service.broker.in_sync import ANSWERED_A_TURN, InSyncSets
+from service.broker.in_sync import ANSWERED_A_TURN, InSyncSets, Proposed
 from service.broker.partition import Appended, Leading, Partition
-from service.cluster.controller import Command, RaiseLeaderEpoch, Refusal, Together
-from service.cluster.image import PartitionState
+from service.cluster.controller import AlterPartition, Command, GiveUpReplica, RaiseLeaderEpoch, Refusal, Together
+from service.cluster.image import Image, PartitionState
 from service.cluster.metadata import MetadataLost
 from service.stores.memory import Faults, MemorySession
 from service.wire.error_codes import ErrorCode
@@ -327,6 +327,72 @@ def test_a_replica_on_a_failed_disk_that_can_not_be_let_go_is_left_to_others_all
         monkeypatch.undo()
 
     on_cluster_stage(tmp_path, scene, 1, 2, given={"log.durability": "os", "replica.lag.time.max.ms": "300"})
+
+
+async def six(stage: ClusterStage) -> list[Partition]:
+    """Partitions that broker 1 leads and broker 2 follows, both in sync."""
+    assigned = [CreatableReplicaAssignment(index, [1, 2]) for index in range(6)]
+    await stage.wire(1).ask(CreateTopicsRequest([CreatableTopic("six", -1, -1, assignments=assigned)]))
+    broker = stage.broker(1)
+    await until(lambda: len(broker.partitions) == 6)
+    await broker.holdings.even()
+    return sorted(broker.partitions, key=lambda partition: partition.topic_partition)
+
+
+def mistaken(monkeypatch: pytest.MonkeyPatch, command: type[AlterPartition | GiveUpReplica]) -> None:
+    """Nothing can be decided on partition 3."""
+    decide = command.decide
+
+    def decides(each: Any, image: Image, *, retried: bool) -> Any:
+        if each.index == 3:
+            raise AssertionError("this broker's own mistake")
+        return decide(each, image, retried=retried)
+
+    monkeypatch.setattr(command, "decide", decides)
+
+
+def test_a_replica_on_which_nothing_can_be_decided_keeps_no_other_of_a_failed_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each look gathered the same lot again, and all of it stayed led by this broker."""
+
+    async def scene(stage: ClusterStage) -> None:
+        await six(stage)
+        mistaken(monkeypatch, GiveUpReplica)
+        broker = stage.broker(1)
+        broker.folders[0].fail(DiskFault(errno.EIO, "broken"))
+
+        def leaders() -> list[int]:
+            return [state.leader for _, state in sorted(broker.metadata.image.topics["six"].partitions.items())]
+
+        await until(lambda: leaders() == [2, 2, 2, 1, 2, 2])
+        assert "this broker's own mistake" in caplog.text
+        await until(lambda: "six-3 can't be left to other replicas yet" in caplog.text)
+        monkeypatch.undo()
+        await until(lambda: leaders() == [2] * 6)
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given={"log.durability": "os", "replica.lag.time.max.ms": "300"})
+
+
+def test_an_in_sync_set_on_which_nothing_can_be_decided_keeps_no_other_and_may_have_been_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: ClusterStage) -> None:
+        partitions = await six(stage)
+        mistaken(monkeypatch, AlterPartition)
+        in_sync, proposals = stage.broker(1).replication.in_sync, list[Proposed]()
+        monkeypatch.setattr(in_sync, "consider", lambda *_, **__: None)  # broker 2 does not come back in sync
+        for partition in partitions:
+            assert isinstance(partition.role, Leading)
+            proposal = ((1, stage.broker(1).metadata.broker_epoch),)
+            partition.replicas.proposed(proposal)
+            proposals.append(in_sync._proposed(partition, partition.role, proposal))
+        await in_sync._propose(proposals)
+        assert [partition.replicas.isr for partition in partitions] == [(1,), (1,), (1,), (1, 2), (1,), (1,)]
+        assert [partition.replicas.pending_isr for partition in partitions] == [(), (), (), (1,), (), ()]
+        monkeypatch.undo()
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given={"log.durability": "os", "replica.lag.time.max.ms": "30000"})
 
 
 def test_whether_it_leads_is_answered_by_no_as_soon_as_it_leads_nothing_any_more(
