@@ -53,10 +53,9 @@ class LookAround(Generic[Key]):
         self._owed = 0.0
         self._since_ms: float | None = None
 
-    def due(self, table: Collection[Key], now_ms: float, round_ms: float | None = None) -> list[Key]:
-        """The keys whose turn has come since the last question, if each comes once in `round_ms`."""
-        if round_ms is None:
-            round_ms = max(LOOK_AROUND_MS, len(table) * 1000 / LOOKED_AT_A_SECOND)
+    def due(self, table: Collection[Key], now_ms: float) -> list[Key]:
+        """The keys whose turn has come since the last question."""
+        round_ms = max(LOOK_AROUND_MS, len(table) * 1000 / LOOKED_AT_A_SECOND)
         since_ms = now_ms if self._since_ms is None else self._since_ms
         self._since_ms = now_ms
         self._owed += len(table) * (now_ms - since_ms) / round_ms

@@ -311,7 +311,6 @@ def test_a_look_around_takes_some_with_each_request_and_each_once_in_the_round()
     slow = LookAround[int]()
     assert slow.due(many, 0) == []
     assert len(slow.due(many, LOOK_AROUND_MS)) == LOOKED_AT_A_SECOND * LOOK_AROUND_MS // 1000
-    assert len(slow.due(many, LOOK_AROUND_MS + 100, 100)) == len(many)
 
 
 def test_a_session_that_is_closed_or_drops_a_partition_watches_it_no_more() -> None:
