@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from log.ids import TopicPartition, partition_of
@@ -75,6 +75,8 @@ ENDS_NOBODY = (
 AS_IT_ANSWERS = "death as it answers"
 WITH_A_MARKER = "death with a marker"
 MOVED_UNHEARD = "moved unheard"
+GIVEN_TO_DEAD = "given to who is gone"
+"""And has lost its disk. So no partition may be on one broker alone before."""
 STAYS_AWAY = "one stays away"
 AWAY_S = 10.0
 """Longer than compaction keeps deletions."""
@@ -140,6 +142,8 @@ def draw_cluster_plan(chance: random.Random) -> Plan:
     plan.settings |= _draw_internal_topics(chance)
     if ALONE in plan.kinds and chance.random() < 0.5:
         plan.kinds += (BACK_FIRST,) * 3
+    if ALONE not in plan.kinds and least == "2" and chance.random() < 0.2:
+        plan.kinds += (GIVEN_TO_DEAD,) * 3
     return plan
 
 
@@ -196,6 +200,7 @@ class ClusterFate:
             "store silent": self._silence_store,
             "told late": self._tell_late,
             MOVED_UNHEARD: self._move_unheard,
+            GIVEN_TO_DEAD: self._give_to_dead,
             "everything dies": self._end_everything,
             "disk fails": self._fail_disk,
             ALONE: self._lose_one_machine,
@@ -513,7 +518,39 @@ class ClusterFate:
         way.is_late = False
         simulation.history.unheard.append((begun, self._world.now + HEARD_WITHIN_S))
 
-    async def _give(self, replicas: dict[TopicPartition, list[int]]) -> None:
+    async def _give_to_dead(self, host: Host) -> None:
+        """A broker is gone, and its disk with it. What it had is given to it alone, and back, before its controller has
+        taken it out of the in-sync sets. Some may not have heard that it is gone.
+        """
+        simulation, own = self._simulation, self._simulation.clients.node_ids[host.name]
+        if not await come_true(simulation.all_are_in_sync, within=20, every=0.1):
+            return
+        image, begun = load(simulation.server.snapshot()), self._world.now
+        held = {
+            TopicPartition(topic.name, index): list(state.replicas)
+            for topic in image.topics.values()
+            for index, state in topic.partitions.items()
+            if own in state.replicas
+        }
+        if [own] in held.values():
+            return
+        for name, way in simulation.ways.items():
+            way.is_late = simulation.clients.node_ids[name] == image.controller_id or self._chance.random() < 0.2
+        host.kill()
+        await self._end_session(host)
+        assert host.disk is not None
+        host.disk.replace()
+        for wanted in [own], None:
+            for _ in range(2):  # it may be asked itself
+                await self._give({place: wanted or self._chance.choice((None, held[place])) for place in held})
+            await asyncio.sleep(0.1 * self._chance.random())
+        for way in simulation.ways.values():
+            way.is_late = False
+        simulation.history.unheard.append((begun, self._world.now + HEARD_WITHIN_S))
+        await asyncio.sleep(self._chance.random())
+        host.boot()
+
+    async def _give(self, replicas: Mapping[TopicPartition, list[int] | None]) -> None:
         asked = [
             ReassignableTopic(place.topic, [ReassignablePartition(place.partition, wanted)])
             for place, wanted in replicas.items()

@@ -53,7 +53,16 @@ from service.wire.messages import FetchPartition
 from tests.log.building import cut_log
 from tests.sim import caught
 from tests.sim.cluster import ClusterSimulation, run
-from tests.sim.cluster_faults import ALONE, BACK_FIRST, MOVED_UNHEARD, REMOVED, REPLACED, STAYS_AWAY, WITH_A_MARKER
+from tests.sim.cluster_faults import (
+    ALONE,
+    BACK_FIRST,
+    GIVEN_TO_DEAD,
+    MOVED_UNHEARD,
+    REMOVED,
+    REPLACED,
+    STAYS_AWAY,
+    WITH_A_MARKER,
+)
 from tests.sim.mutants import Caught, complete_after_the_first_marker, hunt_in, markers_of_deposed_coordinators_taken
 from tests.sim.plan import Plan
 from tests.sim.run import processes, replaced
@@ -284,6 +293,25 @@ def a_reassignment_ends_before_anybody_caught_up() -> Planting:
         return held_by(target, state._replace(isr=tuple(dict.fromkeys((*state.isr, *target)))), image.brokers, least)
 
     return replaced(service.cluster.reassign_commands, "_reassigned", settled_at_once)
+
+
+@contextlib.contextmanager
+def who_is_gone_is_counted_among_those_in_sync() -> Iterator[None]:
+    """A reassignment ends on a replica that is gone, and drops the copies of those that live."""
+
+    def are_enough(replicas: tuple[int, ...], state: PartitionState, alive: Container[int], least: int) -> bool:
+        return original(replicas, state, replicas, least)
+
+    original = service.cluster.election.are_enough
+    with (
+        replaced(service.cluster.reassign_commands, "are_enough", are_enough),
+        replaced(service.cluster.election, "are_enough", are_enough),
+    ):
+        yield
+
+
+def a_reassignment_ends_though_who_stays_is_gone_by_its_commit() -> Planting:
+    return replaced(service.cluster.reassign_commands, "alive_still", lambda image, members: [])
 
 
 @contextlib.contextmanager
@@ -585,6 +613,10 @@ WHERE_MOVES_ARE_UNHEARD = (
     who_was_replaced_tells_producers_to_give_up,
     nobody_is_fenced_by_a_leader_epoch,
 )
+WHERE_WHO_IS_GONE_IS_GIVEN_MORE = (
+    who_is_gone_is_counted_among_those_in_sync,
+    a_reassignment_ends_though_who_stays_is_gone_by_its_commit,
+)
 WHERE_ONE_STAYS_AWAY = (deletions_that_a_follower_missed_are_not_asked_about,)
 WHERE_ONE_DIES_WITH_A_MARKER = (a_marker_counts_before_it_is_committed,)
 WHERE_MARKERS_COME_LATE = (what_a_former_coordinator_has_sent_is_forgotten,)
@@ -606,6 +638,7 @@ CAN_SHOW: tuple[tuple[Sequence[Callable[[], Planting]], CanShow], ...] = (
     (WHERE_STANDBYS_READ_SLICES, lambda plan: plan.standby_bytes < AT_ONCE_BYTES),
     (WHERE_STANDBYS_LAG_BEHIND_COMPACTION, _lets_standbys_lag),
     (WHERE_MOVES_ARE_UNHEARD, lambda plan: MOVED_UNHEARD in plan.kinds),
+    (WHERE_WHO_IS_GONE_IS_GIVEN_MORE, lambda plan: GIVEN_TO_DEAD in plan.kinds),
     (WHERE_ONE_STAYS_AWAY, lambda plan: STAYS_AWAY in plan.kinds),
     (WHERE_ONE_DIES_WITH_A_MARKER, lambda plan: WITH_A_MARKER in plan.kinds),
     (WHERE_MARKERS_COME_LATE, lambda plan: plan.late_markers),

@@ -46,13 +46,16 @@ class Operator(Actor):
             await self._elect(partition)
 
     def _some_replicas(self, former: list[int]) -> list[int]:
-        """Any; or first those that it was not moved to the last time."""
-        brokers = list(self.clients.node_ids.values())
+        """Any; or first those that it was not moved to the last time, or those that are gone."""
+        brokers, hosts = self.clients.node_ids, self.clients.world.hosts
         count = self.chance.choice((2, 3, 3))
-        drawn = self.chance.sample(brokers, len(brokers))
-        if self.chance.random() < 0.5:
-            drawn.sort(key=lambda broker: broker in former)
-        return drawn[:count]
+        drawn = self.chance.sample(list(brokers), len(brokers))
+        first = self.chance.random()
+        if first < 0.5:
+            drawn.sort(key=lambda name: brokers[name] in former)
+        elif first < 0.8:
+            drawn.sort(key=lambda name: hosts[name].alive)
+        return [brokers[name] for name in drawn[:count]]
 
     async def _move(self, partition: TopicPartition, replicas: list[int] | None) -> None:
         """Move the partition; with None, cancel its move."""
