@@ -48,6 +48,7 @@ COSTS_MEMORY = (
 )
 INPUT, OUTPUT, LEDGER, PASSING, BRIEF, CARRIED = "input", "output", "ledger", "passing", "brief", "carried"
 REPEATED = "repeated", "repeated-and-swept"
+OLD_MS = 7_200_000
 BRIEF_SECONDS = 1.0
 """How long records of that topic are kept."""
 ALWAYS_TEMPTING = ("kill", "power cut", "power cut in a disk call")
@@ -172,22 +173,25 @@ def add_what_one_broker_has(plan: Plan, chance: random.Random) -> None:
     plan.haunts = plan.transactional and chance.random() < 0.4
     if chance.random() < 0.3 and not plan.may_lose_memory:
         plan.repeats = True
+        plan.settings["log.cleaner.backoff.ms"] = "100"
         plan.topics += _draw_repeated(chance)
 
 
 def _draw_repeated(chance: random.Random) -> tuple[TopicPlan, ...]:
-    """Segments end and are compacted all the time, and of the second topic they go soon."""
+    """Segments end and are compacted all the time, and of the second topic the first goes soon: its records say that
+    they are twice as old as may be.
+    """
     configs = {
         "segment.ms": "200",
         "min.cleanable.dirty.ratio": "0.01",
-        "delete.retention.ms": chance.choice(("0", "0", "500")),
+        "delete.retention.ms": chance.choice(("0", "0", "300")),
     }
     kept, swept = REPEATED
     return (
         TopicPlan(Topic(kept, 1, compacted=True, quiet=True), {**configs, "cleanup.policy": "compact"}),
         TopicPlan(
-            Topic(swept, 1, compacted=True, retained=True, retention_seconds=1.5, quiet=True),
-            {**configs, "cleanup.policy": "compact,delete", "retention.ms": "1500"},
+            Topic(swept, 1, compacted=True, retained=True, quiet=True),
+            {**configs, "cleanup.policy": "compact,delete", "retention.ms": str(OLD_MS // 2)},
         ),
     )
 

@@ -11,26 +11,23 @@ from idempotence.window import WINDOW_BATCHES
 from log.ids import TopicPartition
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import EndTxnRequest
-from tests.sim.plan import REPEATED
+from tests.sim.plan import OLD_MS, REPEATED
 from tests.sim.transactions import AGAIN, TRIES, ExactlyOnce, Ownership, Refused, Sending
 from tests.sim.workload import Clients, Unanswered
 
-WHERE = [TopicPartition(topic, 0) for topic in REPEATED]
+KEPT, SWEPT = WHERE = [TopicPartition(topic, 0) for topic in REPEATED]
 NEWEST = 12
 """A version of Produce from which on the broker itself adds the partition to the transaction."""
 TRANSACTIONAL_ID = "repeats"
 SETTLED_AFTER = 30
-WRITES_AGAIN = dict(zip(WHERE, (0.4, 0.05), strict=True))
-"""How likely the producer writes its next batches in a turn. In the second topic it rests so long that retention
-removes all that it has written.
-"""
 
 
 class Repeater(ExactlyOnce):
     """The only actor that writes to the topics of `REPEATED`. One batch goes after the other: the broker has taken it
     when the next one leaves. So the last five that were acknowledged are those that it remembers, and a repeat of them
     is answered as the first time: as long as a producer is known, it is never written again, nor out of order. Records
-    without a producer take the place of theirs, and the markers of transactions age and leave.
+    without a producer take the place of theirs, and the markers of transactions age and leave. One of the two logs
+    begins with such batches alone, and retention removes them soon.
     """
 
     def __init__(self, clients: Clients, name: str) -> None:
@@ -39,29 +36,34 @@ class Repeater(ExactlyOnce):
         self._newest: dict[TopicPartition, list[Sending]] = {}
 
     async def turn(self) -> None:
-        partition = self.chance.choice(WHERE)
         try:
             await self._repeat()
             if self._owner is None:
                 self._owner = await self.initialize(None, 60_000)
                 self._newest.clear()
-            if partition not in self._newest or self.chance.random() < WRITES_AGAIN[partition]:
-                for _ in range(WINDOW_BATCHES):
-                    await self._write(self._owner, partition)
-            if self.chance.random() < 0.6:
+                for partition in WHERE:
+                    await self._write_window(self._owner, partition)
+            elif self.chance.random() < 0.3:
+                await self._write_window(self._owner, KEPT)
+            for partition in WHERE:
                 await self._transact(partition)
         except Refused as refused:
             self.clients.world.note("repeating producer refused", self.name, str(refused))
             self._owner = None
         except Unanswered:
             self._owner = None  # what it wrote last may come late
-        for _ in range(self.chance.randrange(2, 8)):  # each second one closes a segment
-            await self._put(self.chance.choice(WHERE))
-            await asyncio.sleep(0.2 * self.chance.random())
+        for _ in range(self.chance.randrange(2, 5)):  # each of them closes a segment
+            await asyncio.sleep(0.2 + 0.1 * self.chance.random())
+            for partition in WHERE:
+                await self._put(partition)
         await self._repeat()
 
+    async def _write_window(self, owner: Ownership, partition: TopicPartition) -> None:
+        for _ in range(WINDOW_BATCHES):
+            await self._write(owner, partition)
+
     async def _write(self, owner: Ownership, partition: TopicPartition) -> None:
-        sending = self._prepared(owner, partition)
+        sending = self._prepared(owner, partition, age_ms=OLD_MS if partition == SWEPT else 0)
 
         async def ask() -> int:
             return await self.send(sending)
@@ -100,10 +102,18 @@ class Repeater(ExactlyOnce):
         with contextlib.suppress(Unanswered):
             await self.send(sending)
 
-    def _prepared(self, owner: Ownership, partition: TopicPartition, transactional_id: str | None = None) -> Sending:
+    def _prepared(
+        self, owner: Ownership, partition: TopicPartition, transactional_id: str | None = None, age_ms: int = 0
+    ) -> Sending:
         values = self.values(self.chance.randrange(1, 3), self.name)
         order = -self.clients.world.identity()
-        return self.prepare(owner, partition, values, transactional_id=transactional_id, version=NEWEST, order=order)
+        return self.prepare(
+            *(owner, partition, values),
+            transactional_id=transactional_id,
+            version=NEWEST,
+            order=order,
+            age_ms=age_ms,
+        )
 
     async def _repeat(self) -> None:
         for partition, sendings in self._newest.items():

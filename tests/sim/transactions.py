@@ -160,16 +160,19 @@ class ExactlyOnce(Actor):
         version: int,
         order: int,
         key: bytes | None = None,
+        age_ms: int = 0,
     ) -> Sending:
-        """The owner's next batch for this partition. Without a key given there are some where there must be."""
+        """The owner's next batch for this partition. Without a key given there are some where there must be. The
+        records say that they are as old as `age_ms`.
+        """
         name, index = partition
         first = owner.sequences.get(partition, owner.first_sequence)
-        now_ms = int((self.clients.world.epoch_seconds + self.clients.now) * 1000)
+        stamp = int((self.clients.world.epoch_seconds + self.clients.now) * 1000) - age_ms
         compacted = self.history.topics[name].compacted
         keys = [b"k%d" % self.chance.randrange(6) if compacted and key is None else key for _ in values]
         records = tuple(zip(keys, values, strict=True))
         batch = build_batch(
-            [(key, value, (), now_ms) for key, value in records],
+            [(key, value, (), stamp) for key, value in records],
             producer_id=owner.producer_id,
             producer_epoch=owner.epoch,
             base_sequence=first,
