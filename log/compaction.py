@@ -154,16 +154,15 @@ def _cleanable(log: PartitionLog, now_ms: int, limit_offset: int) -> list[Segmen
     where the next one begins.
     """
     found: list[Segment] = []
-    count = 0
     lag_ms = log.config.min_compaction_lag_ms
     for segment, following in pairwise(log.segments):
         too_young = lag_ms > 0 and now_ms - max(segment.largest_timestamp, segment.appended_ms) < lag_ms
         if following.base_offset > limit_offset or too_young or not segment.sealed:
             break
         found.append(segment)
-        if not log.views or log.snapshots.is_stored(following.base_offset):
-            count = len(found)
-    return found[:count]
+    while found and log.views and not log.snapshots.is_stored(log.segments[len(found)].base_offset):
+        found.pop()
+    return found
 
 
 def _first_timestamp(segment: Segment) -> int:

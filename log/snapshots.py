@@ -14,6 +14,7 @@ epochs yet, uses what is not above the trusted offset: a truncation is durable b
 
 import asyncio
 import struct
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
@@ -233,7 +234,8 @@ class Snapshots:
         return None
 
     def is_stored(self, offset: int) -> bool:
-        return offset in self.stored and offset not in self.pending
+        slot = bisect_left(self.stored, offset)
+        return self.stored[slot : slot + 1] == [offset] and offset not in self.pending
 
     async def rewrite(
         self,
