@@ -287,8 +287,12 @@ def _notify(connection: Connection) -> None:
 
 
 def _in_transaction(engine: Engine, call: Callable[[Connection], T]) -> T:
-    with engine.begin() as connection:
-        return call(connection)
+    try:
+        with engine.begin() as connection:
+            return call(connection)
+    except exc.SQLAlchemyError:
+        engine.dispose()  # the connection may be good, and the database one that can't be written to any more
+        raise
 
 
 def _parsed(url: str) -> URL:

@@ -7,7 +7,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import LiteralString
 
 import psycopg
 import pytest
@@ -54,16 +56,34 @@ def test_a_session_outlives_a_crash_of_the_database(server: PostgresServer) -> N
     play(at(server.url), promise)
 
 
-def test_a_session_goes_on_at_the_next_address_when_the_database_fails_over(tmp_path: Path) -> None:
-    first = PostgresServer(tmp_path / "first")
+@contextmanager
+def pair(folder: Path) -> Iterator[tuple[PostgresServer, PostgresServer]]:
+    """A database, and its standby that has everything that was committed."""
+    first = PostgresServer(folder / "first")
     servers = [first]
     try:
         first.start()
-        servers.append(standby := PostgresServer(tmp_path / "standby", copies=first))
+        servers.append(standby := PostgresServer(folder / "standby", copies=first))
         standby.start()
-        with psycopg.connect(first.url, autocommit=True) as connection:
-            connection.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
-            connection.execute("SELECT pg_reload_conf()")
+        order(first, "ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
+        yield first, standby
+    finally:
+        for server in servers:
+            server.stop()
+
+
+def order(server: PostgresServer, *orders: LiteralString) -> None:
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        for each in orders:
+            connection.execute(each)
+
+
+def either(one: PostgresServer, other: PostgresServer) -> str:
+    return f"postgresql://oncelog@127.0.0.1:{one.port},127.0.0.1:{other.port}/postgres"
+
+
+def test_a_session_goes_on_at_the_next_address_when_the_database_fails_over(tmp_path: Path) -> None:
+    with pair(tmp_path) as (first, standby):
 
         async def promise(store: LedgerStore) -> None:
             one, other = await store.session(20), await store.session(20)
@@ -82,10 +102,28 @@ def test_a_session_goes_on_at_the_next_address_when_the_database_fails_over(tmp_
             assert one.lease_left() > 0
 
         # The standby is asked first, as long as nobody may write to it.
-        play(at(f"postgresql://oncelog@127.0.0.1:{standby.port},127.0.0.1:{first.port}/postgres"), promise)
-    finally:
-        for server in servers:
-            server.stop()
+        play(at(either(standby, first)), promise)
+
+
+def test_a_session_leaves_a_database_that_was_made_read_only(tmp_path: Path) -> None:
+    """As an operator does who lets the standby take its place: it stays up, and so does the connection."""
+    with pair(tmp_path) as (first, standby):
+
+        async def promise(store: LedgerStore) -> None:
+            one = await store.session(20)
+            await until_ok(one, "before")
+            await asyncio.to_thread(
+                order,
+                first,
+                "ALTER SYSTEM SET default_transaction_read_only = on",
+                "ALTER SYSTEM SET synchronous_standby_names = ''",
+                "SELECT pg_reload_conf()",
+            )
+            await asyncio.to_thread(standby.promote)
+            await asyncio.wait_for(until_ok(one, "after"), 10)
+            assert one.lease_left() > 0
+
+        play(at(either(first, standby)), promise)
 
 
 def test_a_database_whose_standby_is_gone_confirms_nothing(server: PostgresServer) -> None:
