@@ -446,9 +446,7 @@ class ClusterMetadata:
             try:
                 number = await session.newest()
             except SessionExpired:
-                if self._session is session:
-                    self._lost("The session with the metadata store is over.")
-                break
+                raise self._over(session) from None
             except Exception as error:  # noqa: BLE001 - whatever it is, the store has not answered
                 logger.error("the metadata store failed: %r", error)
                 number = None
@@ -569,7 +567,7 @@ class ClusterMetadata:
             await asyncio.sleep(RETRY_DELAY_S)
             number = await self._barrier(session)
         if result is Result.EXPIRED:
-            self._lost("The session with the metadata store is over.")
+            raise self._over(session)
         await self._reach(number)
         return result, number
 
@@ -601,8 +599,7 @@ class ClusterMetadata:
                 if result is Result.OK:
                     return number
                 if result is Result.EXPIRED:
-                    self._lost("The session with the metadata store is over.")
-                    return 0
+                    raise self._over(session)
             if self._env.clock.monotonic() > deadline_s:
                 raise MetadataLost(ErrorCode.REQUEST_TIMED_OUT, why)
             await asyncio.sleep(delay_s)
@@ -680,6 +677,13 @@ class ClusterMetadata:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append((number, waiter))
             await waiter
+
+    def _over(self, session: StoreSession) -> MetadataLost:
+        """The store says that this session is over. The answer may be late, and another session may have begun."""
+        why = "The session with the metadata store is over."
+        if self._session is session:
+            self._lost(why)
+        return MetadataLost(ErrorCode.NOT_CONTROLLER, why)
 
     def _lost(self, why: str) -> None:
         """The session is lost: everything that depended on it is void (R11)."""

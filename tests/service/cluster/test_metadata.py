@@ -736,6 +736,39 @@ async def join(metadata: ClusterMetadata, *, waits: bool = False) -> int:
     return await metadata.register(ENDPOINTS, rack=None, closed_life=None)
 
 
+@pytest.mark.parametrize("late", [Result.EXPIRED, Result.UNKNOWN])
+def test_a_late_answer_to_a_session_that_is_over_leaves_the_next_one_alone(tmp_path: Path, late: Result) -> None:
+    """The broker lost its leadership a second time."""
+
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            metadata = await world.broker()
+            first = await metadata.register(ENDPOINTS, rack=None, closed_life=None)
+            session = metadata._session
+            assert session is not None
+            answers, commit, asked = asyncio.Event(), session.commit, asyncio.Event()
+
+            async def answered_late(*ops: Op) -> tuple[Result, int]:
+                if asked.is_set():
+                    return await commit(*ops)
+                asked.set()
+                await answers.wait()
+                return late, 0
+
+            session.commit = answered_late  # type: ignore[method-assign]
+            creating = asyncio.ensure_future(metadata.execute(new_topics("orders")))
+            await asked.wait()
+            world.server.end_session(session.id)
+            await until(lambda: metadata.in_session and metadata._session is not session)
+            answers.set()
+            with pytest.raises(MetadataLost, match="is over"):
+                await creating
+            assert metadata.in_session and metadata.sessions_lost == 1 and metadata.broker_epoch == first + 1
+            await metadata.close()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("waits", [False, True], ids=["as it registers", "with an empty folder"])
 def test_who_hears_late_that_a_former_session_is_over_does_not_take_its_own_id_for_taken(
     tmp_path: Path, waits: bool
