@@ -10,7 +10,7 @@ import math
 import os
 import resource
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -21,7 +21,7 @@ from log.disk import OPEN_FILES_MAX, DiskFault, RealDisk
 from service.api.broker_door import BrokerDoor
 from service.api.listener import Listener
 from service.api.routes import OFFERED
-from service.broker.data_folder import StartError, read_all
+from service.broker.data_folder import FolderFacts, StartError, read_all
 from service.broker.headroom import make_room_to_start
 from service.broker.node import Broker
 from service.broker.opening import OpeningProgress
@@ -69,7 +69,7 @@ async def run_broker(
     disks = {folder: RealDisk(folder, open_files_max=descriptors.files) for folder in folders}
     env = RealEnv(disks[folders[0]])
     try:
-        read_all(disks)  # refuses folders of others before anything is touched
+        refuse_lost_metadata(config, read_all(disks).values())  # which refuses folders of others
         for disk in disks.values():
             make_room_to_start(disk)
         store = await open_store(config, env)
@@ -143,6 +143,19 @@ async def open_store(config: BrokerConfig, env: Env) -> MetadataStore:
     if url.startswith(SCHEME):
         return SharedStore(url.removeprefix(SCHEME), env)
     return await SqlStore.open(url, env)
+
+
+def refuse_lost_metadata(config: BrokerConfig, folders: Iterable[FolderFacts | None]) -> None:
+    """Refuse folders of a cluster whose metadata is in none of them. Empty metadata would be made there, and would be
+    found first once those folders are named that have what belongs to the cluster.
+    """
+    belongs_to = next((facts.cluster_id for facts in folders if facts is not None), None)
+    stored = any(os.path.exists(f"{folder}/{STORE_FILE}") for folder in config.data_folders)
+    if belongs_to is not None and not stored and config.store_url is None and config.zookeeper_connect is None:
+        raise StartError(
+            f"the data folder belongs to cluster {belongs_to}, but no {STORE_FILE} is there: name all folders that"
+            " belong together, or the store of the cluster, or bring back what was there"
+        )
 
 
 def store_url(config: BrokerConfig) -> str:

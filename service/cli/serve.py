@@ -107,10 +107,12 @@ def command(
 
 
 def how_many(brokers: str) -> int:
-    """`auto` means one for each core, up to 16: beyond that other parts of the machine are the limit."""
+    """`auto` means one for each core that this process may use, up to 16: beyond that other parts of the machine are the
+    limit.
+    """
     if brokers == "auto":
-        return max(1, min(os.cpu_count() or 1, 16))
-    if not brokers.isdigit() or not 1 <= int(brokers) <= 100:
+        return min(len(os.sched_getaffinity(0)), 16)
+    if not brokers.isdecimal() or not 1 <= int(brokers) <= 100:
         raise _failure(f"--brokers {brokers}: a number from 1 to 100, or auto", usage=True)
     return int(brokers)
 

@@ -20,7 +20,8 @@ import pytest
 from log.manifest import MANIFEST
 from service.broker.data_folder import LAYOUT
 from service.cli.data_lock import LOCK_FILE
-from service.cli.serve import LINES_A_PERIOD, PERIOD_S, Seldom
+from service.cli.failures import CliError
+from service.cli.serve import LINES_A_PERIOD, PERIOD_S, Seldom, how_many
 from tests.peers.process import free_port
 from tests.service.cli.kit import COMMAND, PATIENCE_S, ROOT, Ended, Running, Serving, oncelog, process
 
@@ -275,13 +276,16 @@ def test_a_folder_of_somebody_elses_is_refused_and_left_alone(tmp_path: Path) ->
 
 
 def test_metadata_that_are_gone_are_not_replaced_by_empty_ones(tmp_path: Path) -> None:
-    """The records would still be there, and nobody could see them."""
+    """The records would still be there, and nobody could see them. Nor are empty ones made beside: if the metadata were
+    in another folder, which was not named this time, they would be found instead next time.
+    """
     data = tmp_path / "data"
     with Serving.on(data) as serving:
         assert oncelog("produce", "orders", stdin=b"a\n", bootstrap=serving.bootstrap).status == 0
         assert serving.stop().status == 0
     (data / "meta.db").rename(tmp_path / "kept")
-    assert "the metadata store is empty" in _refused("--port", "0", "--data", str(data)).err
+    assert "no meta.db is there: name all folders" in _refused("--port", "0", "--data", str(data)).err
+    assert not (data / "meta.db").exists()
     (tmp_path / "kept").rename(data / "meta.db")
     with Serving.on(data) as serving:
         assert oncelog("consume", "orders", "-e", bootstrap=serving.bootstrap).out == "a\n"
@@ -529,3 +533,11 @@ def test_readers_do_not_hold_up_a_stop(tmp_path: Path) -> None:
             assert serving.stop().status == 0
             ended = reading.ended()
             assert (ended.status, ended.err.count("\n")) == (5, 1)
+
+
+def test_how_many_brokers_is_a_decimal_number_or_a_core_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {3})
+    assert (how_many("auto"), how_many("7")) == (1, 7)
+    for told in ("²", "0", "101", "-1", "x", ""):
+        with pytest.raises(CliError, match="a number from 1 to 100, or auto"):
+            how_many(told)
