@@ -96,7 +96,7 @@ class TransactionFacts(Protocol):
     def stable(self) -> AbortedView:
         """One of the log's own views."""
 
-    def known_by(self) -> Iterator[KnownProducer]:
+    def known_by(self, below: int) -> Iterator[KnownProducer]:
         """What each active producer is known by."""
 
 
@@ -262,7 +262,7 @@ class _Cleaning:
             aborted.extend((transaction.producer_id, transaction.first_offset, transaction.last_offset))
             if count % FACTS_A_TURN == 0:
                 await breathe()
-        for count, known in enumerate(self.facts.known_by(), 1):
+        for count, known in enumerate(self.facts.known_by(self.work.end_offset), 1):
             if known.last_offset == NO_OFFSET:
                 last_markers.extend((known.producer_id, known.producer_epoch, known.timestamp_ms))
             elif known.last_offset < self.work.end_offset:

@@ -77,7 +77,7 @@ async def distrust(log: PartitionLog, durable: int, offset: int) -> None:
     await log.durability.clear()  # a cut before may have been given up
     if log.durability.plan_left is not None:  # the next flush would raise the cleaned offset again
         await log.durability.settle(0)
-    for checkpoint in (CLEANED_OFFSET, GAPS_OFFSET):
+    for checkpoint in (GAPS_OFFSET, CLEANED_OFFSET):  # a gaps note that the other covers may lie in a gap
         if (read_offset(log.disk, log.folder, checkpoint) or 0) > durable:
             await write_offset(log.disk, log.folder, checkpoint, durable)
             log.durability.gaps_left = log.end_offset  # what is left may have gaps: the next flush notes them again

@@ -85,12 +85,13 @@ class LeaderEpochs:
             self.changed = True
 
     def truncate_from_start(self, start_offset: int) -> None:
-        """The log now starts at `start_offset`: the epoch that wrote there begins there, older ones are gone."""
+        """The log now starts at `start_offset`: epochs older than the one that wrote there are gone. That one keeps its
+        start: a replica may still hold another history from there on, and must be told.
+        """
         slot = bisect_right(self._entries, start_offset, key=_start) - 1
-        if slot < 0 or (self._entries[slot][1] == start_offset and slot == 0):
-            return
-        self._entries[: slot + 1] = [(self._entries[slot][0], start_offset)]
-        self.changed = True
+        if slot > 0:
+            del self._entries[:slot]
+            self.changed = True
 
     def clear(self) -> None:
         self._entries.clear()

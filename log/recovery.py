@@ -258,6 +258,8 @@ class _Recovery:
             epochs = LeaderEpochs.from_text(self.disk.read(f"{self.folder}/{CHECKPOINT}"))
         except (FileNotFoundError, BadCheckpoint):
             epochs = LeaderEpochs()
+        if not self.segments:  # nothing bears it out: it may be of a log that this one has taken the place of
+            epochs = LeaderEpochs()
         told = [*self._first_epoch(start_offset), *self._last_epochs.values()]
         if any(epochs.epoch_at(offset) != epoch for offset, epoch in told if offset >= start_offset):
             epochs = LeaderEpochs()

@@ -62,4 +62,6 @@ def _answer(
         end_offset = log.behind_gap(end_offset)
     except (DiskFault, CorruptBatch) as failure:
         return OffsetForLeaderEpochResponseEpochEndOffset(partition.unreadable(failure), wanted.partition)
+    if epoch >= 0:  # a reader below the start is not told that this was taken back, but that it is gone
+        end_offset = max(end_offset, log.start_offset)
     return OffsetForLeaderEpochResponseEpochEndOffset(0, wanted.partition, epoch, end_offset)

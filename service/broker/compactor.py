@@ -64,8 +64,8 @@ class ProducersAndTransactions:
         self.stable = partition.stable
         self._producers = partition.producers
 
-    def known_by(self) -> Iterator[KnownBy]:
-        return self._producers.known_by()
+    def known_by(self, below: int) -> Iterator[KnownBy]:
+        return self._producers.known_by(below)
 
 
 class Hangs(Exception):

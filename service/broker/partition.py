@@ -543,8 +543,8 @@ class Partition:
             known = truncate_to(self.log, end_offset, views)
         finally:  # a cut into a gap that finds no room there has still been made
             self._known_high_watermark = min(self._known_high_watermark, self.log.end_offset)
-            assert self.log.end_offset <= end_offset, "nothing is left of what the leader does not have"
             yield from self.log.durability.clearing()
+        assert self.log.end_offset <= end_offset, "nothing is left of what the leader does not have"
         yield from restoring(known, {})
         return True
 

@@ -107,8 +107,8 @@ def command(
 
 
 def how_many(brokers: str) -> int:
-    """`auto` means one for each core that this process may use, up to 16: beyond that other parts of the machine are the
-    limit.
+    """`auto` means one for each core that this process may use, up to 16: beyond that other parts of the machine limit
+    them.
     """
     if brokers == "auto":
         return min(len(os.sched_getaffinity(0)), 16)

@@ -56,7 +56,7 @@ class Facts:
         self.stable = stable
         self.producers = producers
 
-    def known_by(self) -> Iterator[KnownBy]:
+    def known_by(self, below: int) -> Iterator[KnownBy]:
         return (KnownBy(producer, offset, 0, 0) for producer, offset in self.producers.last.items())
 
 

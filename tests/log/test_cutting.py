@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from log.batch import CorruptBatch, read_header, split
+from log.batch import CorruptBatch, build_batch, read_header, split
 from log.checkpoints import START_OFFSET
 from log.compaction import find_work
 from log.config import LogConfig
@@ -409,3 +409,32 @@ def test_a_cut_does_not_believe_a_time_index_that_has_rotted_while_it_was_open(h
     assert (first.largest_timestamp, first.largest_timestamp_offset) == (TIMES[9], 9)
     fill(log, 1)
     assert log.read(left - 1, max_bytes=150, limit_offset=left + 1, at_least_one=True) is not None
+
+
+@pytest.mark.parametrize("is_trusted", [False, True])
+def test_after_a_start_over_and_a_crash_no_epochs_of_the_former_log_are_believed(is_trusted: bool) -> None:
+    """Its checkpoint stays until the first segment is sealed. What was durable was cut off, or counted as damage."""
+
+    async def run() -> None:
+        log, _ = open_log(disk := MemoryDisk())
+
+        def put(epoch: int, count: int) -> None:
+            for _ in range(count):
+                batch = build_batch([(None, b"v", (), NOW_MS)], base_offset=log.end_offset, leader_epoch=epoch)
+                append(log, batch, NOW_MS)
+
+        put(3, 5)
+        put(4, 3)  # led here, and copied by nobody
+        log.roll(NOW_MS)
+        await log.flush()
+        async with log.alone():
+            await distrust(log, 0, 10)
+            restart_log(log, 10)
+        put(3, 4)
+        put(5, 4)
+        flushed = await log.flush()
+        again, _ = open_log(disk, recovery_point=flushed if is_trusted else 0)
+        assert (again.start_offset, again.end_offset, list(again.damage)) == (10, 18, [])
+        assert again.epochs.entries() == [(3, 10), (5, 14)]
+
+    asyncio.run(run())

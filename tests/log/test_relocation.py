@@ -431,15 +431,18 @@ async def known_by_views_alone() -> Moving:
     return bench
 
 
-def test_what_the_views_knew_of_removed_batches_is_known_after_a_cut_of_the_moved_log() -> None:
+@pytest.mark.parametrize("taken_back", [0, 1, 10])
+def test_what_the_views_knew_of_removed_batches_is_known_after_a_cut_of_the_moved_log(taken_back: int) -> None:
     """Before the move there was a snapshot at the beginning of each segment, from which a cut could go on."""
 
     async def run() -> None:
         bench = await known_by_views_alone()
-        known, end_offset = dict(bench.producers.last), bench.log.end_offset
+        await raise_start_offset(bench.log, bench.log.end_offset - 12)  # inside a segment, where the copy begins
+        known, end_offset = dict(bench.producers.last), bench.log.end_offset - taken_back
         bench.put((b"b", b"2"), producer=8)
         assert await bench.finish(await bench.begin())
         cut_log(bench.log, end_offset)
+        assert bench.log.end_offset == end_offset
         assert bench.producers.last == known
         assert set(known) == {7}
 

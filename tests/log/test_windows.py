@@ -7,6 +7,7 @@ refused as out of order, and a fenced producer could write.
 """
 
 import asyncio
+import contextlib
 import copy
 import random
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,8 @@ from log.cleaning_job import Cleaned, CleaningJob
 from log.compaction import Apart, compact, find_work
 from log.config import LogConfig
 from log.control import ControlType, build_marker
-from log.disk import Disk
+from log.cutting import distrust
+from log.disk import Disk, DiskFault
 from log.partition_log import PartitionLog
 from log.removal import remove_oldest
 from log.snapshots import snapshot_name
@@ -55,8 +57,8 @@ class Partition:
             disk, FOLDER, CONFIG, views, known=None, now_ms=NOW_MS, recovery_point=recovery_point
         )
 
-    def known_by(self) -> Iterator[KnownBy]:
-        return self.producers.known_by()
+    def known_by(self, below: int) -> Iterator[KnownBy]:
+        return self.producers.known_by(below)
 
     def put(
         self, key: bytes, producer: int = -1, sequence: int = -1, *, epoch: int = 0, transactional: bool = False
@@ -172,6 +174,55 @@ def test_of_a_log_whose_markers_were_dropped_all_producers_are_known_after_a_cra
             written.assert_known_to(cut)
 
     asyncio.run(life())
+
+
+def test_a_pass_keeps_by_which_batch_a_producer_is_known_to_who_copies_no_more_than_is_compacted() -> None:
+    """The newest batch may be cut off, or not be committed yet when a copy comes to lead."""
+
+    async def life() -> None:
+        partition = Partition(MemoryDisk())
+        first = partition.put(b"k", 40, 0)
+        partition.put(b"k")
+        await partition.roll()
+        partition.put(b"k", 40, 1)
+        await partition.log.flush()
+        await partition.clean()
+        copied = Partition(MemoryDisk())
+        for header, batch in partition.log.scan(0):
+            if header.base_offset < 2:
+                copied.log.append_after_gap(bytearray(batch), header, now_ms=NOW_MS)
+        verdict = copied.producers.check(first, now_ms=NOW_MS, needs_guard=False)
+        assert isinstance(verdict, Duplicate) and verdict.first_offset == 0
+
+    asyncio.run(life())
+
+
+def test_a_kill_as_what_was_compacted_is_distrusted_leaves_no_gap_that_counts_as_damage() -> None:
+    """A note of gaps that the note of what was compacted had covered counted alone, and lay inside of a later gap."""
+
+    async def life(change: int) -> None:
+        partition = Partition(disk := MemoryDisk())
+        log = partition.log
+        for key, offset in ((b"a", 0), (b"k", 5), (b"k", 6)):  # copied from a log with gaps
+            batch = build_batch([(key, b"v", (), NOW_MS)], base_offset=offset, leader_epoch=0)
+            log.append_after_gap(batch, read_header(batch), now_ms=NOW_MS)
+        await log.flush()
+        for key in (b"k", b"k", b"k", b"k", b"z"):
+            partition.put(key)
+        await partition.roll()
+        partition.put(b"y")
+        await log.flush()
+        await partition.clean()
+        disk.fail_at = disk.changes + change
+        with contextlib.suppress(DiskFault):
+            async with log.alone():
+                await distrust(log, 0, 20)
+        disk.fail_at = disk.fault = None  # the process was killed, and the system has kept all
+        again = Partition(disk)
+        assert not list(again.log.damage), change
+
+    for change in range(1, 13):
+        asyncio.run(life(change))
 
 
 class PhotographedDisk(MemoryDisk):
