@@ -3,6 +3,9 @@ choice only to ask).
 
 If a partition does not exist, none is added: the answer names those that do not exist, and has OPERATION_NOT_ATTEMPTED
 for the others. Brokers of this cluster name the topic's id, too: then a topic with another id is not the one they mean.
+
+A client may wait for the markers of its last transaction. A broker is told at once that they are owed: it asks for many
+producers on one connection, and none of them may wait for another's markers.
 """
 
 from log.ids import TopicPartition
@@ -44,7 +47,7 @@ async def handle(
             results_by_transaction=[
                 AddPartitionsToTxnResult(
                     transaction.transactional_id,
-                    await _add(transactions, metadata.image, transaction, fenced, transaction_version=2),
+                    await _add(transactions, metadata.image, transaction, fenced, transaction_version=2, patience_ms=0),
                 )
                 async for transaction in in_turns(request.transactions, TRANSACTIONS_A_TURN)
             ]
@@ -55,7 +58,9 @@ async def handle(
         request.v3_and_below_producer_epoch,
         topics=request.v3_and_below_topics,
     )
-    results = await _add(transactions, metadata.image, transaction, fenced, transaction_version=0)
+    results = await _add(
+        transactions, metadata.image, transaction, fenced, transaction_version=0, patience_ms=PATIENCE_MS
+    )
     return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
 
 
@@ -69,7 +74,9 @@ async def _add(
     image: Image,
     transaction: AddPartitionsToTxnTransaction,
     fenced: ErrorCode,
+    *,
     transaction_version: int,
+    patience_ms: int,
 ) -> list[AddPartitionsToTxnTopicResult]:
     topics = transaction.topics
     partitions, unknown = await done_in_turns(_named(topics, image))
@@ -83,7 +90,7 @@ async def _add(
         command = VerifyPartitions(transaction.transactional_id, *pair, partitions)
     else:
         command = AddPartitions(
-            transaction.transactional_id, *pair, partitions, transaction_version, patience_ms=PATIENCE_MS
+            transaction.transactional_id, *pair, partitions, transaction_version, patience_ms=patience_ms
         )
     verdict = await ask_coordinator(transactions, transaction.transactional_id, command)
     error = verdict if isinstance(verdict, ErrorCode) else error_of(verdict, fenced=fenced)

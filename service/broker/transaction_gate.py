@@ -15,9 +15,12 @@ coordinator may not have heard. It would send the marker to where the deleted on
 get it. So a coordinator on another broker is told the topic's id, and confirms only what it has heard of (R16).
 
 What always holds: a write that the coordinator did not confirm is refused. The error tells the client whether to try
-again, to abort, or to give up.
+again, to abort, or to give up. And a transaction whose markers can't be written holds up no other: a coordinator on
+another broker says at once that they are owed, and is asked again (as by Kafka, KAFKA-18654), so no answer on its
+connections waits for them.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,16 +42,19 @@ from txn.coordinator import TxnCoordinator
 from txn.verdicts import Added, Busy, Fenced, InvalidRequest, TokenDecided, UnknownId, Verdict, Verified, WrongProducer
 
 TRY_AGAIN = RefusedBatch(ErrorCode.NOT_ENOUGH_REPLICAS, "The transaction coordinator could not be asked; try again.")
+BUSY = RefusedBatch(ErrorCode.CONCURRENT_TRANSACTIONS)
 ATTEMPTS = 3
 LANES = 8
-"""The number of connections to another coordinator. It answers in order on each, and one transaction may wait for its
-markers.
-"""
+"""The number of connections to another coordinator. It answers in order on each, when its decision is committed."""
 GUARDS_A_TURN = 500
 ASKED_TOGETHER = 1_000
 """The most partitions that another coordinator is asked about in one request."""
 PATIENCE_MS = 1_000
 """How long a write waits for the markers of the producer's last transaction, before the client is told to try again."""
+PAUSE_S = 0.002
+"""How long the gate waits before it asks again about markers that are owed: mostly they are written by then. Each pause
+is twice as long as the last one, so those that can't be written cost some ten questions.
+"""
 
 
 Refusals = dict[TopicPartition, RefusedBatch]
@@ -90,7 +96,11 @@ class TransactionGate:
         admitted: list[Guard | RefusedBatch | None] = [None] * len(wanted)
         left = list(range(len(wanted)))
         are_few = len(wanted) < GUARDS_A_TURN
-        for _ in range(ATTEMPTS):
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + min(PATIENCE_MS, timeout_ms) / 1000
+        pause_s = PAUSE_S
+        attempts = 0
+        while attempts < ATTEMPTS:
             guarding = self._guards(wanted, left)
             guards = done_at_once(guarding) if are_few else await done_in_turns(guarding)
             if not guards:
@@ -98,7 +108,13 @@ class TransactionGate:
             writer = wanted[0][1]
             partitions = [wanted[index][0] for index in guards]
             epoch = NO_EPOCH if writer.adds_itself else self._coordinators.epoch(writer.transactional_id)
-            refused = await self._ask(partitions, writer, timeout_ms)
+            refused = await self._ask(partitions, writer, max(until_s - loop.time(), 0.0))
+            if _are_markers_owed(refused) and (left_s := until_s - loop.time()) > 0:
+                # When they are written, these guards are not valid any more: take new ones before the next question.
+                await asyncio.sleep(min(pause_s, left_s))
+                pause_s *= 2
+                continue
+            attempts += 1
             judging = _judge(wanted, guards, refused, epoch, admitted)
             left = done_at_once(judging) if are_few else await done_in_turns(judging)
             if not left:
@@ -130,11 +146,11 @@ class TransactionGate:
             now_ms=self._env.clock.wall_ms(),
         )
 
-    async def _ask(self, asked: Sequence[Partition], writer: TransactionalWriter, timeout_ms: int) -> Refusals:
+    async def _ask(self, asked: Sequence[Partition], writer: TransactionalWriter, patience_s: float) -> Refusals:
         partitions = tuple([partition.topic_partition for partition in asked])
         command: AddPartitions | VerifyPartitions
         if writer.adds_itself:
-            patience_ms = min(PATIENCE_MS, timeout_ms)
+            patience_ms = round(1000 * patience_s)
             command = AddPartitions(writer.transactional_id, *writer.pair, partitions, patience_ms=patience_ms)
         else:
             command = VerifyPartitions(writer.transactional_id, *writer.pair, partitions)
@@ -154,6 +170,8 @@ class TransactionGate:
         refused: Refusals = {}
         async for some in slices_in_turns(asked, ASKED_TOGETHER):
             refused |= await self._ask_leader(some, writer)
+            if _are_markers_owed(refused):
+                return dict.fromkeys([partition.topic_partition for partition in asked], BUSY)
         return refused
 
     async def _ask_leader(self, asked: Sequence[Partition], writer: TransactionalWriter) -> Refusals:
@@ -186,6 +204,11 @@ class TransactionGate:
         }
         told = {partition: codes.get(partition, ErrorCode.UNKNOWN_SERVER_ERROR) for partition in partitions}
         return {partition: _refusal_of(code, writer) for partition, code in told.items() if code}
+
+
+def _are_markers_owed(refused: Refusals) -> bool:
+    """Whether a writer that adds itself comes too early: the markers of its last transaction are not written yet."""
+    return any(why.error is ErrorCode.CONCURRENT_TRANSACTIONS for why in refused.values())
 
 
 def _judge(
@@ -247,7 +270,7 @@ def _refusal(verdict: Verdict, writer: TransactionalWriter) -> RefusedBatch | No
             error = ErrorCode.TRANSACTION_ABORTABLE if writer.knows_abortable else ErrorCode.INVALID_TXN_STATE
             return RefusedBatch(error, "The partition is not in the transaction.")
         case Busy():
-            return RefusedBatch(ErrorCode.CONCURRENT_TRANSACTIONS) if writer.adds_itself else TRY_AGAIN
+            return BUSY if writer.adds_itself else TRY_AGAIN
         case Fenced() | TokenDecided():
             return RefusedBatch(ErrorCode.INVALID_PRODUCER_EPOCH)
         case UnknownId() | WrongProducer():

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import service.api.add_partitions_to_txn
 from log.control import ControlType
 from log.ids import TopicPartition
 from log.views import whole
@@ -43,7 +44,10 @@ from service.wire.messages import (
 )
 from tests.rules import rule
 from tests.service.api.txn_stage import UNCOMMITTED, TxnStage, Writer, on_txn_stage, until, values
+from txn.commands import AddPartitions
+from txn.coordinator import TxnCoordinator
 from txn.markers import SendMarkers
+from txn.verdicts import TxnDecision
 
 NONE = ErrorCode.NONE
 
@@ -210,6 +214,35 @@ def test_ends_that_end_nothing(tmp_path: Path) -> None:
         assert (await writer.end(commit=False)).error_code == NONE
         assert writer.epoch == before + 1
         assert (await stage.ask(EndTxnRequest("", 1, 0, True))).error_code == ErrorCode.INVALID_REQUEST
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_a_broker_is_told_at_once_that_markers_are_owed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On its connection other transactions are asked about, too. A client of an older version may wait."""
+    patience_ms = []
+    decide = TxnCoordinator.decide
+
+    def noted(machine: TxnCoordinator, command: Any, *when: Any) -> TxnDecision:
+        if isinstance(command, AddPartitions):
+            patience_ms.append(command.patience_ms)
+        return decide(machine, command, *when)
+
+    async def scene(stage: TxnStage) -> None:
+        stage.broker.coordination.marker_courier.post = lambda *owed: None  # type: ignore[method-assign]
+        writer = Writer(stage, "pay")
+        await writer.init()
+        await writer.write("orders", "first")
+        await writer.end(commit=True)
+        monkeypatch.setattr(service.api.add_partitions_to_txn, "PATIENCE_MS", 20)
+        monkeypatch.setattr(TxnCoordinator, "decide", noted)
+        topics = [AddPartitionsToTxnTopic("orders", [0])]
+        asked = AddPartitionsToTxnTransaction("pay", writer.producer_id, writer.epoch, False, topics)
+        answer = await stage.ask(AddPartitionsToTxnRequest(transactions=[asked]), 5)
+        [result] = answer.results_by_transaction[0].topic_results[0].results_by_partition
+        assert result.partition_error_code == ErrorCode.CONCURRENT_TRANSACTIONS
+        assert await writer.add("orders", 0) == [ErrorCode.CONCURRENT_TRANSACTIONS]
+        assert patience_ms == [0, 20]
 
     on_txn_stage(tmp_path, scene)
 

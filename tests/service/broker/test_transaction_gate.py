@@ -100,13 +100,19 @@ class Far:
 
     codes: Mapping[TopicPartition, int] | None
     asked: list[AddPartitionsToTxnRequest] = field(default_factory=list)
+    busy: int = 0
+    """So many times it first says that the markers of the producer's last transaction are owed."""
 
     async def ask(self, node: int, request: AddPartitionsToTxnRequest, *, lane: int) -> AddPartitionsToTxnResponse:
         assert node == ELSEWHERE
         self.asked.append(request)
         if self.codes is None:
             raise PeerAway
-        rows = [AddPartitionsToTxnPartitionResult(each.partition, code) for each, code in self.codes.items()]
+        is_busy = len(self.asked) <= self.busy
+        rows = [
+            AddPartitionsToTxnPartitionResult(each.partition, ErrorCode.CONCURRENT_TRANSACTIONS if is_busy else code)
+            for each, code in self.codes.items()
+        ]
         topic = AddPartitionsToTxnTopicResult("orders", rows)
         return AddPartitionsToTxnResponse(results_by_transaction=[AddPartitionsToTxnResult("pay", [topic])])
 
@@ -117,6 +123,7 @@ async def admitting(
     peers: Far | None = None,
     who: TransactionalWriter | None = None,
     partitions: Sequence[tuple[TopicPartition, Producers]] | None = None,
+    timeout_ms: int = 20,
 ) -> list[Guard | RefusedBatch | None]:
     gate = TransactionGate(
         cast(Coordinators[TxnCoordinator], coordinator),
@@ -130,7 +137,7 @@ async def admitting(
         )
         for name, producers in partitions or [(FIRST, Producers())]
     ]
-    return await gate.admit(wanted, timeout_ms=500)
+    return await gate.admit(wanted, timeout_ms=timeout_ms)
 
 
 def admitted(*given: Any, **terms: Any) -> list[Guard | RefusedBatch | None]:
@@ -149,7 +156,8 @@ def test_where_the_transaction_is_open_nobody_is_asked() -> None:
 
 def test_a_new_client_has_its_partitions_added_and_an_older_one_is_looked_up() -> None:
     coordinator = Coordinator(Added())
-    assert admitted(coordinator, partitions=[(FIRST, Producers()), (SECOND, Producers())]) == [guard(1), guard(1)]
+    both = [(FIRST, Producers()), (SECOND, Producers())]
+    assert admitted(coordinator, partitions=both, timeout_ms=500) == [guard(1), guard(1)]
     (asked,) = coordinator.asked
     assert isinstance(asked, AddPartitions), "one question for all"
     assert (asked.partitions, asked.patience_ms) == ((FIRST, SECOND), 500)
@@ -194,6 +202,25 @@ def test_a_guard_that_was_overtaken_is_taken_and_asked_about_again() -> None:
     coordinator = Coordinator(Added())
     assert admitted(coordinator, partitions=[(FIRST, Producers(spoiled=ATTEMPTS))]) == [TRY_AGAIN]
     assert len(coordinator.asked) == ATTEMPTS
+
+
+def test_another_broker_is_asked_again_while_markers_are_owed() -> None:
+    """It answers in order on each connection, so it may keep no answer back. The guards from before the markers are of
+    no use, so new ones are taken.
+    """
+    far = Far({FIRST: ErrorCode.NONE}, busy=ATTEMPTS + 1)
+    producers = Producers(spoiled=ATTEMPTS + 1)
+    outcome = admitted(Coordinator(NotCoordinator()), peers=far, partitions=[(FIRST, producers)], timeout_ms=60_000)
+    assert outcome == [guard(ATTEMPTS + 2)]
+    assert len(far.asked) == ATTEMPTS + 2
+
+
+def test_a_client_is_told_that_its_markers_are_owed_when_its_patience_is_over() -> None:
+    many = [(TopicPartition("orders", index), Producers()) for index in range(ASKED_TOGETHER + 1)]
+    far = Far({name: ErrorCode.NONE for name, _ in many}, busy=1_000)
+    outcome = admitted(Coordinator(NotCoordinator()), peers=far, partitions=many, timeout_ms=0)
+    assert [code(each) for each in outcome] == [ErrorCode.CONCURRENT_TRANSACTIONS] * len(many)
+    assert len(far.asked) == 1, "the rest belongs to the same transaction"
 
 
 @pytest.mark.parametrize("coordinator", [Coordinator(Verified(())), Coordinator(NotCoordinator())])
