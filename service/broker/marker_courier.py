@@ -51,7 +51,7 @@ from service.cluster.image import Topic
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.groups.coordinator import GroupCoordinator
 from service.ports import Env
-from service.turns import in_turns, slices_in_turns
+from service.turns import Turn, breathe, in_turns, slices_in_turns
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     ZERO_UUID,
@@ -76,7 +76,8 @@ WRITTEN_AT_ONCE, WRITTEN_A_TURN = 16, 8
 """The most markers of a decision that are written in its own turn of the loop; if there are more, how many in a turn. A
 marker that is a partition's first batch makes a folder and files, and takes half a millisecond or more.
 """
-TOLD_A_TURN = 500
+TOLD_A_TURN = 100
+"""Each may be the end of a transaction, which takes some 40 microseconds."""
 REFUSED_A_TURN = 100
 EPOCH_NAMES_TRANSACTION = 2
 """From this transaction version on, the producer's epoch rises with every transaction."""
@@ -202,7 +203,7 @@ class MarkerCourier:
         """From a transaction's last marker until its end is on record."""
         self._outboxes: dict[tuple[int, int], list[Owed]] = {}
         self._due = TurnQueue(env, "write markers again", WRITTEN_A_TURN, self._write_if_current)
-        self._committed = TurnQueue(env, "tell of committed markers", TOLD_A_TURN, self._tell)
+        self._settled = TurnQueue(env, "tell of markers", TOLD_A_TURN, self._tell)
 
     def post(self, coordinator: Partition, every: Sequence[SendMarkers]) -> None:
         """Send the markers of a decision. `coordinator` is the partition of `__transaction_state` that decided."""
@@ -332,7 +333,7 @@ class MarkerCourier:
         if waiter.cancelled() or waiter.exception() is not None:
             self._later(owed)
             return
-        self._committed.add(owed)
+        self._settled.add(owed)
 
     # -- again
 
@@ -455,21 +456,20 @@ class MarkerCourier:
                 self._later(owed)
                 del unanswered[owed]
             return
-        settled: list[Owed] = []
-        try:
-            for named, told in zip(asked.values(), answer.markers, strict=True):
-                codes = {
-                    TopicPartition(topic.name, each.partition_index): each.error_code
-                    for topic in told.topics
-                    for each in topic.partitions
-                }
-                async for topic_partition, owed in in_turns(named.items(), REFUSED_A_TURN):
-                    code = codes.get(topic_partition, ErrorCode.UNKNOWN_SERVER_ERROR)
-                    if not code or self._refused(owed, code):
-                        settled.append(owed)
-                    del unanswered[owed]
-        finally:
-            self._tell([owed for owed in settled if self._is_current(owed)])
+        turn = Turn(REFUSED_A_TURN)
+        for named, told in zip(asked.values(), answer.markers, strict=True):
+            codes = {
+                TopicPartition(topic.name, each.partition_index): each.error_code
+                for topic in told.topics
+                for each in topic.partitions
+            }
+            for topic_partition, owed in named.items():
+                if turn.is_over():
+                    await breathe()
+                code = codes.get(topic_partition, ErrorCode.UNKNOWN_SERVER_ERROR)
+                if not code or self._refused(owed, code):
+                    self._settled.add(owed)
+                del unanswered[owed]
 
     # -- done
 

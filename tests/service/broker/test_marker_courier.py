@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
@@ -525,3 +526,35 @@ def test_how_long_the_end_of_a_transaction_took_is_counted_when_no_marker_is_owe
     stage.post(MARKERS)
     stage.run()
     assert (len(stage.told), sum(stage.completed.counts)) == (2, 1)
+
+
+def test_of_very_many_markers_that_another_broker_has_taken_few_are_told_in_a_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each may be the end of a transaction, and others wait for their turn meanwhile."""
+    stage = Stage(monkeypatch, payments_led_by=THERE)
+    every = [dataclasses.replace(OTHERS, producer_id=at) for at in range(marker_courier.SENT_TOGETHER)]
+    turns, heard = [0], Counter[int]()
+    hear = stage.shard.tell
+
+    def hears(told: MarkersWritten, answer: Callable[[object], None]) -> None:
+        heard[turns[0]] += 1
+        hear(told, answer)
+
+    async def count_turns() -> None:
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        counting = asyncio.ensure_future(count_turns())
+        while stage.work:
+            await stage.work.pop(0)
+        counting.cancel()
+
+    stage.shard.tell = hears
+    stage.post(*every)
+    asyncio.run(main())
+    assert len(stage.asked) == 1
+    assert stage.told == [told(PAYMENTS, of=each) for each in every]
+    assert max(heard.values()) <= 200
