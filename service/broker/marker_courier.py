@@ -202,6 +202,8 @@ class MarkerCourier:
         self._seconds = completed
         """From a transaction's last marker until its end is on record."""
         self._outboxes: dict[tuple[int, int], list[Owed]] = {}
+        self._raising: dict[Shard[TxnCoordinator], int] = {}
+        """The shards whose partition is to be led in a later epoch, and in which at least."""
         self._due = TurnQueue(env, "write markers again", WRITTEN_A_TURN, self._write_if_current)
         self._settled = TurnQueue(env, "tell of markers", TOLD_A_TURN, self._tell)
 
@@ -222,9 +224,9 @@ class MarkerCourier:
     async def _resume(self, shard: Shard[TxnCoordinator], owed: Iterator[Owed]) -> None:
         if shard.is_first or (doubtful := await self._sent_by_a_former_shard(shard)) is None:
             await self._write_in_turns(owed)
-        elif self._is_current(doubtful):
-            await self._outdate(doubtful)
-            # If there is no later epoch yet, only markers of older clients wait for it.
+        else:
+            self._outdate(doubtful)
+            # While there is no later epoch, only markers of older clients wait for it.
             async for some in slices_in_turns(owed, WRITTEN_A_TURN):
                 self._write_if_current([each for each in some if each.names_transaction])
 
@@ -342,51 +344,80 @@ class MarkerCourier:
 
     async def _again(self, owed: Owed, *, fenced: bool) -> None:
         owed.delay_s = min(max(2 * owed.delay_s, RETRY_S), LONGEST_RETRY_S)
-        if fenced and self._is_current(owed):
+        if fenced and owed.shard not in self._raising and self._is_current(owed):
             await self._catch_up(owed)
         await asyncio.sleep(owed.delay_s)
-        if owed.may_come_late and self._is_current(owed):
-            await self._outdate(owed)
+        if owed.may_come_late:
+            self._outdate(owed)
         else:
             self._due.add(owed)
 
-    async def _outdate(self, owed: Owed) -> None:
-        """Lead in a later epoch, so that a copy of the marker that is under way is refused."""
-        await self._raise_epoch(owed, owed.epoch + 1)
-        if self._is_current(owed):
-            self._later(owed)
+    def _outdate(self, owed: Owed) -> None:
+        """Lead in a later epoch, so that a copy of the marker that is under way is refused. The marker is left to the
+        shard of that epoch.
+        """
+        self._raise_epoch(owed, owed.epoch + 1)
 
     async def _catch_up(self, owed: Owed) -> None:
         """If a partition has heard of a later coordinator epoch, lead in that epoch. A marker that an operator sent by
         hand may have named it. The shard is loaded again in the new epoch, and then sends all markers that are missing.
         """
         latest = await self._latest_epoch(owed)
-        if latest > owed.epoch and self._is_current(owed):
-            await self._raise_epoch(owed, latest)
+        if latest > owed.epoch:
+            self._raise_epoch(owed, latest)
 
-    async def _raise_epoch(self, owed: Owed, at_least: int) -> None:
-        """Lead in epoch `at_least` or a later one. If that succeeds, this shard is replaced, and `owed` is no longer
-        its task.
+    def _raise_epoch(self, owed: Owed, at_least: int) -> None:
+        """Lead in epoch `at_least` or a later one. When that has succeeded, this shard is replaced, and `owed` is no
+        longer its task. All who need it of a shard share one task. The lowest epoch that one of them needs is enough:
+        the next shard hears from the others again, and there may be no way to a higher one.
         """
-        coordinator, epoch = owed.coordinator, owed.epoch
-        raised: int | Refusal
+        if owed.shard is None or not self._is_current(owed):
+            return
+        if (asked := self._raising.get(owed.shard)) is not None:
+            self._raising[owed.shard] = min(asked, at_least)
+        else:
+            self._raising[owed.shard] = at_least
+            name = f"later epoch of {owed.coordinator.topic_partition}"
+            self._env.tasks.spawn(name, self._keep_raising(owed, owed.shard))
+
+    async def _keep_raising(self, owed: Owed, shard: Shard[TxnCoordinator]) -> None:
+        """Until this shard is replaced. An outcome is logged once, however often it repeats."""
+        delay_s, former = RETRY_S, None
+        try:
+            while self._is_current(owed):
+                at_least = self._raising[shard]
+                raised = await self._raised(owed.coordinator, at_least)
+                if raised != former:
+                    former = raised
+                    self._log_raised(owed, at_least, raised)
+                if self._is_current(owed):
+                    await asyncio.sleep(delay_s)
+                    delay_s = min(2 * delay_s, LONGEST_RETRY_S)
+        finally:
+            del self._raising[shard]
+
+    async def _raised(self, coordinator: Partition, at_least: int) -> int | Refusal:
         try:
             command = RaiseLeaderEpoch(coordinator.topic_partition, self._metadata.broker_id, at_least)
-            raised = await self._metadata.execute(command)
+            return await self._metadata.execute(command)
         except MetadataLost as lost:
-            raised = Refusal(lost.error, str(lost))
-        except Exception as error:  # the marker is still owed
-            logger.exception("the leader epoch of %s can't be raised", coordinator.topic_partition)
-            raised = Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, repr(error))
+            return Refusal(lost.error, str(lost))
+        except Exception as error:  # the markers are still owed
+            logger.debug("the leader epoch of %s can't be raised", coordinator.topic_partition, exc_info=True)
+            return Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, repr(error))
+
+    @staticmethod
+    def _log_raised(owed: Owed, at_least: int, raised: int | Refusal) -> None:
         if isinstance(raised, Refusal):
             logger.error(
-                "%s leads in epoch %d, but the partitions of a transaction are to obey epoch %d: %s",
-                *(coordinator.topic_partition, epoch, at_least, raised.message or raised.error.name),
+                "%s leads in epoch %d, but the partitions of a transaction are to obey epoch %d; it tries again until"
+                " it leads in that epoch: %s",
+                *(owed.coordinator.topic_partition, owed.epoch, at_least, raised.message or raised.error.name),
             )
         else:
             logger.warning(
                 "%s led in epoch %d, the partitions of a transaction are to obey epoch %d: it leads in epoch %d now",
-                *(coordinator.topic_partition, epoch, at_least, raised),
+                *(owed.coordinator.topic_partition, owed.epoch, at_least, raised),
             )
 
     async def _latest_epoch(self, owed: Owed) -> int:

@@ -16,7 +16,7 @@ from service.broker.marker_courier import LONGEST_RETRY_S, QUICK, RETRY_S, SLOW,
 from service.broker.partition import PartitionLost
 from service.broker.peers import PeerAway
 from service.broker.shard import NotCoordinator
-from service.cluster.controller import RaiseLeaderEpoch
+from service.cluster.controller import RaiseLeaderEpoch, Refusal
 from service.cluster.image import PartitionState
 from service.cluster.metadata import MetadataLost
 from service.wire.error_codes import ErrorCode
@@ -37,6 +37,10 @@ OTHERS = SendMarkers("sell", 8, 3, False, 2, (PAYMENTS,))
 HERE, THERE = 1, 2
 
 
+class StandIn(SimpleNamespace):
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
 class Stage:
     """A courier between a coordinator, a writer and other brokers that are stand-ins. `orders` is led here."""
 
@@ -49,7 +53,7 @@ class Stage:
         self.answer: Callable[[WriteTxnMarkersRequest], WriteTxnMarkersResponse] = self.taken
         self.leaders = {ORDERS: HERE, PAYMENTS: payments_led_by}
         self.work: list[Coroutine[Any, Any, None]] = []
-        self.shard: Any = SimpleNamespace(tell=self.hear, dropped=False)
+        self.shard: Any = StandIn(tell=self.hear, dropped=False)
         self.completed = Histogram()
         self.coordinator: Any = SimpleNamespace(
             leader_epoch=3, is_leading=True, topic_partition=TopicPartition("__transaction_state", 5)
@@ -85,6 +89,20 @@ class Stage:
         async def main() -> None:
             while self.work:
                 await self.work.pop(0)
+
+        asyncio.run(main())
+
+    def run_all(self) -> None:
+        """The same, but all at the same time. There is an end: no task that has begun is left."""
+
+        async def main() -> None:
+            running: set[asyncio.Future[None]] = set()
+            while self.work or running:
+                running |= {asyncio.ensure_future(self.work.pop(0)) for _ in list(self.work)}
+                await asyncio.sleep(0)
+                for ended in [each for each in running if each.done()]:
+                    running.remove(ended)
+                    ended.result()
 
         asyncio.run(main())
 
@@ -307,6 +325,102 @@ def test_while_the_epoch_can_not_be_raised_a_marker_that_may_come_late_is_not_se
     assert stage.raised_to == [4] * 4
     assert len(stage.asked) == 1
     assert stage.told == []
+
+
+def many_doubtful(stage: Stage) -> None:
+    """Markers of an older client that another broker may still carry out, sent one after the other."""
+
+    def lost(request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+        raise PeerAway("the connection broke", may_come_late=True)
+
+    stage.answer = lost
+    stage.post(*(SendMarkers(f"pay-{at}", at, 1, True, 0, (PAYMENTS,)) for at in range(20)))
+
+
+def test_all_markers_that_may_come_late_share_one_raise_of_the_epoch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = Stage(monkeypatch, payments_led_by=THERE)
+    many_doubtful(stage)
+    asked = 0
+
+    async def execute(command: RaiseLeaderEpoch) -> int:
+        nonlocal asked
+        asked += 1
+        for _ in range(5):
+            await asyncio.sleep(0)
+        stage.coordinator.leader_epoch = command.at_least
+        return command.at_least
+
+    stage.courier._metadata.execute = execute  # type: ignore[assignment, method-assign]
+    stage.run_all()
+    assert (asked, stage.coordinator.leader_epoch) == (1, 4)
+    assert caplog.text.count("are to obey epoch 4") == 1
+
+
+def test_why_the_epoch_can_not_be_raised_is_logged_once_and_again_when_the_outcome_changes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = Stage(monkeypatch, payments_led_by=THERE)
+    stage.refused_raises = 30  # the last but one for another reason
+    many_doubtful(stage)
+    stage.run_all()
+    assert stage.raised_to == [4] * 31
+    logged = [each for each in caplog.records if each.name == "oncelog.transactions" and each.levelname == "ERROR"]
+    assert [record.getMessage().split(": ")[-1] for record in logged] == [
+        "the store does not answer",
+        'RuntimeError("this broker\'s own mistake")',
+        "the store does not answer",
+    ]
+    assert caplog.text.count("it leads in epoch 4 now") == 1
+
+
+def test_the_next_shard_raises_the_epoch_though_the_former_one_still_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the former one waits for may take long."""
+    stage = Stage(monkeypatch, payments_led_by=THERE)
+    many_doubtful(stage)
+    asked: list[Any] = []
+    the_next = asyncio.Event()
+
+    async def execute(command: RaiseLeaderEpoch) -> int:
+        asked.append(stage.shard)
+        if len(asked) == 1:
+            stage.shard.dropped = True
+            stage.shard = StandIn(tell=stage.hear, dropped=False)
+            stage.loaded(dataclasses.replace(MARKERS, transaction_version=0), is_first=False)
+            await the_next.wait()
+        else:
+            the_next.set()
+        stage.coordinator.leader_epoch = command.at_least
+        return command.at_least
+
+    stage.courier._metadata.execute = execute  # type: ignore[assignment, method-assign]
+    stage.run_all()
+    assert len(asked) == 2
+    assert asked[1] is stage.shard
+    assert stage.courier._raising == {}
+
+
+def test_a_raise_that_is_impossible_does_not_keep_a_lower_one_from_markers_that_need_only_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A partition may have heard of an epoch to which there is no way."""
+    stage = Stage(monkeypatch, payments_led_by=THERE)
+    markers = SendMarkers("pay", 7, 1, True, 0, (PAYMENTS,))
+    stage.post(markers)
+    [owed] = stage.courier._outboxes[THERE, QUICK]
+
+    async def execute(command: RaiseLeaderEpoch) -> int | Refusal:
+        if command.at_least > 4:
+            stage.courier._outdate(owed)
+            return Refusal(ErrorCode.INVALID_REQUEST)
+        stage.coordinator.leader_epoch = command.at_least
+        return command.at_least
+
+    stage.courier._metadata.execute = execute  # type: ignore[assignment, method-assign]
+    stage.courier._raise_epoch(owed, 2**31 - 1)
+    stage.run_all()
+    assert stage.coordinator.leader_epoch == 4
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
