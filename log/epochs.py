@@ -85,10 +85,11 @@ class LeaderEpochs:
             self.changed = True
 
     def truncate_from_start(self, start_offset: int) -> None:
-        """The log now starts at `start_offset`: epochs older than the one that wrote there are gone. That one keeps its
-        start: a replica may still hold another history from there on, and must be told.
+        """The log now starts at `start_offset`: epochs older than the one that wrote right before are gone. That one
+        keeps its start: a replica may hold another history from there on, and must be told. So no offset from the start
+        on is ever the end of an epoch that is not known.
         """
-        slot = bisect_right(self._entries, start_offset, key=_start) - 1
+        slot = bisect_right(self._entries, start_offset - 1, key=_start) - 1
         if slot > 0:
             del self._entries[:slot]
             self.changed = True

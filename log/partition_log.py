@@ -23,11 +23,11 @@ loop's thread, except `open`, which may run in another.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from log.batch import HEADER_BYTES, BatchHeader, Buffer, crc32c, read_header
+from log.batch import HEADER_BYTES, BatchHeader, Buffer, CorruptBatch, crc32c, read_header
 from log.checkpoints import DAMAGED_OFFSET, FORGOTTEN_OFFSET, read_offset, write_offset
 from log.config import LogConfig
 from log.disk import Disk, DiskFault, FileSlice
@@ -39,11 +39,14 @@ from log.laying import LaidBatch
 from log.recovery import Damage, Recovered, RecoveryReport, recover
 from log.segment import SEGMENT_BYTES_MAX, Segment, SegmentFacts
 from log.segments import Segments
-from log.snapshots import Snapshots, restore
+from log.snapshots import Snapshot, Snapshots, restore, take_snapshot
+from log.steps import done_in_steps
 from log.views import View, whole
 
 SNAPSHOT_WORTH_BYTES: Final = 1 << 20
 """A recovery that read fewer bytes takes no snapshot: reading them again costs less than a file for each partition."""
+REPLAYED_A_TURN: Final = 500
+"""How many batches are applied to views in one turn of the loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,6 +411,26 @@ class PartitionLog:
         """Tell the views where the log starts."""
         for view in self.views:
             view.set_start_offset(self.start_offset)
+
+    async def snapshot_at(self, offset: int, breathe: Callable[[], Awaitable[None]]) -> Snapshot | None:
+        """What the views knew at that offset, for a log that is to begin there. None if there is nothing to know, or if
+        damage hides it. The caller holds `alone`.
+        """
+        base = self.segments.first_base
+        if not self.views or base is None or offset <= 0:
+            return None
+        views = [view.anew() for view in self.views]
+        known = await done_in_steps(self.snapshots.restoring(views, epochs=self.epochs, end_offset=offset), breathe)
+        try:
+            for count, (header, batch) in enumerate(self.scan(max(known, base), offset), 1):
+                if header.base_offset >= known:
+                    for view in views:
+                        view.apply(header, batch)
+                if count % REPLAYED_A_TURN == 0:
+                    await breathe()
+        except CorruptBatch:
+            return None
+        return take_snapshot(views, offset=offset, leader_epoch=self.epochs.epoch_at(offset - 1))
 
     def drop_superfluous_snapshots(self) -> None:
         first = self.segments.first_base

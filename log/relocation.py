@@ -33,7 +33,7 @@ from log.ids import TopicId, format_topic_id, parse_topic_id, partition_of
 from log.laying import LaidBatch, is_large
 from log.partition_log import PartitionLog
 from log.removal import raise_start_offset
-from log.snapshots import Snapshot, take_snapshot
+from log.snapshots import Snapshot
 from log.steps import done_at_once, done_in_steps
 from log.unbroken import unbroken
 
@@ -263,7 +263,7 @@ class Relocation:
         log, copy = self._log, self.copy
         async with log.alone():
             oldest, from_offset = await self._oldest_snapshot(breathe), copy.segments[0].base_offset
-            first = await self._snapshot_at(from_offset, breathe)
+            first = await log.snapshot_at(from_offset, breathe)
             left_bytes = LAST_BYTES
             while copied := await self.step(log.end_offset, now_ms=now_ms):
                 left_bytes -= copied
@@ -306,25 +306,6 @@ class Relocation:
         log = self._log
         reading = log.snapshots.oldest(log.views, epochs=log.epochs, from_offset=self.copy.segments[0].base_offset)
         return await done_in_steps(reading, breathe)
-
-    async def _snapshot_at(self, offset: int, breathe: Callable[[], Awaitable[None]]) -> Snapshot | None:
-        """What the views knew where the copy begins: a cut may replay from there. None if damage hides it."""
-        log = self._log
-        base = log.segments.first_base
-        if not log.views or base is None or offset <= 0:
-            return None
-        views = [view.anew() for view in log.views]
-        known = await done_in_steps(log.snapshots.restoring(views, epochs=log.epochs, end_offset=offset), breathe)
-        try:
-            for count, (header, batch) in enumerate(log.scan(max(known, base), offset), 1):
-                if header.base_offset >= known:
-                    for view in views:
-                        view.apply(header, batch)
-                if count % BATCHES_AT_ONCE == 0:
-                    await breathe()
-        except CorruptBatch:
-            return None
-        return take_snapshot(views, offset=offset, leader_epoch=log.epochs.epoch_at(offset - 1))
 
     def _teach_copy(self, oldest: Snapshot | None, now_ms: int) -> None:
         """The copy holds all batches of the log. Give it the log's epochs, and a snapshot of the log's views, at the

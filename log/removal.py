@@ -5,7 +5,9 @@ the oldest on, and only after everything that the views know from them is stored
 says where the log goes on.
 """
 
+import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from log.checkpoints import START_OFFSET, write_offset
@@ -104,6 +106,7 @@ async def remove_oldest(log: PartitionLog, how_many: Callable[[], int]) -> int:
             log.start_segment(log.segments[-1].appended_ms)
         await log.durability.settle(log.end_offset)
         leaving = log.segments[: min(how_many(), _stored(log))]
+        await _keep_what_is_known(log, len(leaving))
         freed_bytes = 0
         for first in range(0, len(leaving), REMOVED_AT_ONCE):
             freed_bytes += await _remove(log, leaving[first : first + REMOVED_AT_ONCE])
@@ -117,6 +120,18 @@ def _stored(log: PartitionLog) -> int:
     """
     unstored = [*log.snapshots.pending, *[segment.end_offset for segment in log.durability.unsynced]]
     return log.segments.slot_from(min(unstored, default=log.end_offset + 1) - 1)
+
+
+async def _keep_what_is_known(log: PartitionLog, leaving: int) -> None:
+    """What the views know from the segments that leave is stored where the log begins then: a cut may go back to any
+    place behind that. A log that came from another folder has no snapshot at the beginning of each segment.
+    """
+    first = log.segments[leaving].base_offset
+    if leaving and not log.snapshots.is_stored(first):
+        known = await log.snapshot_at(first, partial(asyncio.sleep, 0))
+        if known is not None:
+            log.snapshots.pending[first] = known
+            await log.durability.settle(log.end_offset)
 
 
 async def _remove(log: PartitionLog, leaving: list[Segment]) -> int:

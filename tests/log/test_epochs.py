@@ -38,6 +38,9 @@ def test_cutting_forgets_what_is_cut_and_keeps_who_wrote_the_rest() -> None:
     epochs = LeaderEpochs(KNOWN.entries())
     epochs.truncate_from_end(80)
     assert epochs.entries() == [(1, 0), (3, 50)]
+    epochs.truncate_from_start(50)
+    assert epochs.end_offset_for_epoch(0, 100) == (0, 0), "who wrote right before the start is known"
+    assert epochs.end_offset_for_epoch(1, 100) == (1, 50)
     epochs.truncate_from_start(60)
     assert epochs.entries() == [(3, 50)], "who holds another history from 50 on must be told"
     assert epochs.end_offset_for_epoch(1, 100) == (1, 50)

@@ -449,6 +449,22 @@ def test_what_the_views_knew_of_removed_batches_is_known_after_a_cut_of_the_move
     asyncio.run(run())
 
 
+def test_what_the_views_knew_is_known_after_retention_in_the_moved_log_and_a_cut() -> None:
+    """The moved log had no snapshot where it began then."""
+
+    async def run() -> None:
+        bench = await known_by_views_alone()
+        assert await bench.finish(await bench.begin())
+        for count in range(30):
+            bench.put((b"m%d" % count, bytes(50)))
+        bench.put((b"b", b"2"), producer=8)
+        await remove_oldest(bench.log, lambda: 2)
+        cut_log(bench.log, bench.log.start_offset + 2)
+        assert set(bench.producers.last) == {7}
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("recovery_point", [0, 1 << 40])
 def test_what_the_views_knew_of_removed_batches_is_known_after_a_crash_of_the_moved_log(recovery_point: int) -> None:
     async def run() -> None:
