@@ -12,6 +12,9 @@ over when its row is gone, and not before. An append reads the row of its sessio
 session ends or not at all. `living` first removes the rows whose time is up, by the database's clock. If the answer to
 an append was lost, the next append waits for the lost one at the row of the head.
 
+A database may hang, or wait for a standby that is gone, while its machine answers for its connections. So a call that
+has taken the session's timeout loses its connection, and with it its answer.
+
 The database announces new records by NOTIFY. That is a hint, and may be lost. Of several addresses
 (`postgresql://one,two:5433/metadata`) libpq takes the first whose database can be written to. If the database fails
 over, what it had answered must still be there, so its replication must be synchronous.
@@ -19,7 +22,10 @@ over, what it had answered must still be there, so its replication must be synch
 
 import asyncio
 import logging
+import os
+import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -37,6 +43,7 @@ from sqlalchemy import (
     Table,
     create_engine,
     delete,
+    event,
     exc,
     func,
     insert,
@@ -99,6 +106,11 @@ class PostgresSession(Leased):
         self._url = url
         self._engine = _engine_of(url, timeout_s)
         self._turn = asyncio.Lock()  # one call at a time, on one connection
+        self._wires: list[socket.socket] = []
+        """The sockets of the connections that were made, duplicated: shutting one ends what a thread waits for on it.
+        The newest is the one in use.
+        """
+        event.listen(self._engine, "connect", self._connected, insert=True)  # before SQLAlchemy asks anything on it
         self._hearing: psycopg.AsyncConnection[object] | None = None
         self._listening: asyncio.Task[None] | None = None
 
@@ -109,8 +121,8 @@ class PostgresSession(Leased):
         try:
             session.id = await session._run(session._begin)
             session._hearing = await session._hear()
-        except (LedgerAway, psycopg.Error) as away:
-            await env.blocking(session._engine.dispose)
+        except (LedgerAway, psycopg.Error, TimeoutError) as away:
+            await session._leave()
             where = session._url.render_as_string(hide_password=True)
             why = " ".join(str(away).split())  # the library says it in several lines
             raise StoreError(f"the metadata store {where} can't be used: {why}") from None
@@ -150,7 +162,8 @@ class PostgresSession(Leased):
         """A connection that receives the database's notifications."""
         connection = await psycopg.AsyncConnection.connect(**_arguments(self._engine), autocommit=True)
         try:
-            await connection.execute(f"LISTEN {CHANNEL}")
+            async with asyncio.timeout(self._timeout_s):
+                await connection.execute(f"LISTEN {CHANNEL}")
         except BaseException:
             await connection.close()
             raise
@@ -169,11 +182,12 @@ class PostgresSession(Leased):
             await asyncio.sleep(RECONNECT_S)
 
     async def close(self) -> None:
-        was_over = self._over
+        is_heard = self.lease_left() > 0
         self._end()
-        if not was_over:
+        if is_heard:  # otherwise nobody may answer, and the session's time is nearly up
             try:
-                await self._in_thread(lambda connection: _end_sessions(connection, SESSIONS.c.id == self.id))
+                async with self._turn:
+                    await self._in_thread(lambda connection: _end_sessions(connection, SESSIONS.c.id == self.id))
             except LedgerAway as away:
                 logger.warning("the session ends when its time is up: %s", away)
         if self._listening is not None:
@@ -182,24 +196,49 @@ class PostgresSession(Leased):
         if self._hearing is not None:
             await self._hearing.close()
         async with self._turn:  # otherwise a call in work would leave its connection open
-            await self._env.blocking(self._engine.dispose)
+            await self._leave()
+
+    async def _leave(self) -> None:
+        await self._env.blocking(self._engine.dispose)
+        while self._wires:
+            self._wires.pop().close()
 
     async def _run(self, call: Callable[[Connection], T]) -> T:
         """Run `call` in a transaction, in a thread. Raises `LedgerAway` and `SessionExpired`."""
-        if self._over:
-            raise SessionExpired
         asked_s = self._env.clock.monotonic()
-        found = await self._in_thread(call)
+        async with self._turn:
+            if self._over:
+                raise SessionExpired
+            found = await self._in_thread(call)
         if self._heard_s == float("-inf"):
             self._heard_s = asked_s
         return found
 
     async def _in_thread(self, call: Callable[[Connection], T]) -> T:
+        """In one's turn. A thread ends before the next one begins: each that hung would be one less for others."""
+        limit = self._env.tasks.spawn(f"time limit of session {self.id}", self._limit())
         try:
-            async with self._turn:
-                return await self._env.blocking(_in_transaction, self._engine, call)
+            return await self._env.blocking(_in_transaction, self._engine, call)
         except exc.SQLAlchemyError as error:
             raise LedgerAway(str(getattr(error, "orig", None) or error).strip()) from None
+        finally:
+            limit.cancel()
+            while len(self._wires) > 1:
+                self._wires.pop(0).close()
+
+    async def _limit(self) -> None:
+        """Again and again, because the thread goes on with a new connection if it only looked whether the old was good.
+        To connect has a limit of its own.
+        """
+        while True:
+            await asyncio.sleep(self._timeout_s)
+            for wire in self._wires:
+                with suppress(OSError):  # it is shut already
+                    wire.shutdown(socket.SHUT_RDWR)
+
+    def _connected(self, connection: Any, _: object) -> None:
+        """In a thread."""
+        self._wires.append(socket.socket(fileno=os.dup(connection.fileno())))
 
     # -- the ledger
 

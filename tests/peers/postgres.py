@@ -96,6 +96,19 @@ class PostgresServer:
         """A standby becomes the database that is written to."""
         self._run("pg_ctl", "promote", "-D", f"{self.folder}/data")
 
+    def pause(self) -> None:
+        """The processes of the database stand still, and the machine goes on answering for their connections."""
+        self._signal_all(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal_all(signal.SIGCONT)
+
+    def _signal_all(self, what: int) -> None:
+        assert self._process is not None
+        pid = self._process.pid
+        for each in [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]:
+            os.kill(each, what)
+
     def stop(self, how: int = signal.SIGQUIT) -> None:
         """SIGQUIT is its crash: everything ends at once, and the next start recovers."""
         if self._process is not None:

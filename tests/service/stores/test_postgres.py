@@ -5,6 +5,7 @@ hints that are lost, failing over to a standby.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -124,6 +125,45 @@ def test_a_session_leaves_a_database_that_was_made_read_only(tmp_path: Path) -> 
             assert one.lease_left() > 0
 
         play(at(either(first, standby)), promise)
+
+
+def test_a_database_that_hangs_is_left_after_the_timeout(tmp_path: Path) -> None:
+    """Its machine still answers for its connections, so nothing but the time tells."""
+    with pair(tmp_path) as (first, standby):
+
+        async def promise(store: LedgerStore) -> None:
+            one = await store.session(3)
+            await until_ok(one, "before")
+            first.pause()
+            try:
+                doubtful = asyncio.ensure_future(one.commit(Create("doubtful", b"")))
+                await asyncio.to_thread(standby.promote)
+                at_s = time.monotonic()
+                await asyncio.wait_for(doubtful, 10)  # stored by the new database, of unknown outcome, or too late
+                another = await store.session(3)
+                await until_ok(another, "after")
+                await one.close()
+                assert time.monotonic() - at_s < 30
+            finally:
+                first.resume()
+
+        play(at(either(first, standby)), promise)
+
+
+def test_a_session_is_closed_in_time_while_nobody_answers(server: PostgresServer) -> None:
+    async def promise(store: LedgerStore) -> None:
+        one = await store.session(2)
+        await until_ok(one, "before")
+        order(server, "ALTER SYSTEM SET synchronous_standby_names = 'gone'", "SELECT pg_reload_conf()")
+        threads, at_s = threading.active_count(), time.monotonic()
+        waiting = asyncio.ensure_future(one.commit(Create("waits", b"")))
+        assert (await waiting)[0] in (Result.UNKNOWN, Result.EXPIRED)
+        assert one.lease_left() <= 0
+        await one.close()
+        assert time.monotonic() - at_s < 10
+        assert threading.active_count() <= threads + 1
+
+    play(at(server.url), promise)
 
 
 def test_a_database_whose_standby_is_gone_confirms_nothing(server: PostgresServer) -> None:
