@@ -25,6 +25,7 @@ from txn.states import NO_TOKEN, State, Txn
 
 KEY_VERSION: Final = 0
 VALUE_VERSION: Final = 1
+FEW: Final = 16
 LONGEST_ID_BYTES: Final = 2**15 - 1
 
 PREVIOUS_PRODUCER_ID, NEXT_PRODUCER_ID, CLIENT_VERSION, NEXT_PRODUCER_EPOCH = range(4)
@@ -73,15 +74,16 @@ def write_key(transactional_id: str) -> bytes:
 def write_value(txn: Txn) -> bytes:
     head = _HEAD.pack(VALUE_VERSION, txn.producer_id, txn.producer_epoch, txn.timeout_ms, txn.state.value)
     # In state Empty the list of partitions is null, not empty, as Kafka writes it.
-    partitions = b"\x00" if txn.state is State.EMPTY else _write_partitions(txn.partitions)
+    partitions = (
+        b"\x00"
+        if txn.state is State.EMPTY
+        else (_write_few(txn.partitions) if len(txn.partitions) <= FEW else _write_partitions(txn.partitions))
+    )
     return head + partitions + _TIMES.pack(txn.updated_ms, txn.started_ms) + _write_tags(txn)
 
 
-@lru_cache(maxsize=1_024)
 def _write_partitions(partitions: tuple[TopicPartition, ...]) -> bytes:
-    """The partitions, grouped by topic. The bytes are cached, because a transaction writes the same list when it begins
-    and when it is decided.
-    """
+    """The partitions, grouped by topic."""
     by_topic: dict[str, list[int]] = {}
     for topic, partition in partitions:
         by_topic.setdefault(topic, []).append(partition)
@@ -95,6 +97,12 @@ def _write_partitions(partitions: tuple[TopicPartition, ...]) -> bytes:
         parts.append(_I32.pack(indexes[0]) if count == 2 else struct.pack(f">{count - 1}i", *indexes))
         parts.append(b"\x00")
     return b"".join(parts)
+
+
+_write_few = lru_cache(maxsize=1_024)(_write_partitions)
+"""A transaction writes the same list when it begins and when it is decided. Of long lists the cache would keep hundreds
+of megabytes.
+"""
 
 
 def _write_tags(txn: Txn) -> bytes:

@@ -8,7 +8,7 @@ from log.ids import TopicPartition
 from service.wire.codec import decode_data, encode_data
 from service.wire.messages import PartitionsSchema, TransactionLogKey, TransactionLogValue
 from tests.rules import rule
-from txn.records import BadRecord, read_key, read_value, write_key, write_value
+from txn.records import FEW, BadRecord, _write_few, read_key, read_value, write_key, write_value
 from txn.states import State, Txn
 
 I16 = st.integers(-1, 2**15 - 1)
@@ -125,3 +125,12 @@ def test_any_bytes_are_a_key_or_refused(key: bytes) -> None:
         read_key(key)
     except BadRecord:
         return
+
+
+def test_no_long_list_of_partitions_is_kept() -> None:
+    _write_few.cache_clear()
+    for count in (1, FEW, FEW + 1, 3_000):
+        partitions = tuple(TopicPartition("orders", index) for index in range(count))
+        txn = Txn("pay", 1, 0, State.ONGOING, 60_000, 0, partitions, 0)
+        assert read_value("pay", write_value(txn)) == txn
+    assert _write_few.cache_info().currsize == 2
