@@ -52,10 +52,8 @@ async def handle(
         return (
             (not wanted_states or txn.state in wanted_states)
             and (not wanted_producers or txn.producer_id in wanted_producers)
-            and (
-                request.duration_filter < 0
-                or (txn.started_ms >= 0 and now_ms - txn.started_ms > request.duration_filter)
-            )
+            # As in Kafka, an id that has had no transaction yet counts as begun before all others.
+            and (request.duration_filter < 0 or now_ms - txn.started_ms > request.duration_filter)
             and (pattern is None or pattern.matches(txn.transactional_id))
         )
 
