@@ -269,7 +269,7 @@ class Scrape:
                     holders[txn.producer_id] = Holder(txn.transactional_id, txn.started_ms)
                 if label == ONGOING and txn.started_ms > SET_BY_A_CLOCK_MS:
                     oldest_ms = min(oldest_ms, txn.started_ms)
-            owed += sum(len(each.partitions) for each in shard.machine.owed_markers())
+            owed += shard.machine.owed_count
         yield
         lines.add(of.TXN_OPEN, states[ONGOING])
         lines.add(of.TXN_OLDEST, (now_ms - oldest_ms) / 1000)

@@ -231,14 +231,10 @@ class Txn(Protocol):
     def partitions(self) -> Sequence[tuple[str, int]]: ...
 
 
-class Owed(Protocol):
-    @property
-    def partitions(self) -> Sequence[Any]: ...
-
-
 class TxnMachine(Protocol):
     def all(self) -> Iterator[Txn]: ...
-    def owed_markers(self) -> Iterator[Owed]: ...
+    @property
+    def owed_count(self) -> int: ...
 
 
 class GroupState(Protocol):

@@ -86,7 +86,9 @@ END_AT_ONCE: Final = 100
 turn of the loop.
 """
 END_AT_ONCE_BYTES: Final = 64 << 10
-"""No further branch is ended with a decision that has so many bytes. The ids, or the lists of partitions, are long."""
+"""Nothing more is ended or forgotten by a decision that has so many bytes. The ids, or the lists of partitions, are
+long.
+"""
 LOOKED_AT_ONCE: Final = 1_000
 """How many ids one decision looks at: whether they are unused, or branches that can be decided over. More follow in the
 next turn of the loop.
@@ -150,7 +152,10 @@ class _Draft:
 
     def is_full(self) -> bool:
         """Whether what can as well be done in the next turn is to be left to that."""
-        return len(self.records) >= END_AT_ONCE or self._bytes >= END_AT_ONCE_BYTES or self.looked_at >= LOOKED_AT_ONCE
+        return len(self.records) >= END_AT_ONCE or self.is_long() or self.looked_at >= LOOKED_AT_ONCE
+
+    def is_long(self) -> bool:
+        return self._bytes >= END_AT_ONCE_BYTES
 
     def get(self, transactional_id: str) -> Txn | None:
         if transactional_id in self.moved:
@@ -181,6 +186,7 @@ class _Draft:
         key = write_key(transactional_id)
         self.moved[transactional_id] = None
         self.records.append((key, None))
+        self._bytes += len(key)
         self.written.append(_Written(key, transactional_id, None))
 
 
@@ -277,9 +283,13 @@ class TxnCoordinator:
     def _expire(self, draft: _Draft) -> None:
         now_ms = draft.now_ms
         for txn in list(islice(self._owed.settled.values(), END_AT_ONCE)):
+            if draft.is_full():
+                break
             self._complete(draft, txn)
         self._follow_decisions(draft)
         for transactional_id in self._deadlines.due(now_ms, at_most=END_AT_ONCE):
+            if draft.is_full():
+                break
             # A command that was carried out earlier in this decision may have ended the transaction already.
             if transactional_id not in draft.moved and not self._is_held(transactional_id):
                 txn_due = self._txns[transactional_id]
@@ -307,6 +317,11 @@ class TxnCoordinator:
     def owed_markers(self) -> Iterator[SendMarkers]:
         """All markers that still have to be written, derived from state. After a replay these are sent again."""
         return self._owed.all()
+
+    @property
+    def owed_count(self) -> int:
+        """How many markers still have to be written."""
+        return self._owed.count
 
     def owed_by(self, transactional_id: str) -> SendMarkers | None:
         """The markers of one id that still have to be written."""
@@ -572,8 +587,15 @@ class TxnCoordinator:
         """Check some ids in a round over all of them, and forget the unused ones."""
         if self._not_looked_at is None:
             self._not_looked_at = iter(list(self._txns))
-        looked_at = list(islice(self._not_looked_at, LOOKED_AT_ONCE))
-        for transactional_id in looked_at:
+        looked_at = 0
+        while looked_at < LOOKED_AT_ONCE:
+            if draft.is_long():
+                return
+            if (transactional_id := next(self._not_looked_at, None)) is None:
+                self._not_looked_at = None
+                self._forget_next_ms = draft.now_ms + self._settings.forget_interval_ms
+                return
+            looked_at += 1
             txn = draft.get(transactional_id)
             if txn is None or (kept_ms := forget_after_ms(txn, self._settings)) is None:
                 continue
@@ -581,9 +603,6 @@ class TxnCoordinator:
                 continue
             if draft.wall_ms - self._clock.since_ms(txn.updated_ms) >= kept_ms:
                 draft.forget(transactional_id)
-        if len(looked_at) < LOOKED_AT_ONCE:
-            self._not_looked_at = None
-            self._forget_next_ms = draft.now_ms + self._settings.forget_interval_ms
 
     # -- state
 

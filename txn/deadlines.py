@@ -19,6 +19,8 @@ stopped for longer must not write its last batch again.
 SPARE_ENTRIES: Final = 64
 TAKEN_UP_AT_ONCE: Final = 1_000
 """How many replayed transactions one decision takes up. More follow in the next turn of the loop."""
+STALE_AT_ONCE: Final = 100
+"""How many entries of ended transactions are removed at once. More follow when the next deadline is asked for."""
 _NEVER: Final = (-1, -1)
 
 
@@ -101,20 +103,31 @@ class TxnDeadlines:
         self._replayed.pop(transactional_id, None)
 
     def next_ms(self) -> int | None:
-        """When there is something to do at the latest; at once while there are replayed transactions to take up."""
+        """When there is something to do at the latest; at once while there are replayed transactions to take up. After
+        very many transactions have ended there may be nothing to do yet at that time.
+        """
         return 0 if self._replayed and not self._is_replaying else self._next_abort_ms()
 
     def _next_abort_ms(self) -> int | None:
         heap = self._heap
-        while heap and self._at.get(heap[0][1], _NEVER)[0] != heap[0][0]:
+        for _ in range(STALE_AT_ONCE):
+            if not heap or self._is_current(heap[0]):
+                break
             heapq.heappop(heap)
         return heap[0][0] if heap else None
+
+    def _is_current(self, entry: tuple[int, str]) -> bool:
+        return self._at.get(entry[1], _NEVER)[0] == entry[0]
 
     def due(self, now_ms: int, at_most: int) -> list[str]:
         """The ids whose deadline is over, the longest overdue first. An id stays due until `follow` or `forget`."""
         found: list[tuple[int, str]] = []
-        while len(found) < at_most and (at_ms := self._next_abort_ms()) is not None and at_ms <= now_ms:
-            found.append(heapq.heappop(self._heap))
+        for _ in range(at_most + STALE_AT_ONCE):
+            if len(found) == at_most or not self._heap or self._heap[0][0] > now_ms:
+                break
+            entry = heapq.heappop(self._heap)
+            if self._is_current(entry):
+                found.append(entry)
         for entry in found:
             heapq.heappush(self._heap, entry)
         return list(dict.fromkeys(transactional_id for _, transactional_id in found))

@@ -35,6 +35,8 @@ class OwedMarkers:
 
     def __init__(self) -> None:
         self._owed: dict[str, _Entry] = {}
+        self.count = 0
+        """How many markers are owed."""
         self.settled: dict[str, Txn] = {}
         """Prepared transactions that owe no marker: no partition was ever added, or each has its own. They are to be
         completed.
@@ -47,12 +49,15 @@ class OwedMarkers:
         """Take up a transaction as it is now."""
         self.forget(txn.transactional_id)
         if txn.state in PREPARED:
-            self._owed[txn.transactional_id] = (txn, dict.fromkeys(txn.partitions))
+            partitions = dict.fromkeys(txn.partitions)
+            self._owed[txn.transactional_id] = (txn, partitions)
+            self.count += len(partitions)
             if not txn.partitions:
                 self.settled[txn.transactional_id] = txn
 
     def forget(self, transactional_id: str) -> None:
-        self._owed.pop(transactional_id, None)
+        if (owed := self._owed.pop(transactional_id, None)) is not None:
+            self.count -= len(owed[1])
         self.settled.pop(transactional_id, None)
 
     def settle(
@@ -62,8 +67,10 @@ class OwedMarkers:
         owed = self._owed.get(transactional_id)
         if owed is None or (owed[0].producer_id, owed[0].producer_epoch) != pair:
             return None
+        before = len(owed[1])
         for partition in partitions:
             owed[1].pop(partition, None)
+        self.count -= before - len(owed[1])
         if owed[1]:
             return None
         self.settled[transactional_id] = owed[0]  # until it is completed: what completes it may fail

@@ -12,8 +12,8 @@ from log.ids import TopicPartition
 from tests.rules import rule
 from tests.txn.shard import START_MS, PlainShard
 from txn.commands import AddPartitions, EndBranches, EndTransaction, InitProducer, MarkersWritten, VerifyPartitions
-from txn.coordinator import END_AT_ONCE, LOOKED_AT_ONCE, MAX_WAITING, TxnCoordinator
-from txn.deadlines import DECISION_RETENTION_MS, TxnDeadlines
+from txn.coordinator import END_AT_ONCE, END_AT_ONCE_BYTES, LOOKED_AT_ONCE, MAX_WAITING, TxnCoordinator
+from txn.deadlines import DECISION_RETENTION_MS, STALE_AT_ONCE, TxnDeadlines
 from txn.markers import SendMarkers
 from txn.records import write_key, write_value
 from txn.settings import TxnSettings
@@ -136,6 +136,18 @@ def test_an_answer_about_an_older_transactions_markers_completes_nothing() -> No
     assert shard.txn("pay").state is State.PREPARE_ABORT
 
 
+def test_owed_markers_are_counted() -> None:
+    shard, pair = committing()
+    assert shard.machine.owed_count == 2
+    shard.restart()
+    assert shard.machine.owed_count == 2
+    for _ in range(2):
+        shard.ask(MarkersWritten("pay", *pair, (ORDERS,)))
+        assert shard.machine.owed_count == 1
+    shard.write_all_markers()
+    assert shard.machine.owed_count == 0
+
+
 def test_what_is_decided_while_owed_markers_are_sent_is_not_among_them() -> None:
     """Its markers are sent by the decision. With an older client a second copy could end the next transaction."""
     shard, pair = committing()
@@ -241,6 +253,31 @@ def test_many_transactions_that_end_at_once_end_in_decisions_of_bounded_size() -
     shard.tick(10_001)
     assert [len(batch) for batch in shard.batches[began:]] == [END_AT_ONCE, END_AT_ONCE, 50]
     assert {txn.state for txn in shard.machine.all()} == {State.PREPARE_ABORT}
+
+
+def batch_bytes(shard: PlainShard, began: int) -> list[int]:
+    return [sum(len(key) + len(value or b"") for key, value in batch) for batch in shard.batches[began:]]
+
+
+def test_large_transactions_that_end_at_once_end_in_decisions_of_bounded_bytes() -> None:
+    shard = PlainShard()
+    for index in range(20):
+        pair = shard.init(f"a{index}", timeout_ms=10_000)
+        shard.ask(AddPartitions(f"a{index}", *pair, tuple(TopicPartition("orders", each) for each in range(5_000))))
+    began = len(shard.batches)
+    shard.tick(10_001)
+    assert max(batch_bytes(shard, began)) < 2 * END_AT_ONCE_BYTES
+    assert {txn.state for txn in shard.machine.all()} == {State.PREPARE_ABORT}
+
+
+def test_long_ids_are_forgotten_in_decisions_of_bounded_bytes() -> None:
+    shard = PlainShard()
+    for index in range(20):
+        shard.init(f"{index}-" + "x" * 32_000)
+    began = len(shard.batches)
+    shard.tick(WEEK_MS + HOUR_MS)
+    assert max(batch_bytes(shard, began)) < 2 * END_AT_ONCE_BYTES
+    assert list(shard.machine.all()) == []
 
 
 # ---------------------------------------------------------------- clocks that are set
@@ -415,6 +452,23 @@ def test_deadlines_of_ended_transactions_do_not_pile_up() -> None:
     for started_ms in range(10_000):
         deadlines.follow(Txn("t", 1, 0, State.ONGOING, 60_000, 0, started_ms=started_ms))
     assert len(deadlines._heap) < 100
+
+
+def test_deadlines_of_very_many_ended_transactions_are_removed_some_at_a_time() -> None:
+    deadlines = TxnDeadlines()
+    deadlines.note_time(0, 0)
+    for index in range(10_000):
+        deadlines.follow(Txn(f"t{index}", 1, 0, State.ONGOING, 60_000 + index, 0, started_ms=0))
+    for index in range(9_999):
+        deadlines.forget(f"t{index}")
+    for ask in (deadlines.next_ms, lambda: deadlines.due(10_000_000, at_most=10)):
+        before = len(deadlines._heap)
+        ask()
+        assert 0 < before - len(deadlines._heap) <= 10 + STALE_AT_ONCE
+    while not (due := deadlines.due(10_000_000, at_most=10)):
+        assert deadlines.next_ms() is not None
+    assert due == ["t9999"]
+    assert deadlines.next_ms() == 60_000 + 9_999 + 1
 
 
 # ---------------------------------------------------------------- looking in
