@@ -221,6 +221,9 @@ class PostgresSession(Leased):
             return await self._env.blocking(_in_transaction, self._engine, call)
         except exc.SQLAlchemyError as error:
             raise LedgerAway(str(getattr(error, "orig", None) or error).strip()) from None
+        except asyncio.CancelledError:
+            self._cut()  # nobody limits the thread any more, and a process waits for its threads at its end
+            raise
         finally:
             limit.cancel()
             while len(self._wires) > 1:
@@ -232,9 +235,12 @@ class PostgresSession(Leased):
         """
         while True:
             await asyncio.sleep(self._timeout_s)
-            for wire in self._wires:
-                with suppress(OSError):  # it is shut already
-                    wire.shutdown(socket.SHUT_RDWR)
+            self._cut()
+
+    def _cut(self) -> None:
+        for wire in self._wires:
+            with suppress(OSError):  # it is shut already
+                wire.shutdown(socket.SHUT_RDWR)
 
     def _connected(self, connection: Any, _: object) -> None:
         """In a thread."""
@@ -362,7 +368,10 @@ def _engine_of(url: URL, timeout_s: float) -> Engine:
         "options": f"-c statement_timeout={patience_s * 1000}",
     }
     return create_engine(
-        url.set(drivername=DRIVER).update_query_dict({**terms, **url.query}), pool_size=1, pool_pre_ping=True
+        url.set(drivername=DRIVER).update_query_dict({**terms, **url.query}),
+        pool_size=1,
+        pool_pre_ping=True,
+        isolation_level="READ COMMITTED",  # whatever the database's default: a stricter one refuses what comes together
     )
 
 

@@ -10,18 +10,19 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import LiteralString
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
 
 from log.disk import RealDisk
 from service.ports import RealEnv
-from service.stores import ledger
+from service.stores import ledger, postgres
 from service.stores.ledger import LedgerStore
-from service.stores.port import Change, Create, Put, Result, StoreError, StoreSnapshot
+from service.stores.port import Change, Create, Put, Result, StoreError, StoreSession, StoreSnapshot
 from service.stores.postgres import RECONNECT_S, PostgresSession
 from tests.peers.postgres import PostgresServer, missing
+from tests.service.broker.cluster_stage import until
 from tests.service.stores.ledgers import Connect, keys_until, play, until_ok
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
@@ -162,6 +163,59 @@ def test_a_session_is_closed_in_time_while_nobody_answers(server: PostgresServer
         await one.close()
         assert time.monotonic() - at_s < 10
         assert threading.active_count() <= threads + 1
+
+    play(at(server.url), promise)
+
+
+def test_a_call_that_is_given_up_leaves_no_thread_behind(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that was to stop while it started waited for that thread for ever."""
+    in_work, in_transaction = [0], postgres._in_transaction
+
+    def counted(*of: Any) -> Any:
+        in_work[0] += 1
+        try:
+            return in_transaction(*of)
+        finally:
+            in_work[0] -= 1
+
+    monkeypatch.setattr(postgres, "_in_transaction", counted)
+
+    async def main() -> None:
+        env = RealEnv(RealDisk("."))
+        one = await PostgresSession.connect(server.url, 60, env)
+        order(server, "ALTER SYSTEM SET synchronous_standby_names = 'gone'", "SELECT pg_reload_conf()")
+        try:
+            waiting = asyncio.ensure_future(one.append(1, b""))
+            await asyncio.sleep(1)
+            assert in_work == [1]
+            waiting.cancel()
+            await until(lambda: in_work == [0], within_s=5)
+        finally:
+            order(server, "ALTER SYSTEM SET synchronous_standby_names = ''", "SELECT pg_reload_conf()")
+        await one.close()
+        await env.tasks.cancel_all()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("isolation", ["serializable", "repeatable read"])
+def test_a_database_whose_transactions_are_isolated_more_by_default_is_used_all_the_same(
+    server: PostgresServer, isolation: LiteralString
+) -> None:
+    """Every third commit was of unknown outcome, though nothing had happened to it."""
+    order(server, f"ALTER SYSTEM SET default_transaction_isolation = '{isolation}'", "SELECT pg_reload_conf()")
+
+    async def promise(store: LedgerStore) -> None:
+        several = [await store.session(20) for _ in range(4)]
+
+        async def commits(session: StoreSession, name: str) -> None:
+            for number in range(15):
+                result, _ = await session.commit(Create(f"{name}{number}", b""))
+                assert result is Result.OK
+
+        await asyncio.gather(*(commits(session, f"of{at}-") for at, session in enumerate(several)))
 
     play(at(server.url), promise)
 
