@@ -10,8 +10,9 @@
 
 What always holds: an append is one transaction of ZooKeeper, so a record is there wholly or not at all, whatever its
 size. A session that is over appends nothing, even if its request was already on its way. If the answer to an append was
-lost, the next append makes the lost one fail or come before it. A lease is extended only by what the ensemble's leader
-has answered: a server that lost its leader goes on answering reads for a while, and the session may end meanwhile.
+lost, the next append makes the lost one fail or come before it. A lease is extended only by what a majority of the
+ensemble has answered: a server that lost its leader goes on answering reads for a while, and a leader that was replaced
+`sync`, and the session may end meanwhile.
 
 kazoo has threads of its own. Their calls enter the loop at one place, `_from_kazoo`. Beside that they set one number,
 the granted timeout.
@@ -106,7 +107,7 @@ class ZooKeeperSession(Leased):
             for path in ("/head", "/base"):
                 await self._make_once(path)
             name = await self._ask(
-                lambda: self._client.create_async("/sessions/s-", b"", ephemeral=True, sequence=True), by_leader=True
+                lambda: self._client.create_async("/sessions/s-", b"", ephemeral=True, sequence=True), by_majority=True
             )
         except (LedgerAway, SessionExpired, KazooException) as error:
             await self.close()
@@ -124,7 +125,7 @@ class ZooKeeperSession(Leased):
         try:
             while not self._over:
                 try:
-                    await self.newest()
+                    await self.confirmed_newest()
                 except (LedgerAway, SessionExpired) as error:
                     logger.debug("session %d: %r", self.id, error)  # the lease limits how long that may last
                 await asyncio.sleep(self._timeout_s / BEATS)
@@ -154,9 +155,9 @@ class ZooKeeperSession(Leased):
     def _watched(self, event: object) -> None:
         self._from_kazoo(self._stirred.set)
 
-    async def _ask(self, call: Callable[[], Any], *, by_leader: bool = False) -> Any:
+    async def _ask(self, call: Callable[[], Any], *, by_majority: bool = False) -> Any:
         """The answer of kazoo to `call`. Raises `LedgerAway`, `SessionExpired`, and the errors of the request. Of what
-        goes `by_leader` the ensemble's leader answers, otherwise perhaps only the server that is asked.
+        goes `by_majority` a majority of the ensemble answers, otherwise perhaps only the server that is asked.
         """
         if self._over:
             raise SessionExpired
@@ -179,14 +180,14 @@ class ZooKeeperSession(Leased):
             raise LedgerAway(repr(error)) from None
         except (SessionExpiredError, AuthFailedError):
             raise SessionExpired from None
-        if by_leader:
+        if by_majority:
             self._heard_s = max(self._heard_s, asked_s)
         return found
 
     # -- the ledger
 
     async def newest(self) -> int:
-        synced = self._ask(lambda: self._client.sync_async("/head"), by_leader=True)
+        synced = self._ask(lambda: self._client.sync_async("/head"))
         _, head = await asyncio.gather(synced, self._look_at_head())
         return head
 
@@ -194,7 +195,7 @@ class ZooKeeperSession(Leased):
         """A leader that was replaced, and does not know it, answers a `sync` alone. A transaction that only checks
         needs a majority like any other, and changes nothing. The look at the head comes behind it.
         """
-        checked = self._ask(self._checked().commit_async, by_leader=True)
+        checked = self._ask(self._checked().commit_async, by_majority=True)
         [alive], head = await asyncio.gather(checked, self._look_at_head())
         if isinstance(alive, Exception):
             self._end()
@@ -220,7 +221,7 @@ class ZooKeeperSession(Leased):
             transaction = self._checked()
             transaction.set_data("/head", b"", version=number - 1)
             transaction.create(_record_path(number), value)
-            alive, appended, _ = await self._ask(transaction.commit_async, by_leader=True)
+            alive, appended, _ = await self._ask(transaction.commit_async, by_majority=True)
         except LedgerAway:
             return AppendOutcome.UNKNOWN
         except SessionExpired:

@@ -364,6 +364,29 @@ def test_a_server_that_lost_its_leader_extends_no_lease(tmp_path: Path) -> None:
         play(ZooKeeper(follower.address).session, promise)
 
 
+def test_a_leader_without_a_majority_extends_no_lease(tmp_path: Path) -> None:
+    """It answers a `sync` for some seconds more."""
+    with ensemble(tmp_path) as servers:
+        leader = next(server for server in servers if server.leads())
+
+        async def promise(store: LedgerStore) -> None:
+            one = await store.session(2)
+            await until_ok(one, "first")
+            for server in servers:
+                if server is not leader:
+                    server.pause()
+            try:
+                await asyncio.sleep(2.5)
+                assert await asyncio.to_thread(leader.leads), "it has not noticed yet"
+                assert one.lease_left() <= 0
+            finally:
+                for server in servers:
+                    if server is not leader:
+                        server.resume()
+
+        play(ZooKeeper(leader.address).session, promise)
+
+
 def test_a_leader_without_a_majority_confirms_nothing(tmp_path: Path) -> None:
     """The others may have elected another, and have answered commits that this one does not know. It still syncs."""
     with ensemble(tmp_path) as servers:
