@@ -46,7 +46,10 @@ from log.views import View, whole
 SNAPSHOT_WORTH_BYTES: Final = 1 << 20
 """A recovery that read fewer bytes takes no snapshot: reading them again costs less than a file for each partition."""
 REPLAYED_A_TURN: Final = 500
-"""How many batches are applied to views in one turn of the loop."""
+REPLAYED_WORTH_BYTES: Final = 16 << 10
+"""How many batches are applied to views in one turn of the loop. So many bytes take about as long to read as a batch to
+apply.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,21 +417,28 @@ class PartitionLog:
 
     async def snapshot_at(self, offset: int, breathe: Callable[[], Awaitable[None]]) -> Snapshot | None:
         """What the views knew at that offset, for a log that is to begin there. None if there is nothing to know, or if
-        damage hides it. The caller holds `alone`.
+        what is there can't be read. The caller holds `alone`.
         """
         base = self.segments.first_base
         if not self.views or base is None or offset <= 0:
             return None
         views = [view.anew() for view in self.views]
         known = await done_in_steps(self.snapshots.restoring(views, epochs=self.epochs, end_offset=offset), breathe)
+        worth = 0
         try:
-            for count, (header, batch) in enumerate(self.scan(max(known, base), offset), 1):
+            for header, batch in self.scan(max(known, base), offset):
                 if header.base_offset >= known:
                     for view in views:
                         view.apply(header, batch)
-                if count % REPLAYED_A_TURN == 0:
+                worth += 1 + header.size_bytes // REPLAYED_WORTH_BYTES
+                if worth >= REPLAYED_A_TURN:
+                    worth = 0
                     await breathe()
         except CorruptBatch:
+            return None
+        except DiskFault as fault:
+            if fault.passing or self.disk.fault is not None:
+                raise
             return None
         return take_snapshot(views, offset=offset, leader_epoch=self.epochs.epoch_at(offset - 1))
 

@@ -25,6 +25,7 @@ from functools import partial
 from typing import Any, Final
 
 from log.batch import CHECKED_FROM, HEADER_BYTES, BatchHeader, Buffer, CorruptBatch, crc32c, read_header
+from log.checkpoints import CLEANED_OFFSET, read_offset
 from log.cutting import restart_at
 from log.disk import Disk, DiskFault, FileSlice
 from log.durability import SYNCED_AT_ONCE
@@ -302,9 +303,12 @@ class Relocation:
             return True
 
     async def _oldest_snapshot(self, breathe: Callable[[], Awaitable[None]]) -> Snapshot | None:
-        """The oldest one of the log that the copy can have. To read one of a million producers takes long."""
+        """The oldest one of the log that the copy can have, and that a cut may begin with: none from before the end of
+        the last pass of compaction. To read one of a million producers takes long.
+        """
         log = self._log
-        reading = log.snapshots.oldest(log.views, epochs=log.epochs, from_offset=self.copy.segments[0].base_offset)
+        first = max(self.copy.segments[0].base_offset, read_offset(log.disk, log.folder, CLEANED_OFFSET) or 0)
+        reading = log.snapshots.oldest(log.views, epochs=log.epochs, from_offset=first)
         return await done_in_steps(reading, breathe)
 
     def _teach_copy(self, oldest: Snapshot | None, now_ms: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from log.checkpoints import START_OFFSET, write_offset
+from log.checkpoints import CLEANED_OFFSET, START_OFFSET, read_offset, write_offset
 from log.clock import CLOCK_SET_MS
 from log.partition_log import PartitionLog
 from log.retention import SegmentAge, expired
@@ -105,8 +105,8 @@ async def remove_oldest(log: PartitionLog, how_many: Callable[[], int]) -> int:
             # The name of the new, empty segment says where the log goes on.
             log.start_segment(log.segments[-1].appended_ms)
         await log.durability.settle(log.end_offset)
+        await _keep_what_is_known(log, min(how_many(), _stored(log)))
         leaving = log.segments[: min(how_many(), _stored(log))]
-        await _keep_what_is_known(log, len(leaving))
         freed_bytes = 0
         for first in range(0, len(leaving), REMOVED_AT_ONCE):
             freed_bytes += await _remove(log, leaving[first : first + REMOVED_AT_ONCE])
@@ -124,10 +124,13 @@ def _stored(log: PartitionLog) -> int:
 
 async def _keep_what_is_known(log: PartitionLog, leaving: int) -> None:
     """What the views know from the segments that leave is stored where the log begins then: a cut may go back to any
-    place behind that. A log that came from another folder has no snapshot at the beginning of each segment.
+    place behind that. A log that came from another folder has no snapshot at the beginning of each segment. Below the
+    end of the last pass of compaction none is needed: nothing begins there.
     """
     first = log.segments[leaving].base_offset
-    if leaving and not log.snapshots.is_stored(first):
+    if not leaving or log.snapshots.is_stored(first):
+        return
+    if first >= (read_offset(log.disk, log.folder, CLEANED_OFFSET) or 0):
         known = await log.snapshot_at(first, partial(asyncio.sleep, 0))
         if known is not None:
             log.snapshots.pending[first] = known

@@ -29,6 +29,8 @@ from log.views import Content, View, joining
 
 ViewT = TypeVar("ViewT", bound=View)
 
+REWRITTEN: Final = 8
+"""So many of the newest snapshots are written anew."""
 SUFFIX: Final = ".snapshot"
 MAGIC: Final = b"OLSN"
 VERSION: Final = 1
@@ -244,10 +246,15 @@ class Snapshots:
         change: Callable[[ViewT], Generator[None, None, None]],
         breathe: Callable[[], Awaitable[None]],
     ) -> None:
-        """Write each stored snapshot from that offset on anew, with what `change` makes of what `view` knew then. One
-        that can't be read is removed: nobody can begin with it. The caller holds the log's `alone`.
+        """Write the first stored snapshot from that offset on anew, and the newest ones, with what `change` makes of
+        what `view` knew then. Those between are removed, because each takes an fsync: what begins with one of them
+        begins with an older one then. One that can't be read is removed: nobody can begin with it. The caller holds the
+        log's `alone`.
         """
-        for offset in [each for each in self.stored if each >= from_offset]:
+        first, *others = [each for each in self.stored if each >= from_offset] or [from_offset]
+        for offset in others[:-REWRITTEN]:
+            self._unlink(offset)
+        for offset in [each for each in (first, *others[-REWRITTEN:]) if each in self.stored]:
             data = await done_in_steps(self._changed(offset, view, change), breathe)
             if data is None:
                 self._unlink(offset)

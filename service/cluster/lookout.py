@@ -64,7 +64,8 @@ async def _line_to(host: str, port: int) -> tuple[asyncio.Transport, _Line]:
             except ConnectionRefusedError:
                 has_refused = True
             except OSError as error:
-                is_unsure = is_unsure or error.errno not in UNREACHABLE
+                is_off = ":" in address and error.errno == errno.EADDRNOTAVAIL  # this machine has no IPv6
+                is_unsure = is_unsure or not (is_off or error.errno in UNREACHABLE)
                 failed = error
     if has_refused and not is_unsure:
         raise ConnectionRefusedError

@@ -199,7 +199,9 @@ class PostgresSession(Leased):
             await self._leave()
 
     async def _leave(self) -> None:
+        self._cut()
         await self._env.blocking(self._engine.dispose)
+        self._cut()  # a call that was given up may have connected again
         while self._wires:
             self._wires.pop().close()
 
