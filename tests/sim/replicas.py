@@ -20,6 +20,7 @@ from log.cleaning_rules import AbortedTransactions
 from log.control import ControlType, read_marker
 from log.disk import DiskFault
 from log.ids import NO_EPOCH
+from log.segment import IndexesLost
 from service.broker.coordinators import Coordinators
 from service.broker.node import Broker
 from service.broker.partition import Partition
@@ -73,7 +74,13 @@ def stored(partition: Partition, start: int) -> list[tuple[int, int, int, int]]:
     """Every batch that holds offsets from `start` on: where it stands, its epoch and its checksum."""
     found, offset = [], start
     while offset < partition.log.end_offset:
-        piece = partition.log.read(offset, max_bytes=1 << 30, limit_offset=partition.log.end_offset, at_least_one=True)
+        try:
+            piece = partition.log.read(
+                offset, max_bytes=1 << 30, limit_offset=partition.log.end_offset, at_least_one=True
+            )
+        except IndexesLost as lost:  # nobody has read there since they went
+            lost.segment.rebuild_indexes()
+            continue
         if piece is None:
             break
         for header, _ in split(bytes(piece.read())):
