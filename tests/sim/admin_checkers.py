@@ -110,9 +110,14 @@ class RetentionTakesTheExpiredOnly:
 
     @staticmethod
     def _superseded(history: History, write: Write, written: dict[TopicPartition, list[Write]]) -> bool:
-        """Whether the cleaner may have taken the last record of this before its time."""
-        return history.topics[write.partition.topic].compacted and any(
-            key == write.records[-1][0]
+        """Whether the cleaner may have taken the last record of this before its time: it is a deletion, or its key was
+        written again.
+        """
+        last_key, last_value = write.records[-1]
+        if not history.topics[write.partition.topic].compacted:
+            return False
+        return last_value is None or any(
+            key == last_key
             for other in history.writes
             if other.partition == write.partition and other.outcome is not Outcome.FAILED
             if other.outcome is Outcome.UNKNOWN or other.base_offset > write.base_offset
