@@ -71,7 +71,6 @@ MAX_VERIFYING: Final = 10_000
 is forgotten, and that producer must ask again.
 """
 READ_A_STEP: Final = 1_000
-MAX_OFFSET: Final = 2**63 - 1
 MAX_FORGOTTEN: Final = 1_000
 """Of how many producers that were forgotten early the coordinator's epoch is kept: of those that were forgotten last. A
 late marker comes within seconds, or never.
@@ -594,7 +593,7 @@ class ProducerStates:
             first_offset = self._open_transactions.get(producer_id, NO_OFFSET)
             yield ProducerFacts(producer_id, epoch, last_sequence, timestamp_ms, coordinator_epoch, first_offset)
 
-    def known_by(self, below: int = MAX_OFFSET) -> Iterator[KnownBy]:
+    def known_by(self, below: int) -> Iterator[KnownBy]:
         """By which batch every producer is known, as of this call. The cleaner must keep that batch, even without
         records.
 
@@ -605,11 +604,9 @@ class ProducerStates:
         """
         for entry in chain.from_iterable(self._producers.lend()):
             producer_id, epoch, _, _, timestamp_ms, _ = HEAD.unpack_from(entry)
-            last_offset = batches(entry)[0].last_offset if len(entry) > WINDOW_AT else NO_OFFSET
-            if last_offset >= below:  # it may never be committed: who copies the rest must know the one before
-                last_offset = next(
-                    (each.last_offset for each in batches(entry) if each.last_offset < below), last_offset
-                )
+            ends = [each.last_offset for each in batches(entry)] if len(entry) > WINDOW_AT else [NO_OFFSET]
+            # What is not below may never be committed: who copies the rest must know the one before.
+            last_offset = next((each for each in ends if each < below), ends[0])
             yield KnownBy(producer_id, last_offset, epoch, timestamp_ms)
 
     # -- snapshots

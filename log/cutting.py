@@ -16,7 +16,7 @@ so that no offset is given twice. It does so in a new segment, whose name tells 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from log.batch import CorruptBatch
 from log.checkpoints import CLEANED_OFFSET, GAPS_OFFSET, START_OFFSET, read_offset, write_offset
@@ -24,10 +24,6 @@ from log.disk import DiskFault
 from log.partition_log import PartitionLog
 from log.segment import Segment
 from log.views import View
-
-BATCHES_A_STEP: Final = 500
-BATCH_WORTH_BYTES: Final = 16 << 10
-"""So many bytes take about as long to read as to apply a batch."""
 
 
 class _Cut(NamedTuple):
@@ -87,27 +83,13 @@ async def distrust(log: PartitionLog, durable: int, offset: int) -> None:
 
 
 def views_below(log: PartitionLog, offset: int) -> Generator[None, None, list[View]]:
-    """Views that know what those of the log will know when it is cut at `offset`: for `truncate_to`. To read a snapshot
-    of a million producers takes a second, so this is done step by step; the log and its own views don't change.
-    """
-    views = [view.anew() for view in log.views]
+    """Views that know what those of the log will know when it is cut at `offset`: for `truncate_to`."""
     first = log.segments.first_base
-    if not views or first is None or not max(first, log.start_offset) < offset < log.end_offset:
-        return views
-    _, _, kept_end, end_offset = _cut_at(log, offset)
-    if kept_end <= log.start_offset:
-        return views
-    replay_from = yield from log.snapshots.restoring(views, epochs=log.epochs, end_offset=end_offset)
-    done = 0
-    for header, batch in log.scan(replay_from, kept_end):
-        if header.base_offset >= replay_from:
-            for view in views:
-                view.apply(header, batch)
-        done += 1 + header.size_bytes // BATCH_WORTH_BYTES
-        if done >= BATCHES_A_STEP:
-            done = 0
-            yield
-    return views
+    if log.views and first is not None and max(first, log.start_offset) < offset < log.end_offset:
+        _, _, kept_end, end_offset = _cut_at(log, offset)
+        if kept_end > log.start_offset:
+            return (yield from log.views_at(end_offset, kept_end))
+    return [view.anew() for view in log.views]
 
 
 def truncate_to(log: PartitionLog, offset: int, views: list[View]) -> list[View]:

@@ -23,7 +23,7 @@ loop's thread, except `open`, which may run in another.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,11 +45,10 @@ from log.views import View, whole
 
 SNAPSHOT_WORTH_BYTES: Final = 1 << 20
 """A recovery that read fewer bytes takes no snapshot: reading them again costs less than a file for each partition."""
-REPLAYED_A_TURN: Final = 500
-REPLAYED_WORTH_BYTES: Final = 16 << 10
-"""How many batches are applied to views in one turn of the loop. So many bytes take about as long to read as a batch to
-apply.
-"""
+BATCHES_A_STEP: Final = 500
+"""How many batches are applied to views in one step."""
+BATCH_WORTH_BYTES: Final = 16 << 10
+"""So many bytes take about as long to read as a batch takes to apply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,25 +414,32 @@ class PartitionLog:
         for view in self.views:
             view.set_start_offset(self.start_offset)
 
+    def views_at(self, offset: int, replayed_to: int) -> Generator[None, None, list[View]]:
+        """Views that know what those of the log knew at that offset. The batches before it end at `replayed_to`: a gap
+        may follow. To read a snapshot of a million producers takes a second, so this is done step by step; the log and
+        its own views don't change.
+        """
+        views = [view.anew() for view in self.views]
+        replay_from = yield from self.snapshots.restoring(views, epochs=self.epochs, end_offset=offset)
+        done = 0
+        for header, batch in self.scan(replay_from, replayed_to):
+            if header.base_offset >= replay_from:
+                for view in views:
+                    view.apply(header, batch)
+            done += 1 + header.size_bytes // BATCH_WORTH_BYTES
+            if done >= BATCHES_A_STEP:
+                done = 0
+                yield
+        return views
+
     async def snapshot_at(self, offset: int, breathe: Callable[[], Awaitable[None]]) -> Snapshot | None:
         """What the views knew at that offset, for a log that is to begin there. None if there is nothing to know, or if
         what is there can't be read. The caller holds `alone`.
         """
-        base = self.segments.first_base
-        if not self.views or base is None or offset <= 0:
+        if not self.views or not self.segments or offset <= 0:
             return None
-        views = [view.anew() for view in self.views]
-        known = await done_in_steps(self.snapshots.restoring(views, epochs=self.epochs, end_offset=offset), breathe)
-        worth = 0
         try:
-            for header, batch in self.scan(max(known, base), offset):
-                if header.base_offset >= known:
-                    for view in views:
-                        view.apply(header, batch)
-                worth += 1 + header.size_bytes // REPLAYED_WORTH_BYTES
-                if worth >= REPLAYED_A_TURN:
-                    worth = 0
-                    await breathe()
+            views = await done_in_steps(self.views_at(offset, offset), breathe)
         except CorruptBatch:
             return None
         except DiskFault as fault:

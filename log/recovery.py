@@ -254,12 +254,10 @@ class _Recovery:
         does not tell of all of them. It may be older than the segments. Or it is of a log with a later start, when a
         crash kept that start from becoming durable.
         """
-        try:
-            epochs = LeaderEpochs.from_text(self.disk.read(f"{self.folder}/{CHECKPOINT}"))
-        except (FileNotFoundError, BadCheckpoint):
-            epochs = LeaderEpochs()
-        if not self.segments:  # nothing bears it out: it may be of a log that this one has taken the place of
-            epochs = LeaderEpochs()
+        epochs = LeaderEpochs()
+        if self.segments:  # else nothing bears it out: it may be of a log that this one has taken the place of
+            with suppress(FileNotFoundError, BadCheckpoint):
+                epochs = LeaderEpochs.from_text(self.disk.read(f"{self.folder}/{CHECKPOINT}"))
         told = [*self._first_epoch(start_offset), *self._last_epochs.values()]
         if any(epochs.epoch_at(offset) != epoch for offset, epoch in told if offset >= start_offset):
             epochs = LeaderEpochs()

@@ -251,10 +251,9 @@ class Snapshots:
         begins with an older one then. One that can't be read is removed: nobody can begin with it. The caller holds the
         log's `alone`.
         """
-        first, *others = [each for each in self.stored if each >= from_offset] or [from_offset]
-        for offset in others[:-REWRITTEN]:
-            self._unlink(offset)
-        for offset in [each for each in (first, *others[-REWRITTEN:]) if each in self.stored]:
+        stored = [each for each in self.stored if each >= from_offset]
+        await self._unlink_in_turns(stored[1:-REWRITTEN])
+        for offset in [*stored[:1], *stored[1:][-REWRITTEN:]]:
             data = await done_in_steps(self._changed(offset, view, change), breathe)
             if data is None:
                 self._unlink(offset)
@@ -342,7 +341,10 @@ class Snapshots:
         self._disk.unlink(self._path(offset))
 
     async def forget_below(self, offset: int) -> None:
-        for count, each in enumerate([each for each in self.stored if each < offset], 1):
+        await self._unlink_in_turns([each for each in self.stored if each < offset])
+
+    async def _unlink_in_turns(self, offsets: Sequence[int]) -> None:
+        for count, each in enumerate(offsets, 1):
             self._unlink(each)
             if count % REMOVED_A_TURN == 0:
                 await asyncio.sleep(0)

@@ -222,10 +222,10 @@ class ClusterMetadata:
                 if lost.error is ErrorCode.NOT_CONTROLLER:
                     logger.warning("This broker could not register: %s It tries again.", lost)
                     deadline_s, is_late = self._env.clock.monotonic() + 2 * self._session_timeout_s, False
-            # The session of a former life of this broker may have to expire first. If the other registration outlives
-            # that, it belongs to a living broker, unless this one is told late of what has changed.
             # A silent store is waited for longer: nothing says that this broker is not welcome.
             is_silent = why.error in (ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.REQUEST_TIMED_OUT)
+            # The session of a former life of this broker may have to expire first. If the other registration outlives
+            # that, it belongs to a living broker, unless this one is told late of what has changed.
             if self._env.clock.monotonic() > deadline_s + (PATIENCE_S if is_silent else 0.0):
                 if is_late or why.error is not ErrorCode.DUPLICATE_BROKER_REGISTRATION:
                     self._registration = None

@@ -679,7 +679,7 @@ def test_describe_shows_the_producers_there_were_and_copies_none_of_them_first()
 
 def is_last(partition: Partition, header: BatchHeader) -> bool:
     """Whether this batch is what its producer is known by, as the cleaner will see it."""
-    known = list(partition.producers.known_by())
+    known = list(partition.producers.known_by(1 << 40))
     batches = [number for each in known if each.last_offset >= 0 for number in each[:2]]
     markers = [number for each in known if each.last_offset < 0 for number in (each[0], *each[2:])]
     return LastBatches(batches, markers, end_offset=-1).is_last(header)

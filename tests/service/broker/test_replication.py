@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-import log.cutting
+import log.partition_log
 import service.broker.node
 from log.batch import build_batch, read_header, restamp
 from log.checkpoints import START_OFFSET, read_offset
@@ -443,7 +443,7 @@ def test_a_cut_under_which_this_broker_begins_to_lead_is_not_made(
         again = await stage.write("6", acks=1, producer_id=5, producer_epoch=0, base_sequence=6)
         assert (again.duplicate, again.base_offset) == (True, 6)
 
-    monkeypatch.setattr(log.cutting, "BATCHES_A_STEP", 1)
+    monkeypatch.setattr(log.partition_log, "BATCHES_A_STEP", 1)
     on_cluster_stage(tmp_path, scene, 3, 1, 2, given=OS)
 
 
