@@ -216,14 +216,14 @@ class ClusterMetadata:
                     return self.broker_epoch
                 why = MetadataLost(refused.error, refused.message or refused.error.name)
             except StoreError as error:
-                why = MetadataLost(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
+                why = MetadataLost(ErrorCode.REQUEST_TIMED_OUT, str(error))
             except MetadataLost as lost:
                 why = lost
                 if lost.error is ErrorCode.NOT_CONTROLLER:
                     logger.warning("This broker could not register: %s It tries again.", lost)
                     deadline_s, is_late = self._env.clock.monotonic() + 2 * self._session_timeout_s, False
-            # A silent store is waited for longer: nothing says that this broker is not welcome.
-            is_silent = why.error in (ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.REQUEST_TIMED_OUT)
+            # A silent store is waited for longer than one that answers, such as one whose disk is full.
+            is_silent = why.error is ErrorCode.REQUEST_TIMED_OUT
             # The session of a former life of this broker may have to expire first. If the other registration outlives
             # that, it belongs to a living broker, unless this one is told late of what has changed.
             if self._env.clock.monotonic() > deadline_s + (PATIENCE_S if is_silent else 0.0):
