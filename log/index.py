@@ -21,7 +21,7 @@ from itertools import islice
 from operator import lt
 from typing import Final, Protocol
 
-from log.disk import File
+from log.disk import DiskFault, File
 from log.ids import NO_TIMESTAMP
 
 OFFSET_ENTRY: Final = struct.Struct(">II")
@@ -124,7 +124,7 @@ class StoredIndex:
 
     def entry(self, slot: int) -> tuple[int, int]:
         size = self._layout.size
-        entry = self._file.pread(size, slot * size)
+        entry = self._pread(size, slot * size)
         if len(entry) < size:  # the file has become shorter since it was opened
             return 0, 0
         key, value = self._layout.unpack(entry)
@@ -133,7 +133,7 @@ class StoredIndex:
     def take_end(self) -> bool:
         """Whether the file ends as `with_end` has made it. What that has added is no entry from now on."""
         size = self._layout.size
-        last = self._file.pread(2 * size, max(self._file.size - 2 * size, 0))
+        last = self._pread(2 * size, max(self._file.size - 2 * size, 0))
         if self._file.size % size or last != with_end(last[:-size]):
             return False
         self._count -= 1
@@ -148,7 +148,7 @@ class StoredIndex:
     def read_all(self) -> GrowingIndex:
         """All entries, in memory. Those that the file has lost since it was opened are 0: the index does not rise."""
         size_bytes = self._count * self._layout.size
-        return GrowingIndex.from_bytes(self._layout, self._file.pread(size_bytes, 0).ljust(size_bytes, b"\0"))
+        return GrowingIndex.from_bytes(self._layout, self._pread(size_bytes, 0).ljust(size_bytes, b"\0"))
 
     def close(self) -> None:
         self._file.close()
@@ -175,9 +175,18 @@ class StoredIndex:
 
     def _read_leaf(self, slot: int) -> None:
         size = self._layout.size
-        data = self._file.pread(min(LEAF_ENTRIES, self._count - slot) * size, slot * size)
+        data = self._pread(min(LEAF_ENTRIES, self._count - slot) * size, slot * size)
         self._leaf = _columns(self._layout, data[: len(data) - len(data) % size])
         self._leaf_slot = slot
+
+    def _pread(self, size: int, position: int) -> bytes:
+        """Nothing if somebody has removed the file, and its descriptor was closed to make room for others."""
+        try:
+            return self._file.pread(size, position)
+        except DiskFault as fault:
+            if fault.is_missing:
+                return b""
+            raise
 
 
 # A sealed segment may have a million entries, and the loop waits while they are written or read. So entries are not

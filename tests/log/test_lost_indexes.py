@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -17,7 +18,7 @@ import pytest
 
 from log.batch import CorruptBatch, read_extent, read_header
 from log.config import LogConfig
-from log.disk import DiskFault
+from log.disk import DiskFault, RealDisk
 from log.partition_log import CleanState, PartitionLog
 from log.segment import LOG_SUFFIX, OFFSET_SUFFIX, REBUILT_BATCHES, TIME_SUFFIX, WALKED_BATCHES, IndexesLost, Segment
 from log.steps import done_at_once
@@ -259,6 +260,33 @@ def test_an_index_that_loses_its_end_while_it_is_open_is_rebuilt(left: int) -> N
         assert base_of(asked(partial(_read, opened, offset))) <= offset
     found, _ = asked(partial(opened.segments[0].search_timestamp, 1000 + 9_000, 0, 500))
     assert found is None or found[1].base_offset == 9_000
+
+
+def test_an_index_that_is_removed_while_it_is_open_is_rebuilt(tmp_path: Path) -> None:
+    """Its descriptor was closed to make room for others. So a hint that had gone kept a partition from its readers."""
+
+    async def write() -> CleanState | None:
+        made, _ = open_log(RealDisk(str(tmp_path)), config=CONFIG)
+        fill(made, BATCHES, size=0)
+        return await made.close()
+
+    state = asyncio.run(write())
+    disk = RealDisk(str(tmp_path), open_files_max=2)
+    opened, _ = open_log(disk, config=CONFIG, known=state)
+    segment = opened.segments[0]
+    assert base_of(_read(opened, 5_000)) <= 5_000
+    found, _ = segment.search_timestamp(1000 + 9_000, 0, 500)
+    assert found is not None
+    for suffix in (OFFSET_SUFFIX, TIME_SUFFIX):
+        disk.unlink(segment.path(suffix))
+    for name in ("one", "another"):
+        disk.open(name, create=True)
+    for offset in (9_000, 200, 5_000):
+        assert base_of(asked(partial(_read, opened, offset))) <= offset
+    found, _ = asked(partial(segment.search_timestamp, 1000 + 9_000, 0, 500))
+    assert found is not None
+    assert found[1].base_offset == 9_000
+    disk.close()
 
 
 def test_an_index_that_becomes_zeros_while_it_is_open_says_no_slice_ends_too_early() -> None:

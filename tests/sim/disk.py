@@ -847,6 +847,9 @@ class SimFile:
             raise DiskFault(errno.EBADF, "the file was closed", self.path)
         device.take_descriptor(self.path)
         if device.faults.eviction and device.chance.random() < device.faults.eviction:
-            node = device.find(self.path, self._mount.root)
+            try:
+                node = device.find(self.path, self._mount.root)
+            except FileNotFoundError as error:
+                raise DiskFault(error.errno, error.strerror, self.path) from error
             assert isinstance(node, Inode)
             self._inode = node
