@@ -334,8 +334,9 @@ def test_an_unpinned_file_may_have_to_be_found_by_its_name() -> None:
         disk.unlink("a")
         assert all(file.pread(1, 0) == b"x" for _ in range(1000))
         file.unpin()
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(DiskFault) as raised:
             for _ in range(1000):
                 file.pread(1, 0)
+        assert raised.value.is_missing
 
     assert machine.life(step)
