@@ -10,7 +10,7 @@ plan. So the removal of a plan is made durable before a cleaner makes the next `
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from log.disk import Disk
@@ -47,6 +47,23 @@ class SwapPlan(NamedTuple):
             raise BadPlan(f"{PLAN} can't be read") from error
 
 
+def read_plan(disk: Disk, folder: str) -> SwapPlan | None:
+    """The plan of a swap that was decided, and perhaps not finished. `BadPlan` if it can't be read."""
+    path = f"{folder}/{PLAN}"
+    return SwapPlan.decode(disk.read(path)) if disk.exists(path) else None
+
+
+def names_after_swap(plan: SwapPlan, found: dict[int, str], names: Collection[str]) -> dict[int, str]:
+    """The segments of a log as they are when the swap is finished, by base offset, each with the name that it has now.
+    `found` are those that have their names already, `names` is all that is in the folder.
+    """
+    after = {base_offset: name for base_offset, name in found.items() if base_offset not in plan.remove}
+    for base_offset in plan.add:
+        name = segment_name(base_offset)
+        after[base_offset] = name + CLEANED if name + CLEANED in names else name
+    return after
+
+
 def take_name(disk: Disk, folder: str, base_offset: int) -> None:
     """Give a new segment its name. It may be done twice, also after a crash in between."""
     for suffix in (OFFSET_SUFFIX, TIME_SUFFIX, LOG_SUFFIX):
@@ -77,9 +94,8 @@ def finish_swap(disk: Disk, folder: str) -> SwapPlan | None:
 
     The plan stays until the names are durable; the next flush of the log removes it.
     """
-    plan = None
-    if disk.exists(f"{folder}/{PLAN}"):
-        plan = SwapPlan.decode(disk.read(f"{folder}/{PLAN}"))
+    plan = read_plan(disk, folder)
+    if plan is not None:
         for base_offset in plan.add:
             take_name(disk, folder, base_offset)
         for _ in remove_old(disk, folder, plan):

@@ -14,8 +14,8 @@ What always holds:
 * A log of which the other one may have compacted the last batch away is a part if none of the broker's data folders was
   ever away: then one of the two is the copy that a move made of the other one, and nothing was written to the other one
   since.
-* What is not sure is no: a log that lacks what was durable in it, one that starts above all that stands in it, one in
-  which compaction was changing names.
+* A log in which compaction was changing names is read as it is when all of them are changed.
+* What is not sure is no: a log that lacks what was durable in it, or one that starts above all that stands in it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -28,7 +28,7 @@ from log.disk import Disk
 from log.ids import NO_EPOCH
 from log.recovery import whole_batches
 from log.segment import LOG_SUFFIX, segment_name
-from log.swap import PLAN
+from log.swap import BadPlan, names_after_swap, read_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,8 @@ class Twin:
     def __init__(self, disk: Disk, folder: str, recovery_point: int) -> None:
         self._disk: Final = disk
         self._folder: Final = folder
-        self._bases: list[int] = []
+        self._names: dict[int, str] = {}
+        """Of the segments, by base offset and in this order."""
         self.doubt = ""
         self.kept_start = self.changed_below = self.start_offset = self.end_offset = 0
         self.copied_below = 0
@@ -76,15 +77,24 @@ class Twin:
             self._look()
         except OSError as error:
             self.doubt = f"it can't be read: {error.strerror or error}"
+        except BadPlan as error:
+            self.doubt = str(error)
 
     def _look(self) -> None:
         disk, folder = self._disk, self._folder
-        logs = {name for name in disk.listdir(folder) if name.endswith(LOG_SUFFIX)}
+        names = disk.listdir(folder)
+        logs = {name for name in names if name.endswith(LOG_SUFFIX)}
         numbers = [name.removesuffix(LOG_SUFFIX) for name in logs]
-        self._bases = sorted(int(number) for number in numbers if number.isdecimal())
-        first = self._bases[0] if self._bases else 0
+        found = {int(number): f"{number}{LOG_SUFFIX}" for number in numbers if number.isdecimal()}
+        has_others = logs != {segment_name(base_offset) for base_offset in found}
+        plan = read_plan(disk, folder)
+        if plan is not None:
+            found = names_after_swap(plan, found, names)
+        self._names = dict(sorted(found.items()))
+        first = next(iter(self._names), 0)
         self.copied_below = read_offset(disk, folder, GAPS_OFFSET) or 0
-        noted = (read_offset(disk, folder, CLEANED_OFFSET) or 0, self.copied_below)
+        cleaned_below = plan.cleaned_offset if plan is not None else 0
+        noted = (read_offset(disk, folder, CLEANED_OFFSET) or 0, cleaned_below, self.copied_below)
         self.kept_start = read_offset(disk, folder, START_OFFSET) or 0
         self.changed_below = max(first, *noted)
         self.trusted_offset = max(self.trusted_offset, *noted)
@@ -96,27 +106,25 @@ class Twin:
             has_batches = has_batches or batch is not None
         if self.end_offset < self.trusted_offset:
             self.doubt = f"it had offsets up to {self.trusted_offset - 1} once"
-        elif logs != {segment_name(base_offset) for base_offset in self._bases}:
+        elif has_others:
             self.doubt = "it has files that are nearly called like segments"
         elif has_batches and ended < self.kept_start:
             self.doubt = "it starts above all that stands in it"
         elif read_offset(disk, folder, DAMAGED_OFFSET) is not None:
             self.doubt = "a read has found damage in it"
-        elif disk.exists(f"{folder}/{PLAN}"):
-            self.doubt = "its compaction was interrupted"
 
     def batches(self) -> Iterator[Seen]:
         return (batch for _, batch in self._read() if batch is not None)
 
     def _read(self) -> Iterator[tuple[int, Seen | None]]:
         """The batches, each with the offset up to which the log is read then. A segment may begin behind a gap."""
-        expected, latest = self._bases[0] if self._bases else 0, NO_EPOCH
-        for base_offset in self._bases:
+        expected, latest = next(iter(self._names), 0), NO_EPOCH
+        for base_offset, name in self._names.items():
             if base_offset != expected and not expected < base_offset <= self.trusted_offset:
                 return
             expected = base_offset
             yield expected, None
-            file = self._disk.open(f"{self._folder}/{segment_name(base_offset)}")
+            file = self._disk.open(f"{self._folder}/{name}")
             try:
                 size_bytes, ended = file.size, 0
                 for position, header, chunk, at in whole_batches(file, 0, size_bytes):

@@ -12,8 +12,10 @@ from log.cleaning_job import Cleaned, CleaningJob, SealedSegments
 from log.compaction import find_work
 from log.config import LogConfig
 from log.disk import Disk, DiskFault
+from log.partition_log import PartitionLog
 from log.segment import SegmentFacts, segment_name
 from log.swap import CLEANED, SwapPlan, remove_old
+from log.twins import Seen, Twin
 from tests.log.compacting import NOW_MS, Bench, committed_records, table
 from tests.log.memory_disk import MemoryDisk, Node
 from tests.log.plain_cleaning import once
@@ -91,7 +93,9 @@ def fingerprint(disk: MemoryDisk) -> frozenset[tuple[str, bytes]]:
 
 
 def test_power_may_go_at_each_step_of_a_swap_and_of_the_recoveries_after_it() -> None:
-    """Method: every state that the disk can be in after one life is the beginning of the next, three lives long."""
+    """Method: every state that the disk can be in after one life is the beginning of the next, three lives long. What a
+    start makes of the folder beside another one of the same partition is asked in each of them, too.
+    """
     first = written(MemoryDisk())
     bench = opened(durable_part(first))
     before = committed_records(bench.log, bench.stable)
@@ -103,9 +107,20 @@ def test_power_may_go_at_each_step_of_a_swap_and_of_the_recoveries_after_it() ->
                 if fingerprint(after) not in known:
                     known.add(fingerprint(after))
                     ends.append(durable_part(after))
-                    check(opened(durable_part(after)), before)
+                    recovered = opened(durable_part(after))
+                    check(recovered, before)
+                    twin = Twin(durable_part(after), recovered.log.folder, END_OFFSET)
+                    assert not twin.doubt
+                    assert list(twin.batches()) == seen(recovered.log), "it is read as it is when the swap is finished"
         beginnings = ends
     assert len(known) > 100
+
+
+def seen(log: PartitionLog) -> list[Seen]:
+    return [
+        Seen(header.base_offset, header.next_offset, header.leader_epoch, header.crc, b"")
+        for header, _ in log.scan(log.start_offset)
+    ]
 
 
 def check(bench: Bench, before: list[tuple[int, bytes | None, bytes | None]]) -> None:

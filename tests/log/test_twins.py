@@ -142,7 +142,7 @@ def test_what_a_read_has_found_damaged_is_not_judged() -> None:
     assert not is_part(twin(disk), twin(damaged))
 
 
-def test_what_compaction_was_changing_is_not_judged() -> None:
+def test_what_compaction_was_changing_by_a_plan_that_is_not_readable_is_not_judged() -> None:
     disk, _ = written()
     changing = copy.deepcopy(disk)
     asyncio.run(changing.write_atomic(f"{FOLDER}/{PLAN}", b"{}"))
