@@ -23,11 +23,11 @@ over, what it had answered must still be there, so its replication must be synch
 import asyncio
 import logging
 import os
+import re
 import socket
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 from sqlalchemy import (
@@ -70,6 +70,8 @@ READ_AT_ONCE: Final = 500
 RECONNECT_S: Final = 0.5
 MAKING_TABLES: Final = 7_355_608
 """The lock under which the tables are created: any number that others do not use."""
+_PARTS: Final = re.compile(r"(?P<before>\w+://(?:[^/:]*(?::[^@]*)?@)?)(?P<where>[^/?]*)(?P<after>.*)")
+_ADDRESS: Final = re.compile(r"(?:\[(?P<six>[^]]+)]|(?P<name>[^]:[@]+))(?::(?P<port>\d*))?")
 
 METADATA = MetaData()
 HEAD = Table(
@@ -155,12 +157,13 @@ class PostgresSession(Leased):
                     logger.warning("the metadata store does not answer: %s", away)  # the lease limits how long
                 except SessionExpired:
                     break
-        finally:
-            self._end()  # after an error that nobody foresaw: another session may get on
+        except Exception:  # nobody foresaw it: another session may get on
+            self._end()
+            raise
 
     async def _hear(self) -> psycopg.AsyncConnection[object]:
         """A connection that receives the database's notifications."""
-        connection = await psycopg.AsyncConnection.connect(**_arguments(self._engine), autocommit=True)
+        connection = await psycopg.AsyncConnection.connect(**_arguments(self._engine.url), autocommit=True)
         try:
             async with asyncio.timeout(self._timeout_s):
                 await connection.execute(f"LISTEN {CHANNEL}")
@@ -343,17 +346,29 @@ def _in_transaction(engine: Engine, call: Callable[[Connection], T]) -> T:
 
 
 def _parsed(url: str) -> URL:
-    """SQLAlchemy knows several addresses with ports only as `?host=one:1&host=two:2`. libpq, and its users, also write
-    `one:1,two:2` where the address stands.
+    """SQLAlchemy does not know several addresses where one stands (`one:1,[::2]:2`), as libpq and its users write them.
+    Raises `StoreError`.
     """
-    split = urlsplit(url)
-    who, at, where = split.netloc.rpartition("@")
     try:
-        if "," not in where:
-            return make_url(url)
-        return make_url(urlunsplit(split._replace(netloc=who + at))).update_query_dict({"host": where.split(",")})
+        parts = _PARTS.fullmatch(url)
+        if parts is None or "," not in parts["where"]:
+            made = make_url(url)
+        else:
+            hosts, ports = zip(*map(_address, parts["where"].split(",")), strict=True)
+            made = make_url(parts["before"] + parts["after"]).update_query_dict({"host": ",".join(hosts)})
+            if any(ports):
+                made = made.update_query_dict({"port": ",".join(ports)})
+        _arguments(made)  # which refuses what nobody could connect to
     except (exc.ArgumentError, ValueError):
         raise StoreError("store.url is no postgresql://USER:PASSWORD@HOST:PORT,HOST:PORT/DATABASE") from None
+    return made
+
+
+def _address(written: str) -> tuple[str, str]:
+    """A host and its port, which may be empty. Raises `ValueError`."""
+    if (address := _ADDRESS.fullmatch(written)) is None:
+        raise ValueError(written)
+    return address["six"] or address["name"], address["port"] or ""
 
 
 def _engine_of(url: URL, timeout_s: float) -> Engine:
@@ -377,7 +392,7 @@ def _engine_of(url: URL, timeout_s: float) -> Engine:
     )
 
 
-def _arguments(engine: Engine) -> dict[str, Any]:
-    """What psycopg is given to connect."""
-    _, arguments = engine.dialect.create_connect_args(engine.url)
+def _arguments(url: URL) -> dict[str, Any]:
+    """What psycopg is given to connect. Raises `ArgumentError` and `ValueError`."""
+    _, arguments = url.set(drivername=DRIVER).get_dialect()().create_connect_args(url)
     return dict(arguments)

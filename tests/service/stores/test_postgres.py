@@ -23,7 +23,7 @@ from service.stores.port import Change, Create, Put, Result, StoreError, StoreSe
 from service.stores.postgres import RECONNECT_S, PostgresSession
 from tests.peers.postgres import PostgresServer, missing
 from tests.service.broker.cluster_stage import until
-from tests.service.stores.ledgers import Connect, keys_until, play, until_ok
+from tests.service.stores.ledgers import Connect, keys_until, play, store_over, until_ok
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 PATIENCE_S = 60.0
@@ -266,6 +266,24 @@ def test_what_a_silent_session_left_goes_when_its_time_is_up(server: PostgresSer
     play(at(server.url), promise)
 
 
+def test_a_session_is_gone_at_once_when_its_process_stops(server: PostgresServer) -> None:
+    """The tasks of a broker end first, the sign of life among them."""
+
+    async def promise(store: LedgerStore) -> None:
+        other = await store.session(20)
+        async with store_over(at(server.url)) as stopping:
+            one = await stopping.session(60)
+            await one.commit(Create("mine", b"", ephemeral=True))
+            events = aiter(other.watch())
+            await anext(events)
+            await stopping._env.tasks.cancel_all()
+        change = await asyncio.wait_for(anext(events), 10)
+        assert isinstance(change, Change)
+        assert change.entries == (("mine", None),)
+
+    play(at(server.url), promise)
+
+
 def test_a_newcomer_begins_with_the_base_and_old_records_go(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,9 +318,20 @@ def test_a_database_that_is_not_there_is_told_in_one_line() -> None:
     play(at("postgresql://me:secret@127.0.0.1:1/nothing"), promise)
 
 
-def test_an_address_that_is_none_is_told_in_one_line() -> None:
+@pytest.mark.parametrize(
+    "where",
+    ["one:here", "one,two:here", "[::1", "[::1]:1,::2", "[::1]:1,", "me@one,two", "/?host=[::1]:1&host=[::2]:2"],
+)
+def test_an_address_that_is_none_is_told_in_one_line(where: str) -> None:
     async def promise(store: LedgerStore) -> None:
         with pytest.raises(StoreError, match=r"store\.url is no postgresql://"):
             await store.session(1)
 
-    play(at("postgresql://me:secret@one:here/nothing"), promise)
+    play(at(f"postgresql://me:secret@{where}/nothing"), promise)
+
+
+def test_several_addresses_may_be_of_ipv6(server: PostgresServer) -> None:
+    async def promise(store: LedgerStore) -> None:
+        assert (await (await store.session(20)).commit(Create("a", b"")))[0] is Result.OK
+
+    play(at(f"postgresql://oncelog:[,@[::1]:1,[::2],127.0.0.1:{server.port}/postgres"), promise)
