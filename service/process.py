@@ -26,6 +26,7 @@ from service.broker.headroom import make_room_to_start
 from service.broker.node import Broker
 from service.broker.opening import OpeningProgress
 from service.broker.session import Session
+from service.cluster.image import Image
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.garbage import Garbage
 from service.net.server import Limits, Room, Server, serve
@@ -119,11 +120,19 @@ async def run_broker(
 
 
 def refuse_company(metadata: ClusterMetadata) -> None:
-    """Refuse to start on the embedded store if the metadata names other brokers: they could not reach it."""
-    if others := sorted(metadata.image.holders() - {metadata.broker_id}):
+    """Refuse to start alone on the embedded store if the metadata names other brokers: they could not reach it."""
+    refuse_fewer(metadata.image, metadata.broker_id, 1)
+
+
+def refuse_fewer(image: Image, first: int, count: int) -> None:
+    """Refuse to start `count` brokers from id `first` on if others hold partitions: nobody would lead what only those
+    have.
+    """
+    if others := sorted(image.holders() - set(range(first, first + count))):
+        wanted = max(others[-1], first) - min(others[0], first) + 1  # their ids follow each other
         raise StartError(
-            f"the metadata names brokers {others} too: start all of them (oncelog serve --brokers {len(others) + 1}),"
-            f" or move what they hold to this one while they run (oncelog cluster drain {' '.join(map(str, others))})"
+            f"the metadata names brokers {others} too: start all of them (oncelog serve --brokers {wanted}), or move"
+            f" what they hold to the others while they run (oncelog cluster drain {' '.join(map(str, others))})"
         )
 
 

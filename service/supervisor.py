@@ -26,7 +26,7 @@ from log.disk import RealDisk
 from service.broker.data_folder import StartError, read_all
 from service.cluster.image import load
 from service.ports import RealEnv
-from service.process import store_url
+from service.process import refuse_fewer, store_url
 from service.settings.broker import BrokerConfig
 from service.stores.port import StoreError, StoreSnapshot
 from service.stores.shared import SCHEME, StoreServer
@@ -197,7 +197,6 @@ class Supervisor:
                 )
 
     async def _refuse_fewer(self, store: SqlStore) -> None:
-        """Refuse to start fewer brokers than hold partitions: nobody would lead what only the others have."""
         session = await store.session(self._config.session_timeout_s)
         try:
             async for event in session.watch():
@@ -206,13 +205,7 @@ class Supervisor:
                 break
         finally:
             await session.close()
-        first = self._first_id()
-        if others := sorted(image.holders() - set(range(first, first + self._count))):
-            raise StartError(
-                f"the metadata names brokers {others} too: start all of them (oncelog serve --brokers"
-                f" {others[-1] - first + 1}), or move what they hold to the others while they run"
-                f" (oncelog cluster drain {' '.join(map(str, others))})"
-            )
+        refuse_fewer(image, self._first_id(), self._count)
 
     async def _run(
         self, own: dict[str, str], on_ready: Callable[[list[BrokerProcess]], None], stop: asyncio.Event

@@ -12,8 +12,10 @@ from log.disk import DiskFault, RealDisk
 from log.manifest import read_manifest
 from service.broker.data_folder import META_FILE, StartError
 from service.broker.node import Broker
-from service.process import SWITCH_S, run_broker
+from service.cluster.image import Image, PartitionState, Topic
+from service.process import SWITCH_S, refuse_fewer, run_broker
 from service.settings.broker import BrokerConfig
+from tests.service.cluster.worlds import topic_id
 
 
 def start_and_stop(folder: Path) -> None:
@@ -97,3 +99,11 @@ def test_a_disk_that_is_full_when_the_folder_is_claimed_is_told_in_one_line(
     monkeypatch.setattr(RealDisk, "write_atomic", write_atomic)
     with pytest.raises(StartError, match=rf"^{META_FILE} in {tmp_path}: No space left on device$"):
         start_and_stop(tmp_path)
+
+
+@pytest.mark.parametrize(("holders", "own", "wanted"), [((1, 2), 1, 2), ((1, 3), 1, 3), ((4,), 1, 4), ((1, 2), 2, 2)])
+def test_so_many_brokers_are_asked_for_as_have_the_ids_of_all(holders: tuple[int, ...], own: int, wanted: int) -> None:
+    """It asked for 2 where 1 and 3 hold something: the next start was refused as well."""
+    topic = Topic("orders", topic_id(1), 0, {}, {0: PartitionState(holders, holders, holders[0], 0)})
+    with pytest.raises(StartError, match=rf"serve --brokers {wanted}\)"):
+        refuse_fewer(Image(topics={"orders": topic}), own, 1)
