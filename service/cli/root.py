@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 from typing import Any
 
@@ -88,8 +89,22 @@ def cli() -> None:
     """An exactly-once event store whose brokers speak the Kafka wire protocol."""
 
 
+def say_and_leave(text: str, status: int) -> None:
+    """At once, even from within a write to the same file."""
+    os.write(2, f"oncelog: {text}\n".encode())
+    os._exit(status)
+
+
+def leave_start(*_: object) -> None:
+    """A broker that starts has promised nobody anything yet, and its logs may take minutes to read."""
+    say_and_leave("stopped while starting", 0)
+
+
 def main(arguments: list[str] | None = None, **extra: Any) -> None:
     """Run one command and leave the process with its status."""
+    if arguments is None and sys.argv[1:2] == ["serve"]:  # before all that takes long, first of all imports
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, leave_start)
     try:
         status = cli.main(arguments, prog_name="oncelog", standalone_mode=False, **extra)
         sys.stdout.flush()

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import click
 
 from service.cli.data_lock import FolderUnusable, locked
+from service.cli.root import leave_start, say_and_leave
 
 if TYPE_CHECKING:
     from service.broker.node import Broker
@@ -318,14 +319,13 @@ async def _serve(config: BrokerConfig, print_banner: Callable[[Broker, Sequence[
     def end(number: int) -> None:
         nonlocal asked_s
         if not up:
-            # Nobody was promised anything yet, and the logs may take minutes to read.
-            _say_and_leave("stopped while starting", 0)
+            leave_start()
         if not stop.is_set():
             asked_s = loop.time()
             stop.set()
         elif loop.time() - asked_s > AGAIN_S:
             # A second ctrl-C means: don't wait. What was acknowledged is as safe as after a crash.
-            _say_and_leave("stopped without waiting; the next start reads the logs again", 128 + number)
+            say_and_leave("stopped without waiting; the next start reads the logs again", 128 + number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end, number)
@@ -351,11 +351,6 @@ async def _stop_with(parent: int, stop: asyncio.Event) -> None:
     while os.getppid() == parent:  # noqa: ASYNC110 - nobody tells when a parent dies
         await asyncio.sleep(PARENT_EVERY_S)
     stop.set()
-
-
-def _say_and_leave(text: str, status: int) -> None:
-    click.echo(f"oncelog: {text}", err=True)
-    os._exit(status)
 
 
 class _StartReport:

@@ -448,6 +448,17 @@ def test_a_signal_ends_it_cleanly(tmp_path: Path, number: int) -> None:
         assert oncelog("consume", "orders", "-e", bootstrap=again.bootstrap).out == "one\ntwo\n"
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("more", [[], ["--brokers", "2"]], ids=["one", "several"])
+def test_a_signal_ends_cleanly_what_has_just_begun_to_start(tmp_path: Path, number: int, more: list[str]) -> None:
+    """It died of the signal until a second or more after its start."""
+    os.mkfifo(pipe := tmp_path / "server.properties")
+    with Running("serve", "-c", str(pipe), *more) as serving:
+        with pipe.open("wb"):  # which waits until it is read from
+            serving.send_signal(number)
+        assert serving.ended() == (0, "", "oncelog: stopped while starting\n")
+
+
 def test_a_signal_that_comes_twice_at_once_is_one(tmp_path: Path) -> None:
     """`timeout` sends its signal to the process and to its group."""
     with Serving.on(tmp_path / "data") as serving:
