@@ -14,6 +14,7 @@ from service.wire.messages import (
     ReassignablePartition,
     ReassignableTopic,
 )
+from tests.sim.cluster_faults import ALONE
 from tests.sim.workload import Actor, Clients, until_true
 
 INTERNAL = (TopicPartition("__consumer_offsets", 0), TopicPartition("__transaction_state", 0))
@@ -31,6 +32,8 @@ class Operator(Actor):
         self._pause_s = self.chance.choice(PAUSES_S)
         partitions = [*clients.partitions(), *INTERNAL]
         self._chosen = self.chance.sample(partitions, self.chance.choice((1, 3, len(partitions))))
+        # Where memory and disks are lost, one replica is not enough for what was promised.
+        self._counts = (2, 3, 3) if ALONE in self.plan.kinds else (1, 2, 3, 3)
         self._moved: dict[TopicPartition, list[int]] = {}
 
     async def turn(self) -> None:
@@ -48,7 +51,7 @@ class Operator(Actor):
     def _some_replicas(self, former: list[int]) -> list[int]:
         """Any; or first those that it was not moved to the last time, or those that are gone."""
         brokers, hosts = self.clients.node_ids, self.clients.world.hosts
-        count = self.chance.choice((2, 3, 3))
+        count = self.chance.choice(self._counts)
         drawn = self.chance.sample(list(brokers), len(brokers))
         first = self.chance.random()
         if first < 0.5:
