@@ -82,6 +82,7 @@ REJOIN_S_MIN, REJOIN_S_MAX = 0.1, 5.0
 LOOKS_PER_LEASE = 20
 """How often during one session timeout this broker checks whether it may still act on its session."""
 NOT_ANSWERED = "the metadata store has not answered for too long"
+TAKEN_FOR_DEAD = "The cluster has taken this broker for dead."
 
 
 class MetadataLost(Exception):
@@ -265,9 +266,13 @@ class ClusterMetadata:
         epoch = await self._carry_out(register)
         if isinstance(epoch, Refusal):
             return epoch
+        self._has_joined = True
         if self._session is not session:
             raise MetadataLost(ErrorCode.NOT_CONTROLLER, "The session with the metadata store is over.")
-        self.broker_epoch, self._trusted, self._has_joined = epoch, True, True
+        now = self.image.brokers.get(self.broker_id)
+        if now is None or now.epoch != epoch:  # the image told of it before this broker counted as registered
+            raise MetadataLost(ErrorCode.NOT_CONTROLLER, TAKEN_FOR_DEAD)
+        self.broker_epoch, self._trusted = epoch, True
         if own.directories and (lost := set(known) - set(own.directories)):
             logger.critical(
                 "%d data folder(s) with which broker %d was in the cluster before are not here: it does not count any"
@@ -662,7 +667,7 @@ class ClusterMetadata:
         if self.broker_epoch >= 0 and self.broker_id in delta.brokers:
             own = delta.new.brokers.get(self.broker_id)
             if (own is None or own.epoch != self.broker_epoch) and not self._is_leaving:
-                self._lost("The cluster has taken this broker for dead.")
+                self._lost(TAKEN_FOR_DEAD)
         for listener in self._listeners:
             listener(delta)
         reached = [waiter for number, waiter in self._waiting if number <= delta.new.number]

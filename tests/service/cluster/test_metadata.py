@@ -134,6 +134,35 @@ def test_a_broker_whose_session_ends_again_and_again_while_it_registers_gets_in_
     asyncio.run(main())
 
 
+def test_a_broker_whose_registration_is_gone_before_it_knows_of_it_registers_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took itself for registered, and was never again: nobody told it once more that it was not."""
+    commit = ClusterMetadata._commit
+
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            metadata, other = await world.broker(1), await world.broker(2)
+            await other.register(ENDPOINTS, rack=None, closed_life=None)
+            fenced = 0
+
+            async def late(of: ClusterMetadata, *ops: Op) -> tuple[Result, int]:
+                nonlocal fenced
+                outcome = await commit(of, *ops)
+                if of is metadata and 1 in of.image.brokers and not fenced:
+                    fenced = of.image.brokers[1].epoch
+                    await other.execute(FenceBroker(1, fenced))
+                    await until(lambda: 1 not in of.image.brokers)
+                return outcome
+
+            monkeypatch.setattr(ClusterMetadata, "_commit", late)
+            epoch = await metadata.register(ENDPOINTS, rack=None, closed_life=None)
+            assert fenced and metadata.in_session
+            assert metadata.image.brokers[1].epoch == epoch > fenced
+
+    asyncio.run(main())
+
+
 def test_a_broker_registers_by_no_session_that_it_can_not_follow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
