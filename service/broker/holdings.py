@@ -26,7 +26,7 @@ from service.broker.partition_table import PartitionTable
 from service.broker.replication import Replication
 from service.cluster.controller import RemoveFromLeadership
 from service.cluster.image import Delta, Image, PartitionState, Topic
-from service.cluster.metadata import ClusterMetadata, MetadataLost
+from service.cluster.metadata import NOT_ANSWERED, ClusterMetadata, MetadataLost
 from service.groups.commands import ForgetTopic
 from service.ports import Tasks
 from service.settings.broker import BrokerConfig
@@ -129,7 +129,8 @@ class Holdings:
                 if len(metadata.image.brokers) > 1:
                     await self._part()
         except (MetadataLost, TimeoutError) as lost:
-            logger.warning("the partitions that this broker leads could not be handed over: %s", lost)
+            why = str(lost) or NOT_ANSWERED
+            logger.warning("the partitions that this broker leads could not be handed over: %s", why)
         except Exception:  # the logs must be closed all the same
             logger.exception("the partitions that this broker leads could not be handed over")
 

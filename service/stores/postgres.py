@@ -126,8 +126,7 @@ class PostgresSession(Leased):
         except (LedgerAway, psycopg.Error, TimeoutError) as away:
             await session._leave()
             where = session._url.render_as_string(hide_password=True)
-            why = " ".join(str(away).split())  # the library says it in several lines
-            raise StoreError(f"the metadata store {where} can't be used: {why}") from None
+            raise StoreError(f"the metadata store {where} can't be used: {_in_one_line(away)}") from None
         env.tasks.spawn(f"heartbeat of session {session.id}", session._beat())
         session._listening = env.tasks.spawn(f"hints of session {session.id}", session._listen())
         return session
@@ -225,7 +224,7 @@ class PostgresSession(Leased):
         try:
             return await self._env.blocking(_in_transaction, self._engine, call)
         except exc.SQLAlchemyError as error:
-            raise LedgerAway(str(getattr(error, "orig", None) or error).strip()) from None
+            raise LedgerAway(_in_one_line(getattr(error, "orig", None) or error)) from None
         except asyncio.CancelledError:
             self._cut()  # nobody limits the thread any more, and a process waits for its threads at its end
             raise
@@ -323,6 +322,11 @@ class PostgresSession(Leased):
             return frozenset(connection.execute(select(SESSIONS.c.id)).scalars())
 
         return await self._run(living)
+
+
+def _in_one_line(error: BaseException) -> str:
+    """The library says it in several."""
+    return " ".join(str(error).split())
 
 
 def _end_sessions(connection: Connection, which: object) -> int:

@@ -16,6 +16,7 @@ from log.batch import build_batch
 from log.disk import DiskFault, RealDisk
 from log.ids import TopicPartition
 from log.manifest import RECOVERY_POINTS
+from service.broker import holdings as holdings_module
 from service.broker.acceptance import RefusedBatch
 from service.broker.holdings import Holdings
 from service.broker.opening import PartitionMaker
@@ -374,6 +375,21 @@ def test_a_broker_out_of_session_has_nothing_to_hand_over(tmp_path: Path) -> Non
         await stage.broker.metadata.close()
         async with asyncio.timeout(1):
             await holdings.hand_over()
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_broker_that_can_hand_nothing_over_in_time_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene(stage: Stage) -> None:
+        async def never(command: object, **how: object) -> None:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(stage.broker.metadata, "execute", never)
+        monkeypatch.setattr(holdings_module, "HAND_OVER_S", 0.01)
+        await stage.broker.holdings.hand_over()
+        assert "could not be handed over: the metadata store has not answered" in caplog.text
 
     on_stage(tmp_path, scene)
 

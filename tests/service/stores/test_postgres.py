@@ -41,7 +41,7 @@ def at(url: str) -> Connect:
     return lambda timeout_s, env: PostgresSession.connect(url, timeout_s, env)
 
 
-def test_a_session_outlives_a_crash_of_the_database(server: PostgresServer) -> None:
+def test_a_session_outlives_a_crash_of_the_database(server: PostgresServer, caplog: pytest.LogCaptureFixture) -> None:
     async def promise(store: LedgerStore) -> None:
         one, other = await store.session(20), await store.session(20)
         events = aiter(other.watch())
@@ -49,6 +49,8 @@ def test_a_session_outlives_a_crash_of_the_database(server: PostgresServer) -> N
         await one.commit(Create("mine", b"", ephemeral=True))
         await asyncio.to_thread(server.stop)
         assert (await one.commit(Create("lost", b"")))[0] is Result.UNKNOWN
+        (told,) = [each for each in caplog.messages if "stored is unknown: connection failed" in each]
+        assert "\n" not in told
         await asyncio.to_thread(server.start)
         await until_ok(one, "after")
         assert await keys_until(events, "after") == ["mine", "after"]
