@@ -14,7 +14,7 @@ ARGS   ?=
 .DEFAULT_GOAL := help
 # quick-tests, install and install-dev are steps of others; the rest is for people.
 .PHONY: help install install-dev serve clean check test lint types format quick-tests docs site boards screens transcripts sim sim-cluster \
-        sim-groups sim-web mutants mutants-cluster mutants-groups mutants-web conformance conformance-web clients clients-java clients-more \
+        sim-groups sim-web walks mutants mutants-cluster mutants-groups mutants-web conformance conformance-web clients clients-java clients-more \
         fuzz fuzz-http chaos chaos-cluster churn \
         alarms demo-whole bench bench-turns bench-spark spark-demo spark-cluster spark-connector spark-versions spark-crashes spark-chaos spark-extremes
 
@@ -102,6 +102,9 @@ sim-groups: install-dev ## the group coordinator and members of all kinds in a w
 
 sim-web: install-dev ## the exactly-once workload by HTTP, at three to five brokers in one seeded simulation: SEED=n, N=1000, FROM=n
 	$(PYTHON_RUN) -m tests.sim.web $(if $(SEED),--seed $(SEED)) $(if $(FROM),--from $(FROM)) $(if $(N),--runs $(N)) $(ARGS)
+
+walks: install-dev ## the logs of three replicas against a model: SEED=n, N=1000, FROM=n
+	$(PYTHON_RUN) -m tests.properties.replicas $(if $(SEED),--seed $(SEED)) $(if $(FROM),--from $(FROM)) $(if $(N),--runs $(N))
 
 mutants: install-dev ## plant known bugs and show that the simulation catches each
 	$(PYTHON_RUN) -m tests.sim.mutants $(ARGS)

@@ -105,8 +105,11 @@ async def remove_oldest(log: PartitionLog, how_many: Callable[[], int]) -> int:
             # The name of the new, empty segment says where the log goes on.
             log.start_segment(log.segments[-1].appended_ms)
         await log.durability.settle(log.end_offset)
-        await _keep_what_is_known(log, min(how_many(), _stored(log)))
-        leaving = log.segments[: min(how_many(), _stored(log))]
+        kept = 0
+        while (count := min(how_many(), _stored(log))) != kept:  # it may change during the wait
+            await _keep_what_is_known(log, count)
+            kept = count
+        leaving = log.segments[:count]
         freed_bytes = 0
         for first in range(0, len(leaving), REMOVED_AT_ONCE):
             freed_bytes += await _remove(log, leaving[first : first + REMOVED_AT_ONCE])

@@ -11,7 +11,7 @@ from log.config import LogConfig
 from log.removal import REMOVED_AT_ONCE, expired_segments, raise_start_offset, remove_oldest
 from log.retention import SegmentAge
 from log.time_search import offset_for_timestamp
-from tests.log.building import append, base_offsets, fill, open_batch, open_log, stamped
+from tests.log.building import append, base_offsets, cut_log, fill, open_batch, open_log, stamped
 from tests.log.memory_disk import MemoryDisk
 
 SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=200)
@@ -171,3 +171,19 @@ def test_what_is_appended_while_retention_waits_stays(turns: int) -> None:
         assert base_offsets(log)[-1:] == [10]
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("later", [1, 3, 5])
+def test_what_is_known_is_stored_where_the_log_begins_although_more_or_less_expires_during_the_wait(later: int) -> None:
+    """It was stored for those that were to go before the wait. A cut behind the others forgot what had left."""
+    disk = MemoryDisk()
+    log, view = open_log(disk, config=SMALL)
+    fill(log, 60)
+    asyncio.run(log.flush())
+    del log.snapshots.stored[:-1]  # as in a log that came from another folder
+    answers = iter([3, 3])
+    asyncio.run(remove_oldest(log, lambda: next(answers, later)))
+    before = view.seen
+    cut_log(log, log.start_offset + 2)
+    assert view.seen == before[: log.end_offset]
+    assert 0 < log.start_offset < log.end_offset
