@@ -79,6 +79,11 @@ PATIENCE_S = 30.0
 """The longest time spent on learning the outcome of a command. After that the answer is that it is unknown."""
 REJOIN_S_MIN, REJOIN_S_MAX = 0.1, 5.0
 """The shortest and the longest pause before a new session is requested. It doubles each time."""
+ROUND, REST_SHARE, REST_S_MAX = 300, 0.2, 1.0
+"""After each so many commits of the cluster those that made them rest for this fraction of the time that they took. A
+broker that is far from the store, or busy, decides on what others have changed before it can append. Without a rest
+that all keep at once it would come too late again and again, for as long as others go on.
+"""
 LOOKS_PER_LEASE = 20
 """How often during one session timeout this broker checks whether it may still act on its session."""
 NOT_ANSWERED = "the metadata store has not answered for too long"
@@ -143,6 +148,9 @@ class ClusterMetadata:
             MAX_WAITING_COMMANDS
         )
         self._waiting: list[tuple[int, asyncio.Future[Any]]] = []
+        self._round_began_s = self._rests_until_s = env.clock.monotonic()
+        self._is_in_round = False
+        """Whether this broker has made one of the commits of the present round."""
         self._catching_up: list[asyncio.Timeout] = []
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -481,6 +489,7 @@ class ClusterMetadata:
         while True:
             command, as_controller, answer = await self._commands.get()
             try:
+                await self._rest()
                 reply = await self._carry_out(command, as_controller=as_controller)
             except Exception as error:  # noqa: BLE001 - the caller is told; the next command is another's
                 if not answer.done():
@@ -492,6 +501,10 @@ class ClusterMetadata:
             finally:
                 if not answer.done():  # cancelled: the broker is stopping; the outcome is unknown
                     answer.cancel()
+
+    async def _rest(self) -> None:
+        if len(self.image.brokers) > 1:
+            await asyncio.sleep(max(self._rests_until_s - self._env.clock.monotonic(), 0.0))
 
     async def _carry_out(self, command: Command[Reply], *, as_controller: bool = False) -> Reply:
         retried = False
@@ -512,6 +525,7 @@ class ClusterMetadata:
                 guard += (Check(CONTROLLER_EPOCH, image.controller_epoch.version),)
             result, _ = await self._commit(*guard, *decision.ops)
             if result is Result.OK:
+                self._is_in_round = True
                 return decision.reply
             retried = retried or result is Result.UNKNOWN
             if result is Result.CONFLICT and self.image.number == image.number:
@@ -664,6 +678,8 @@ class ClusterMetadata:
         assert delta.old is self.image, "no change in between is passed over"
         assert self.image.number < delta.new.number, "the metadata never go back (R10)"
         self.image = delta.new
+        if delta.old.number // ROUND < delta.new.number // ROUND:
+            self._end_round()
         if self.broker_epoch >= 0 and self.broker_id in delta.brokers:
             own = delta.new.brokers.get(self.broker_id)
             if (own is None or own.epoch != self.broker_epoch) and not self._is_leaving:
@@ -675,6 +691,12 @@ class ClusterMetadata:
         for waiter in reached:
             if not waiter.done():
                 waiter.set_result(None)
+
+    def _end_round(self) -> None:
+        now_s = self._env.clock.monotonic()
+        if self._is_in_round:
+            self._rests_until_s = now_s + min(REST_SHARE * (now_s - self._round_began_s), REST_S_MAX)
+        self._round_began_s, self._is_in_round = now_s, False
 
     async def _reach(self, number: int) -> None:
         """Wait until the image holds commit `number`. Raises `MetadataLost` if the session ends before."""

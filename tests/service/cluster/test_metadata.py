@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 import pytest
 from kazoo.exceptions import QuotaExceededError
@@ -40,6 +41,7 @@ from service.cluster.image import (
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.cluster.topic_commands import CreatePartitions, CreateTopics, DeleteTopics, MorePartitions, NewTopic
 from service.ports import RealClock, RealEnv
+from service.stores.ledger import AppendOutcome, LedgerSession, LedgerStore
 from service.stores.memory import Fate, Faults, MemoryServer, MemorySession, MemoryStore
 from service.stores.port import Change, Check, Create, Entry, Event, Op, Result
 from service.wire.error_codes import ErrorCode
@@ -921,6 +923,86 @@ def test_who_can_t_register_because_the_store_is_silent_says_so_in_the_end(
             faults.away = True
             with pytest.raises(MetadataLost, match="does not answer"):
                 await asyncio.wait_for(metadata.register(ENDPOINTS, rack=None, closed_life=None), 3)
+
+    asyncio.run(main())
+
+
+class Distant:
+    """A session of a ledger that several share. What is asked takes a while."""
+
+    def __init__(self, records: list[bytes], living: list[int], way_s: float) -> None:
+        self.id = len(living)
+        living.append(self.id)
+        self._records, self._living, self._way_s = records, living, way_s
+
+    def lease_left(self) -> float:
+        return 1.0
+
+    async def newest(self) -> int:
+        await asyncio.sleep(self._way_s)
+        return len(self._records)
+
+    confirmed_newest = newest
+
+    async def append(self, number: int, record: bytes) -> AppendOutcome:
+        await asyncio.sleep(self._way_s)
+        if number != len(self._records) + 1:
+            return AppendOutcome.BEHIND
+        self._records.append(record)
+        return AppendOutcome.OK
+
+    async def read(self, after: int) -> list[bytes]:
+        await asyncio.sleep(self._way_s)
+        return self._records[after:]
+
+    async def living(self) -> frozenset[int]:
+        return frozenset(self._living)
+
+    async def set_base(self, number: int, base: bytes, *, drop_to: int) -> None:
+        return
+
+    async def hint(self) -> bool:
+        await asyncio.sleep(0.01)
+        return True
+
+    async def close(self) -> None:
+        self._living.remove(self.id)
+
+
+def test_a_broker_far_from_the_store_gets_its_change_in_though_others_change_something_without_end(
+    tmp_path: Path,
+) -> None:
+    """Each of its commits came after another one, for as long as that lasted."""
+
+    async def main() -> None:
+        env = RealEnv(RealDisk(str(tmp_path)))
+        records: list[bytes] = []
+        living: list[int] = []
+
+        async def broker(broker_id: int, way_s: float) -> ClusterMetadata:
+            async def connect(_timeout_s: float) -> LedgerSession:
+                return cast(LedgerSession, Distant(records, living, way_s))
+
+            metadata = ClusterMetadata(LedgerStore(connect, env), env, session_timeout_s=SESSION_S)
+            await metadata.start(broker_id=broker_id, cluster_id="the-cluster")
+            await metadata.register(ENDPOINTS, rack=None, closed_life=None)
+            return metadata
+
+        near, nearer, far = await broker(1, 0.0002), await broker(2, 0.0), await broker(3, 0.002)
+
+        async def without_end(metadata: ClusterMetadata) -> None:
+            while True:
+                await metadata.execute(AllocateProducerIds())
+
+        storm = [asyncio.ensure_future(without_end(each)) for each in (near, nearer)]
+        await asyncio.sleep(0.1)
+        for topic in range(3):
+            async with asyncio.timeout(10):
+                await far.execute(new_topics(f"t{topic}", start=topic))
+        for each in storm:
+            assert not each.done()
+            each.cancel()
+        await env.tasks.cancel_all()
 
     asyncio.run(main())
 
