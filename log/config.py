@@ -43,12 +43,18 @@ class LogConfig:
     compacts: bool = field(init=False, compare=False, repr=False)
     opens_batches: bool = field(init=False, compare=False, repr=False)
     """Whether the records in a client's batches must be looked at. Otherwise the batch headers are enough."""
+    newest_believed_ms: int = field(init=False, compare=False, repr=False)
+    """A header is believed about its newest record if that is no older than this: the record lives a little shorter at
+    most than it should.
+    """
 
     def __post_init__(self) -> None:
         compacts = "compact" in self.cleanup_policy
         packs = self.compression_type != "producer"
         object.__setattr__(self, "compacts", compacts)
         object.__setattr__(self, "opens_batches", packs or compacts or self.message_timestamp_before_max_ms < UNLIMITED)
+        believed_ms = min(HOUR_MS, self.retention_ms // 24) if self.deletes and self.retention_ms >= 0 else HOUR_MS
+        object.__setattr__(self, "newest_believed_ms", believed_ms)
 
     @property
     def deletes(self) -> bool:

@@ -3,7 +3,7 @@ asks for.
 
 Nothing here touches the log. Most batches are judged by their header and checksum alone. The records are only looked at
 where the topic asks for it (keys on a compacted topic, a limit to the age of records, another compression), and where
-the header can't be right about the time of the newest record. A batch may hold a million records, so that work is done
+the header may be wrong about the time of the newest record. A batch may hold a million records, so that work is done
 in steps. `BatchInspection` has the steps; `service.broker.inspector` decides when each step runs.
 
 This runs for every produced batch, so the common path is a dozen comparisons.
@@ -288,21 +288,24 @@ class BatchInspection:
         self.result.records = assemble(header._replace(attributes=attributes, max_timestamp=latest_ms), packed)
 
 
-def hides_its_newest(base_timestamp: int, max_timestamp: int) -> bool:
-    """Whether the header can't be right about the newest record. Sarama wrote -1 there for years. Kafka takes the time
-    from the records whatever the header says, and a record must not live shorter here.
+def may_hide_its_newest(base_timestamp: int, max_timestamp: int, config: LogConfig, now_ms: int) -> bool:
+    """Whether the header may be wrong about the newest record, so that the record would live shorter than it should.
+    Sarama wrote -1 there for years. KafkaJS forgets the records to which it gives the present time, if others have
+    times of their own. Kafka takes the time from the records whatever the header says.
     """
-    return max_timestamp < base_timestamp
+    return max_timestamp < base_timestamp or max_timestamp < now_ms - config.newest_believed_ms
 
 
 def must_inspect(header: BatchHeader, config: LogConfig, now_ms: int) -> bool:
-    """Whether the records must be looked at. If not, the header alone tells whether the batch may be appended."""
+    """Whether the records must be looked at. If not, the header alone tells whether the batch may be appended. A look
+    at the records may still be due before that (`may_hide_its_newest`).
+    """
     if config.opens_batches and (config.compacts or wanted_codec(header, config) != header.codec):
         return True
     if config.message_timestamp_type != "CreateTime":
         return False
     newest_ms = header.max_timestamp
-    if newest_ms < header.base_timestamp:  # `hides_its_newest`
+    if newest_ms < header.base_timestamp:
         return True
     # The header has the timestamp of the newest record. It does not have the timestamp of the oldest record, which need
     # not be the first.
@@ -315,7 +318,7 @@ def inspect_at_once(batch: Buffer, header: BatchHeader, config: LogConfig, now_m
     """Look at the whole batch at once."""
     inspection = BatchInspection(header, config, now_ms)
     limit_bytes = MAX_PLAIN_BYTES
-    opens = config.opens_batches or hides_its_newest(header.base_timestamp, header.max_timestamp)
+    opens = config.opens_batches or header.max_timestamp < header.base_timestamp
     if not opens:
         # This batch is only looked at because its header has a timestamp out of range, and it will be refused. It was
         # not split into steps, so the look is limited to what fits one turn.

@@ -27,6 +27,7 @@ from service.broker.acceptance import (
     SLOW_LEVELS,
     BatchInspection,
     Inspected,
+    may_hide_its_newest,
     must_inspect,
 )
 from service.ports import Env
@@ -162,4 +163,9 @@ def _inspection_of(batch: memoryview, config: LogConfig, now_ms: int) -> BatchIn
         header = read_header(batch)
     except CorruptBatch:
         return Inspected(config)
-    return BatchInspection(header, config, now_ms) if must_inspect(header, config, now_ms) else Inspected(config)
+    if must_inspect(header, config, now_ms) or (
+        config.message_timestamp_type == "CreateTime"
+        and may_hide_its_newest(header.base_timestamp, header.max_timestamp, config, now_ms)
+    ):
+        return BatchInspection(header, config, now_ms)
+    return Inspected(config)

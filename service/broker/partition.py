@@ -591,11 +591,12 @@ class Partition:
         header = inspect_batch(records, config, now_ms, None if large is None else large.checksum)
         if isinstance(header, RefusedBatch):
             return header
-        if must_inspect(header, config, now_ms):
-            if inspected is None or inspected.config is not config:
-                inspected = inspect_at_once(records, header, config, now_ms)
-            if inspected.refused is not None:
-                return inspected.refused
+        if inspected is None or inspected.config is not config:
+            inspected = (
+                inspect_at_once(records, header, config, now_ms) if must_inspect(header, config, now_ms) else None
+            )
+        if inspected is not None and inspected.refused is not None:
+            return inspected.refused
         headroom = self.folder.headroom
         if header.producer_id >= 0:
             verdict = self.producers.check(header, now_ms=now_ms, guard=guard, needs_guard=needs_guard)

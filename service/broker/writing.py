@@ -26,7 +26,7 @@ from log.batch import CODEC_BITS, TRANSACTIONAL, BatchHeader, CorruptBatch, read
 from log.config import LogConfig
 from log.disk import DiskFault
 from log.laying import is_large
-from service.broker.acceptance import CODECS, Inspected, RefusedBatch, hides_its_newest, stored_bytes
+from service.broker.acceptance import CODECS, Inspected, RefusedBatch, may_hide_its_newest, stored_bytes
 from service.broker.in_sync import InSyncSets
 from service.broker.inspector import Inspector
 from service.broker.internal_topics import INTERNAL_TOPICS
@@ -271,8 +271,7 @@ class Writing:
 
     # -- before
 
-    @staticmethod
-    def _to_open(write: Write) -> tuple[memoryview, LogConfig] | None:
+    def _to_open(self, write: Write) -> tuple[memoryview, LogConfig] | None:
         """The batch, if its records must be looked at and were not looked at under the topic's present settings."""
         partitions, batch = write.partitions, write.batch
         if isinstance(partitions, RefusedBatch) or isinstance(batch, RefusedBatch):
@@ -283,7 +282,7 @@ class Writing:
         config = partition.log.config
         if not config.opens_batches:
             base_ms, newest_ms = _read_times(batch, TIMES_AT)
-            if not hides_its_newest(base_ms, newest_ms):
+            if not may_hide_its_newest(base_ms, newest_ms, config, self._parts.env.clock.wall_ms()):
                 return None
         return None if write.inspected is not None and write.inspected.config is config else (batch, config)
 

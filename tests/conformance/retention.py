@@ -17,7 +17,7 @@ from log.config import DAY_MS
 from tests.conformance.families import EQUAL_SETTINGS
 from tests.conformance.say import list_offsets, produce
 from tests.conformance.talk import Talk
-from tests.log.header_times import TimedBatch, timed_batches
+from tests.log.header_times import TimedBatch, hiding_batches, timed_batches
 from tests.peers import kafka
 from tests.peers.kafka import ApacheKafka
 from tests.peers.ours import Oncelog
@@ -66,7 +66,8 @@ def main() -> int:
     if why_not := kafka.missing():
         print(f"Apache Kafka cannot run here: {why_not}", file=sys.stderr)
         return 2
-    batches = [(batch, codec) for batch in timed_batches(time.time_ns() // 1_000_000) for codec in range(5)]
+    now_ms = time.time_ns() // 1_000_000
+    batches = [(batch, codec) for batch in timed_batches(now_ms) + hiding_batches(now_ms) for codec in range(5)]
     with tempfile.TemporaryDirectory() as folder:
         ours = fates(Oncelog(Path(folder) / "ours", settings=SETTINGS), batches)
         theirs = fates(ApacheKafka(Path(folder) / "theirs", settings=SETTINGS), batches)

@@ -46,3 +46,16 @@ def timed_batches(now_ms: int) -> list[TimedBatch]:
         TimedBatch((now_ms, now_ms), -1, True, (0, now_ms)),
         TimedBatch((now_ms, now_ms), old_ms, True, (0, now_ms)),
     ]
+
+
+def hiding_batches(now_ms: int) -> list[TimedBatch]:
+    """Their headers tell of a newest record that is older than another one. They are corrected before the append."""
+    old_ms = now_ms - 30 * DAY_MS
+    return [
+        TimedBatch((old_ms, now_ms), old_ms, True, (1, now_ms)),  # KafkaJS, if one of two records has a time
+        TimedBatch((now_ms, old_ms), old_ms + 1, True, (0, now_ms)),
+        TimedBatch((0, now_ms), 0, True, (1, now_ms)),
+        TimedBatch((-1, now_ms), -1, True, (1, now_ms)),
+        TimedBatch((-1, now_ms), 0, True, (1, now_ms)),
+        TimedBatch((-5, now_ms), 3, True, (1, now_ms)),
+    ]

@@ -243,14 +243,15 @@ def test_what_only_a_broker_says_of_a_batch_is_taken_out_when_a_client_says_it(t
     on_txn_stage(tmp_path, scene)
 
 
-@pytest.mark.parametrize("newest_ms", [-1, 0])
+@pytest.mark.parametrize("newest_ms", [-1, 0, None], ids=["none", "zero", "that of the first"])
 @pytest.mark.parametrize("records", [2, 2 * RECORDS_AT_ONCE], ids=["short", "long"])
 @pytest.mark.parametrize("kind", ["plain", *SETTINGS])
 def test_a_header_without_the_time_of_its_newest_record_is_given_it(
-    tmp_path: Path, kind: str, records: int, newest_ms: int
+    tmp_path: Path, kind: str, records: int, newest_ms: int | None
 ) -> None:
-    """Sarama left it out for years. Kafka takes it from the records, whatever the header says. If the time of the first
-    record counted instead, the newest would be deleted too early.
+    """Sarama left it out for years, and KafkaJS forgets records that have no time of their own. Kafka takes it from the
+    records, whatever the header says. If the time of the first record counted instead, the newest would be deleted too
+    early.
     """
 
     async def scene(stage: TxnStage) -> None:
@@ -259,7 +260,8 @@ def test_a_header_without_the_time_of_its_newest_record_is_given_it(
         now_ms = stage.broker.env.clock.wall_ms()
         times = [now_ms - 30 * DAY_MS] * (records - 1) + [now_ms]
         batch = bytearray(build_batch([(b"k", b"v", (), time) for time in times]))
-        batch[MAX_TIMESTAMP_AT : MAX_TIMESTAMP_AT + 8] = newest_ms.to_bytes(8, "big", signed=True)
+        told_ms = times[0] if newest_ms is None else newest_ms
+        batch[MAX_TIMESTAMP_AT : MAX_TIMESTAMP_AT + 8] = told_ms.to_bytes(8, "big", signed=True)
         batch[CRC_AT:CHECKED_FROM] = crc32c(batch[CHECKED_FROM:]).to_bytes(4, "big")
         answer = send(stage, Session("10.0.0.1", 1), "events", bytes(batch))
         assert error_of(await answer if isinstance(answer, Awaitable) else answer) is NONE

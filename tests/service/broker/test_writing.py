@@ -212,7 +212,7 @@ def test_of_what_stands_at_an_expected_offset_only_the_header_is_read(
 
     async def scene(stage: Stage) -> None:
         partition = await orders(stage)
-        written(stage, Write({0: partition}, 0, batch(bytes(500_000))))
+        written(stage, Write({0: partition}, 0, batch(bytes(50_000))))
         write = Write({0: partition}, 0, batch())
         write.expected_offset = 0
         monkeypatch.setattr(RealFile, "pread", pread)
