@@ -45,6 +45,7 @@ PARENT_EVERY_S = 1.0
 # Loggers of which a client may cause lines as fast as it asks, and how many lines of a kind they write.
 CAUSED_BY_CLIENTS = ("oncelog.door", "oncelog.net", "oncelog.topics", "oncelog.http", "oncelog.http.connection")
 LINES_A_PERIOD, PERIOD_S = 10, 10.0
+LONGEST_LINE = 4_000
 
 
 @click.command()
@@ -221,13 +222,24 @@ def _load(
 
 
 def _log_to_stderr() -> None:
-    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter = OneLine("%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
     formatter.converter = time.gmtime
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     for name in CAUSED_BY_CLIENTS:
         logging.getLogger(name).addFilter(Seldom())
+
+
+class OneLine(logging.Formatter):
+    """What a client has named is no line of its own, whatever is in the name, and fills no page."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        text = record.message
+        if len(text) > LONGEST_LINE:
+            text = f"{text[:LONGEST_LINE]}... ({len(text)} characters)"
+        record.message = "".join([each if each.isprintable() else repr(each)[1:-1] for each in text])
+        return super().formatMessage(record)
 
 
 class Seldom(logging.Filter):

@@ -21,7 +21,7 @@ from log.manifest import MANIFEST
 from service.broker.data_folder import LAYOUT
 from service.cli.data_lock import LOCK_FILE
 from service.cli.failures import CliError
-from service.cli.serve import LINES_A_PERIOD, PERIOD_S, Seldom, how_many
+from service.cli.serve import LINES_A_PERIOD, LONGEST_LINE, PERIOD_S, OneLine, Seldom, how_many
 from tests.peers.process import free_port
 from tests.service.cli.kit import COMMAND, PATIENCE_S, ROOT, Ended, Running, Serving, oncelog, process
 
@@ -413,6 +413,16 @@ def test_a_client_that_sends_what_is_no_http_without_end_does_not_fill_the_log(t
     periods = (time.monotonic() - began_s) // PERIOD_S + 1
     assert LINES_A_PERIOD <= len(said) <= LINES_A_PERIOD * periods, said
     assert "more of this kind are left out for" in said[LINES_A_PERIOD - 1]
+
+
+def test_what_a_client_has_named_forges_no_line_of_the_log() -> None:
+    def said(name: str) -> str:
+        return OneLine("%(message)s").format(logging.LogRecord("oncelog", logging.INFO, "", 1, "%s, ü", (name,), None))
+
+    assert said("a\n2026 ERROR oncelog.disk: forged\r\x1b[2J\u2028") == (
+        "a\\n2026 ERROR oncelog.disk: forged\\r\\x1b[2J\\u2028, ü"
+    )
+    assert said("x" * 30_000) == "x" * LONGEST_LINE + "... (30003 characters)"
 
 
 def test_lines_that_were_left_out_are_counted() -> None:
