@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any, Final
 
 from log.batch import CHECKED_FROM, HEADER_BYTES, BatchHeader, Buffer, CorruptBatch, crc32c, read_header
-from log.checkpoints import CLEANED_OFFSET, read_offset
+from log.checkpoints import CLEANED_OFFSET, read_offset, write_offset
 from log.cutting import restart_at
 from log.disk import Disk, DiskFault, FileSlice
 from log.durability import SYNCED_AT_ONCE
@@ -263,7 +263,8 @@ class Relocation:
         """
         log, copy = self._log, self.copy
         async with log.alone():
-            oldest, from_offset = await self._oldest_snapshot(breathe), copy.segments[0].base_offset
+            cleaned_offset, from_offset = self._cleaned_offset(), copy.segments[0].base_offset
+            oldest = await self._oldest_snapshot(max(from_offset, cleaned_offset), breathe)
             first = await log.snapshot_at(from_offset, breathe)
             left_bytes = LAST_BYTES
             while copied := await self.step(log.end_offset, now_ms=now_ms):
@@ -282,6 +283,8 @@ class Relocation:
             await raise_start_offset(copy, log.start_offset)
             await copy.forget_below(log.forgotten_below)
             await copy.flush()
+            if cleaned_offset:  # without it the next move would take along a snapshot from before it
+                await write_offset(copy.disk, copy.folder, CLEANED_OFFSET, cleaned_offset)
             while copy.end_offset != log.end_offset:
                 if self._has_parted() or left_bytes < 0 or not may():
                     return False
@@ -302,13 +305,18 @@ class Relocation:
             await unbroken(self._settle(name, origin_failed, target_failed), patience_s=STOPPING_S)
             return True
 
-    async def _oldest_snapshot(self, breathe: Callable[[], Awaitable[None]]) -> Snapshot | None:
+    def _cleaned_offset(self) -> int:
+        """Where the last pass of compaction ended. Only its plan may say so yet."""
+        log = self._log
+        plan = log.durability.plan_left
+        return plan.cleaned_offset if plan is not None else read_offset(log.disk, log.folder, CLEANED_OFFSET) or 0
+
+    async def _oldest_snapshot(self, from_offset: int, breathe: Callable[[], Awaitable[None]]) -> Snapshot | None:
         """The oldest one of the log that the copy can have, and that a cut may begin with: none from before the end of
         the last pass of compaction. To read one of a million producers takes long.
         """
         log = self._log
-        first = max(self.copy.segments[0].base_offset, read_offset(log.disk, log.folder, CLEANED_OFFSET) or 0)
-        reading = log.snapshots.oldest(log.views, epochs=log.epochs, from_offset=first)
+        reading = log.snapshots.oldest(log.views, epochs=log.epochs, from_offset=from_offset)
         return await done_in_steps(reading, breathe)
 
     def _teach_copy(self, oldest: Snapshot | None, now_ms: int) -> None:

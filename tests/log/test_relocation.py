@@ -449,6 +449,25 @@ def test_what_the_views_knew_of_removed_batches_is_known_after_a_cut_of_the_move
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("moves", [1, 2, 3])
+def test_what_the_views_knew_where_a_pass_ended_is_known_after_moves_and_a_cut(moves: int) -> None:
+    """A moved log did not know where the pass had ended. The next move took along a snapshot from before that."""
+
+    async def run() -> None:
+        bench = await known_by_views_alone()
+        await bench.clean()
+        known, end_offset = dict(bench.producers.last), bench.log.end_offset
+        bench.put((b"b", b"2"), producer=8)
+        for _ in range(moves):
+            assert await bench.finish(await bench.begin())
+            bench.target = MemoryDisk()
+        cut_log(bench.log, end_offset)
+        assert bench.producers.last == known
+        assert set(known) == {7}
+
+    asyncio.run(run())
+
+
 def test_what_the_views_knew_is_known_after_retention_in_the_moved_log_and_a_cut() -> None:
     """The moved log had no snapshot where it began then."""
 
