@@ -150,7 +150,7 @@ class Replica:
             truncate_to(log, offset, done_at_once(views_below(log, offset)))
             self.given = [each for each in self.given if each.header.next_offset <= log.end_offset]
             if log.start_offset == log.end_offset:
-                self.given = []
+                self.given, self.has_started_over = [], True
             await log.durability.clear()
             await keep_start(log)
 
@@ -595,10 +595,11 @@ class Walk:
                 and each.header.base_sequence >= 0
                 and each.header.base_offset > header.base_offset
             ]
+            expected = header.producer_epoch, header.base_sequence + header.record_count
             is_forgotten = (
                 bool(later)
-                and later[0].producer_epoch == header.producer_epoch
-                and (later[0].base_sequence != header.base_sequence + header.record_count)
+                and later[0].producer_epoch <= header.producer_epoch
+                and (later[0].producer_epoch, later[0].base_sequence) != expected
             )
             if len(later) >= WINDOW_BATCHES or header.base_offset not in were_given or is_forgotten:
                 # No client has as many under way. Or the log, or that of a leader since, began behind this batch, where
