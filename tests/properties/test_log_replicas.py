@@ -10,7 +10,7 @@ import pytest
 from tests.properties.replicas import walk
 from tests.sim.run import fresh_seed
 
-FRESH = 60
+FRESH = 30
 
 
 def test_three_replicas_know_what_they_were_given(drawn: Callable[[str], None]) -> None:
