@@ -168,6 +168,9 @@ class Replica:
     def batches(self) -> list[Batch]:
         return [Batch(header, bytes(content)) for header, content in self.log.scan(self.log.start_offset)]
 
+    def _left_of(self, given: list[Batch]) -> list[Batch]:
+        return [each for each in given if each.header.next_offset <= self.log.end_offset]
+
     # -- its ends
 
     async def stop(self) -> None:
@@ -190,13 +193,11 @@ class Replica:
         self.open()
         check(not self.log.damage, f"replica {self.number} is whole after its death, and not {self.log.damage}")
         found = [_place(each) for each in self.batches()]
-        for given in [self.given, *reversed(self.former)]:
-            left = [each for each in given if each.header.next_offset <= self.log.end_offset]
-            were = {_place(each) for each in left}
-            if all(each in were for each in found):
-                break
-        else:
-            raise Wrong(f"replica {self.number} holds after its death what it never held")
+        candidates = [(given, self._left_of(given)) for given in [self.given, *reversed(self.former)]]
+        fitting = [(given, left) for given, left in candidates if set(found) <= set(map(_place, left))]
+        check(fitting, f"replica {self.number} holds after its death what it never held")
+        known = states(self.producers)
+        given, left = next((each for each in fitting if states(Folded(each[1]).producers) == known), fitting[0])
         if given is self.given:
             check(self.log.end_offset >= flushed, f"replica {self.number} has what was flushed, up to {flushed}")
         if self.has_started_over and states(self.producers) != states(Folded(left).producers):
