@@ -44,8 +44,8 @@ class LogConfig:
     opens_batches: bool = field(init=False, compare=False, repr=False)
     """Whether the records in a client's batches must be looked at. Otherwise the batch headers are enough."""
     newest_believed_ms: int = field(init=False, compare=False, repr=False)
-    """A header is believed about its newest record if that is no older than this: the record lives a little shorter at
-    most than it should.
+    """A header is believed about its newest record if that is no older than this. Retention waits as much longer, so
+    that no record lives shorter than it should.
     """
 
     def __post_init__(self) -> None:

@@ -78,6 +78,8 @@ def expired_segments(log: PartitionLog, now_ms: int, high_watermark: int) -> int
         newest_ms = segment.largest_timestamp
         if newest_ms < (0 if by_client else CLOCK_SET_MS):
             newest_ms = appended_ms
+        elif by_client:
+            newest_ms += log.config.newest_believed_ms  # no record is newer, whatever the headers say
         ages.append(SegmentAge(segment.base_offset, segment.end_offset, segment.size_bytes, newest_ms))
     ages.reverse()
     return expired(

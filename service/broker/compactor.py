@@ -36,7 +36,9 @@ PASSING_S = 5.0
 """The pause if the disk had no room, or the process no descriptor: what others gave back is used soon."""
 SAID_EVERY_S = 60.0
 ROOM_FOR_SCRATCH = 2
-"""A pass needs room for what it writes, which is less than it has read, and to put keys aside."""
+"""A pass needs room for what it writes, which is less than it has read, and to put keys aside: so many times the log at
+most. Most need far less. So half the log's size more than there was is worth a try.
+"""
 COPIED_WITHIN_LAGS = 10
 """After so many times `replica.lag.time.max.ms` in which it got no further, a follower that copies all of a log is not
 waited for any longer: deletions leave the log. A throttled follower has long pauses.
@@ -55,6 +57,18 @@ class Rest(NamedTuple):
     ends_s: float
     lacks_bytes: int | None = None
     """It lacked room. With so much of it the rest is over at once."""
+
+    def is_over_by_room(self, partition: Partition) -> bool:
+        return self.lacks_bytes is not None and _room_bytes(partition) >= self.lacks_bytes
+
+
+def _room_bytes(partition: Partition) -> int:
+    """How much of the disk is left for a pass, beside what is kept for producers. Nothing if the disk does not tell."""
+    folder = partition.folder
+    try:
+        return folder.disk.space().free_bytes - folder.headroom.kept_for_producers
+    except DiskFault:
+        return 0
 
 
 class ProducersAndTransactions:
@@ -113,7 +127,7 @@ class Compactor:
         """Compact the partition, unless it rests. Returns whether there is a process that compacts."""
         now_s = self._env.clock.monotonic()
         rest = self._resting.get(partition)
-        if rest is not None and now_s < rest.ends_s and not self._has_room_again(partition, rest):
+        if rest is not None and now_s < rest.ends_s and not rest.is_over_by_room(partition):
             return True
         try:
             await self._compact(partition, apart)
@@ -129,7 +143,8 @@ class Compactor:
             if isinstance(error, DiskFault) and error.passing:
                 for_s = PASSING_S
             elif isinstance(error, TooLittleRoom):
-                lacks_bytes = ROOM_FOR_SCRATCH * partition.log.size_bytes
+                most_bytes = ROOM_FOR_SCRATCH * partition.log.size_bytes
+                lacks_bytes = min(most_bytes, _room_bytes(partition) + partition.log.size_bytes // 2)
             self._resting[partition] = Rest(for_s, now_s + for_s, lacks_bytes)
             if isinstance(error, DiskFault | CorruptBatch):
                 partition.folder.blame(error, partition.topic_partition)
@@ -142,17 +157,6 @@ class Compactor:
         else:
             self._resting.pop(partition, None)
         return True
-
-    @staticmethod
-    def _has_room_again(partition: Partition, rest: Rest) -> bool:
-        if rest.lacks_bytes is None:
-            return False
-        folder = partition.folder
-        try:
-            free_bytes = folder.disk.space().free_bytes
-        except DiskFault:
-            return False
-        return free_bytes - folder.headroom.kept_for_producers >= rest.lacks_bytes
 
     async def _compact(self, partition: Partition, apart: Apart) -> None:
         undecided = partition.stable.first_undecided_offset()

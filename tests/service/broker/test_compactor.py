@@ -13,7 +13,7 @@ import pytest
 import log.compaction
 from log.batch import build_batch
 from log.compaction import compact, find_work
-from log.disk import DiskFault
+from log.disk import DiskFault, Space
 from log.partition_log import PartitionLog
 from log.swap import CLEANED
 from service.broker import compactor
@@ -246,6 +246,32 @@ def test_a_pass_that_lacked_room_is_tried_again_as_soon_as_there_is_room(
         assert stage.broker.compactor.failures == 1, "it rests"
         kept_bytes = 0
         await until_smaller(table, 2_000_000)
+
+    on_stage(tmp_path, scene, {"log.cleaner.backoff.ms": "10"})
+
+
+def test_half_a_log_more_room_is_worth_another_try_of_a_pass_that_lacked_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A partition whose pass needed less than twice its log rested for an hour, though it had room."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("table", 1, **TABLE)
+        table = await stage.served("table")
+        free_bytes = kept_bytes = 1 << 60
+        monkeypatch.setattr(type(table.folder.disk), "space", lambda self: Space(free_bytes, free_bytes))
+        monkeypatch.setattr(type(table.folder.headroom), "kept_for_producers", property(lambda self: kept_bytes))
+        fill(stage, table)
+        passes = stage.broker.compactor
+        async with asyncio.timeout(30):
+            while not passes.failures:  # noqa: ASYNC110 - nobody tells of it
+                await asyncio.sleep(0.02)
+            free_bytes += table.log.size_bytes // 2 - 1
+            await asyncio.sleep(0.2)
+            assert passes.failures == 1, "it rests"
+            free_bytes += 1
+            while passes.failures == 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
 
     on_stage(tmp_path, scene, {"log.cleaner.backoff.ms": "10"})
 
