@@ -166,6 +166,24 @@ def catching_up(cluster: BrokerCluster, count: int) -> tuple[float, float]:
     return count / 1_000 / took_s, statistics.median(meanwhile) / before
 
 
+def copied_cpu(cluster: BrokerCluster, count: int) -> float:
+    """User CPU seconds that a leader spends for each GB of `count` messages of 1 KB that a follower lacks and fetches.
+    Nobody else asks it for anything.
+    """
+    follower, leading = cluster.brokers[2], cluster.brokers[0]
+    administrator, name = admin(cluster), f"copied-{time.monotonic_ns()}"
+    topic = NewTopic(name, PARTITIONS, replica_assignment=[[1, 2, 3]] * PARTITIONS)
+    administrator.create_topics([topic])[name].result(60)
+    until(partial(is_whole, cluster), "there")
+    follower.stop(patience_seconds=PATIENCE_S)
+    native.run("produce", cluster.bootstrap, name, count, 1_000, settings={"acks": "all", "linger.ms": "5"})
+    time.sleep(2.0)
+    before_s, _ = leading.cpu_seconds()
+    follower.start(patience_seconds=PATIENCE_S)
+    until(partial(is_whole, cluster), "whole again")
+    return (leading.cpu_seconds()[0] - before_s) / (count / 1e6)
+
+
 def _whole_at(cluster: BrokerCluster) -> float:
     until(partial(is_whole, cluster), "whole again")
     return time.monotonic()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.peers.kafka import ApacheKafka
 from tests.peers.ours import Oncelog
-from tests.peers.process import CACHE, ROOT, BrokerFailed, BrokerProcess
+from tests.peers.process import CACHE, ROOT, BrokerFailed, BrokerProcess, answers_api_versions, spent_seconds
 from tests.peers.zookeeper import ZooKeeperServer
 
 COMMON = {
@@ -91,6 +91,33 @@ class TimedOncelog(Oncelog):
         return self.folder / "turns"
 
 
+class SeveralOncelog(Oncelog):
+    """`oncelog serve --brokers N`: a supervisor and its brokers, on ports one after the other."""
+
+    count = 2
+
+    def command(self) -> list[str]:
+        return [*super().command(), "--brokers", str(self.count)]
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(f"{self.place.host}:{self.port + number}" for number in range(self.count))
+
+    def start(self, *, patience_seconds: float = 60.0) -> None:
+        super().start(patience_seconds=patience_seconds)
+        deadline_s = time.monotonic() + patience_seconds
+        while not all(answers_api_versions(self.port + number) for number in range(self.count)):
+            if time.monotonic() > deadline_s:
+                raise BrokerFailed(f"{self.name}: not all brokers answer:\n{self.log_tail()}")
+            time.sleep(0.01)
+
+    def cpu_seconds(self) -> tuple[float, float]:
+        """User and system CPU time of the supervisor and its brokers."""
+        brokers = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        each = [super().cpu_seconds(), *(spent_seconds(int(pid)) for pid in brokers)]
+        return sum(user for user, _ in each), sum(system for _, system in each)
+
+
 class Contender:
     """One of the brokers to compare. It makes processes, each with a data folder of its own."""
 
@@ -109,6 +136,10 @@ class Contender:
         `timed`: it measures the turns of its loop, if it can.
         """
         raise NotImplementedError
+
+    def two_brokers(self) -> BrokerProcess:
+        """Two brokers that one command starts on this machine. It has not been given yet."""
+        raise RuntimeError("it has no command that starts several brokers")
 
     def cluster(self, *, timed: bool = False) -> BrokerCluster:
         """Three brokers that have not been started, with three copies of everything. `timed`: ours measure the turns
@@ -142,6 +173,9 @@ class Ours(Contender):
     ) -> BrokerProcess:
         chosen = {**COMMON, "log.durability": "fsync" if fsync else "os", **(settings or {})}
         return (TimedOncelog if timed else Oncelog)(self._folder(), settings=chosen, tree=self._tree)
+
+    def two_brokers(self) -> BrokerProcess:
+        return SeveralOncelog(self._folder(), settings={**COMMON, "log.durability": "os"}, tree=self._tree)
 
     def cluster(self, *, timed: bool = False) -> BrokerCluster:
         folder, kind = self._folder(), TimedOncelog if timed else Oncelog

@@ -78,31 +78,35 @@ Figure = Callable[[Contender, Effort], Rows]
 
 def throughput(contender: Contender, effort: Effort) -> Rows:
     """100-byte and 1 KB messages in and out, acks=1, linger 5 ms, through librdkafka."""
-    rows: Rows = {}
     with running(contender) as broker:
         warm_up(broker)
-        for size, full in ((100, 8_000_000), (1_000, 1_500_000)):
-            count = effort.messages(full)
-            rates: list[native.Outcome] = []
-            reading: list[native.Outcome] = []
-            cpu_in: list[float] = []
-            cpu_out: list[float] = []
-            for run in range(effort.runs):
-                topic = new_topic(broker, f"load-{size}-{run}")
-                with measured_cpu(broker, cpu_in, gigabytes=count * size / 1e9):
-                    written = native.run(
-                        "produce", broker.bootstrap, topic, count, size, settings={"acks": "1", "linger.ms": "5"}
-                    )
-                with measured_cpu(broker, cpu_out, gigabytes=count * size / 1e9):
-                    read = native.run("consume", broker.bootstrap, topic, count, PARTITIONS)
-                rates.append(written)
-                reading.append(read)
-                delete_topic(broker, topic)
-            unit, key = ("msg/s", "per_second") if size == 100 else ("MB/s", "mb_per_second")
-            rows[f"produce {size} B, {unit}"] = median(rates, key)
-            rows[f"consume {size} B, {unit}"] = median(reading, key)
-            rows[f"produce {size} B, user CPU s/GB"] = statistics.median(cpu_in)
-            rows[f"consume {size} B, user CPU s/GB"] = statistics.median(cpu_out)
+        return in_and_out(broker, effort)
+
+
+def in_and_out(broker: BrokerProcess, effort: Effort) -> Rows:
+    rows: Rows = {}
+    for size, full in ((100, 8_000_000), (1_000, 1_500_000)):
+        count = effort.messages(full)
+        rates: list[native.Outcome] = []
+        reading: list[native.Outcome] = []
+        cpu_in: list[float] = []
+        cpu_out: list[float] = []
+        for run in range(effort.runs):
+            topic = new_topic(broker, f"load-{size}-{run}")
+            with measured_cpu(broker, cpu_in, gigabytes=count * size / 1e9):
+                written = native.run(
+                    "produce", broker.bootstrap, topic, count, size, settings={"acks": "1", "linger.ms": "5"}
+                )
+            with measured_cpu(broker, cpu_out, gigabytes=count * size / 1e9):
+                read = native.run("consume", broker.bootstrap, topic, count, PARTITIONS)
+            rates.append(written)
+            reading.append(read)
+            delete_topic(broker, topic)
+        unit, key = ("msg/s", "per_second") if size == 100 else ("MB/s", "mb_per_second")
+        rows[f"produce {size} B, {unit}"] = median(rates, key)
+        rows[f"consume {size} B, {unit}"] = median(reading, key)
+        rows[f"produce {size} B, user CPU s/GB"] = statistics.median(cpu_in)
+        rows[f"consume {size} B, user CPU s/GB"] = statistics.median(cpu_out)
     return rows
 
 
@@ -679,16 +683,36 @@ def takeover(contender: Contender, effort: Effort) -> Rows:
 
 def losses(contender: Contender, effort: Effort) -> Rows:
     """A follower far behind catches up; the leader of very many partitions dies."""
-    behind = effort.messages(2_000_000)
+    behind = effort.messages(10_000_000)
     partitions = 5_000
     with clusters.running(contender) as cluster:
+        spent = clusters.copied_cpu(cluster, effort.messages(2_000_000))
         copied, slower = clusters.catching_up(cluster, behind)
         led_again = clusters.many_led_again(cluster, partitions)
     return {
+        "a follower's fetch, user CPU of the leader, s/GB": spent,
         f"follower {behind / 1e6:g} GB behind, catches up at MB/s": copied,
         f"follower {behind / 1e6:g} GB behind, p99 of producers meanwhile, times": slower,
         f"leader of {partitions} partitions killed, until all are led again, s": led_again,
     }
+
+
+def two_brokers(contender: Contender, effort: Effort) -> Rows:
+    """One broker on these cores, and two that one command starts. The load needs the same cores, so two can hardly be
+    faster here. What they spend for a GB tells what more cores are worth: a broker keeps one busy.
+    """
+    rows: Rows = {}
+    for kind, broker in (("one broker", contender.broker()), ("two brokers", contender.two_brokers())):
+        broker.start()
+        try:
+            warm_up(broker)
+            rows |= {f"{kind}, {row}": value for row, value in in_and_out(broker, effort).items()}
+            topic, seconds = new_topic(broker, "small"), max(effort.seconds(8), 5.0)
+            many = [many_small.run(broker.bootstrap, topic, seconds, 16) for _ in range(effort.runs)]
+            rows[f"{kind}, small transactions, 16 producers, txn/s"] = median(many, "per_second")
+        finally:
+            contender.forget(broker)
+    return rows
 
 
 def many_copies(contender: Contender, effort: Effort) -> Rows:
@@ -721,6 +745,7 @@ FIGURES: Mapping[str, Figure] = {
     "replicated": replicated,
     "takeover": takeover,
     "losses": losses,
+    "two-brokers": two_brokers,
     "many-copies": many_copies,
     "soak": soak,
 }

@@ -174,14 +174,19 @@ class BrokerProcess(ABC):
 
     def cpu_seconds(self) -> tuple[float, float]:
         """User and system CPU time the process has spent so far."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return int(fields[11]) / TICKS_PER_SECOND, int(fields[12]) / TICKS_PER_SECOND
+        return spent_seconds(self.pid)
 
     def resident_bytes(self) -> int:
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) * 1024
         raise BrokerFailed(f"{self.name} has no resident memory: it ended")
+
+
+def spent_seconds(pid: int) -> tuple[float, float]:
+    """User and system CPU time that a process has spent so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) / TICKS_PER_SECOND, int(fields[12]) / TICKS_PER_SECOND
 
 
 def free_port() -> int:
