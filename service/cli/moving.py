@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -280,18 +281,12 @@ async def _move(
     confirm(f"Move {len(moves)} partition(s)?", yes=yes)
     for first in range(0, len(moves), MOVES_AT_ONCE):
         await _ask(cluster, moves[first : first + MOVES_AT_ONCE])
-    places = {_place(move) for move in moves}
-    failed, now, looks = moves, held, 0
-    while failed and looks < LOOKS:
-        if left := await under_way(cluster) & places:
-            remark(f"{len(left)} of {len(moves)} partitions are on their way")
-            looks = 0
-        else:
-            now = await _held(cluster, moves)
-            failed = [move for move in moves if not _is_done(move, held, now)]
-            looks += 1
-        if failed:
-            await asyncio.sleep(RETRY_PAUSE_S)
+    try:
+        failed, now = await _until_moved(cluster, moves, held)
+    except asyncio.CancelledError:  # ctrl-C
+        with perhaps_unread():
+            click.echo("oncelog: the moves go on; `oncelog cluster` tells how many are left", err=True)
+        raise
     if not failed:
         remark(f"{len(moves)} partition(s) have moved")
         return
@@ -300,6 +295,51 @@ async def _move(
         f"{len(failed)} of {len(moves)} partition(s) have not moved: {_names(failed)}. "
         + ("The topic is gone" if gone == len(failed) else "The move was cancelled or changed meanwhile")
     )
+
+
+async def _until_moved(
+    cluster: Cluster, moves: list[ReplicaMove], held: Mapping[TopicPartition, Held]
+) -> tuple[list[ReplicaMove], Mapping[TopicPartition, Held]]:
+    """Wait until nothing is under way any more. Returns what has not come to where it should, and where all is then. If
+    everything that is left waits for brokers that have died since, a failure says so after `--timeout`.
+    """
+    failed, now, looks, told, stuck_s = moves, held, 0, "", None
+    while failed and looks < LOOKS:
+        going = await under_way(cluster)
+        if left := [move for move in moves if _place(move) in going]:
+            looks, alive = 0, await racks(cluster)
+            missed = {_place(move): dead for move in left if (dead := _lacking(move, alive))}
+            waits = f"wait for broker {', '.join(map(str, sorted(set().union(*missed.values()))))}, which is away"
+            say = f"{len(left)} of {len(moves)} partitions are on their way"
+            if missed:
+                say += f"; {len(missed)} of them {waits}"
+            if say != told:
+                remark(say)
+                told = say
+            if len(missed) < len(left):
+                stuck_s = None
+            elif stuck_s is None:
+                stuck_s = time.monotonic()
+            elif time.monotonic() - stuck_s >= cluster.timeout_s:
+                raise CliError(
+                    f"{len(left)} of {len(moves)} partition(s) {waits}: {_names(left)}. They move when it is back;"
+                    " `kafka-reassign-partitions --cancel` calls a move off"
+                )
+        else:
+            now = await _held(cluster, moves)
+            failed = [move for move in moves if not _is_done(move, held, now)]
+            looks += 1
+        if failed:
+            await asyncio.sleep(RETRY_PAUSE_S)
+    return failed, now
+
+
+def _lacking(move: ReplicaMove, alive: Racks) -> set[int]:
+    """The brokers without which the move can't go on: those that shall have a copy, and all that have one if they are
+    away together.
+    """
+    takers = {broker for broker in move.to_brokers if broker not in move.from_brokers and broker not in alive}
+    return takers if any(broker in alive for broker in move.from_brokers) else takers | set(move.from_brokers)
 
 
 class Held(NamedTuple):

@@ -151,11 +151,15 @@ def test_a_step_looks_at_few_partitions(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Moving:
-    """A cluster in which moves are under way for one look, and then end as `end` says."""
+    """A cluster in which moves are under way for some looks, and then end as `end` says."""
 
-    def __init__(self, topics: list[MetadataResponseTopic], end: Callable[["Moving"], None]) -> None:
+    timeout_s = 0.0
+
+    def __init__(self, topics: list[MetadataResponseTopic], end: Callable[["Moving"], None], *, looks: int = 1) -> None:
         self.topics = topics
         self.end = end
+        self.looks = looks
+        self.alive = [1, 2]
         self.asked: dict[TopicPartition, list[int]] = {}
 
     async def metadata(self, names: Iterable[str]) -> list[MetadataResponseTopic]:
@@ -173,9 +177,13 @@ class Moving:
                 under_way = [
                     OngoingTopicReassignment(name, [OngoingPartitionReassignment(index)]) for name, index in self.asked
                 ]
-                self.end(self)
-                self.asked = {}
+                self.looks -= 1
+                if not self.looks:
+                    self.end(self)
+                    self.asked = {}
                 return ListPartitionReassignmentsResponse(topics=under_way)
+            case DescribeClusterRequest():
+                return DescribeClusterResponse(brokers=[DescribeClusterBroker(broker) for broker in self.alive])
         raise AssertionError(request)
 
     def carry_out(self, moves: list[ReplicaMove]) -> None:
@@ -207,6 +215,13 @@ TO_TWO = [ReplicaMove("orders", 0, [1], [2])]
 
 
 @pytest.fixture
+def remarks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    told: list[str] = []
+    monkeypatch.setattr(moving, "remark", told.append)
+    return told
+
+
+@pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moving, "RETRY_PAUSE_S", 0)
 
@@ -230,6 +245,29 @@ def test_what_nobody_leads_is_not_moved_and_that_is_said() -> None:
     with pytest.raises(CliError, match=r"1 partition\(s\) have no leader and stay.*: alone 0"):
         cluster.carry_out([*TO_TWO, ReplicaMove("alone", 0, [3], [2])])
     assert [each.partitions[0].replica_nodes for each in cluster.topics] == [[2], [3]]
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(("alive", "away"), [([1], "2"), ([2], "1"), ([], "1, 2")])
+def test_moves_that_wait_for_a_broker_that_has_died_are_told_and_not_waited_for(
+    remarks: list[str], alive: list[int], away: str
+) -> None:
+    """The command went on for ever without a word."""
+    cluster = Moving([topic("orders", [1])], arrived, looks=100)
+    cluster.alive = alive
+    with pytest.raises(CliError, match=rf"1 of 1 partition\(s\) wait for broker {away}, which is away: orders 0\."):
+        cluster.carry_out(TO_TWO)
+    assert remarks == [f"1 of 1 partitions are on their way; 1 of them wait for broker {away}, which is away"]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_move_goes_on_while_any_partition_can_move(remarks: list[str]) -> None:
+    cluster = Moving([topic("orders", [1], [1])], arrived, looks=50)
+    cluster.carry_out([*TO_TWO, ReplicaMove("orders", 1, [1], [1, 3])])
+    assert remarks == [
+        "2 of 2 partitions are on their way; 1 of them wait for broker 3, which is away",
+        "2 partition(s) have moved",
+    ]
 
 
 class Led:
@@ -259,13 +297,6 @@ class Led:
 
     def rebalance(self, *, yes: bool) -> None:
         asyncio.run(lead_by_first(cast(Cluster, self), Output.TSV, yes=yes))
-
-
-@pytest.fixture
-def remarks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    told: list[str] = []
-    monkeypatch.setattr(moving, "remark", told.append)
-    return told
 
 
 def test_other_leaders_are_shown_before_there_are_any(remarks: list[str], capsys: pytest.CaptureFixture[str]) -> None:
