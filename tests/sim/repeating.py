@@ -68,13 +68,15 @@ class Repeater(ExactlyOnce):
         async def ask() -> int:
             return await self.send(sending)
 
+        newest = self._newest.setdefault(partition, [])
+        del newest[: -(WINDOW_BATCHES - 1)]  # answered or not, this one may take the place of the oldest
         try:
             await self.insist(f"a batch to {partition}", "", ask)
         except Refused as refused:
             if refused.code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
                 self._accuse(partition, "is out of order, although all it sent before was acknowledged")
             raise
-        self._newest[partition] = [*self._newest.get(partition, ()), sending][-WINDOW_BATCHES:]
+        newest.append(sending)
 
     async def _transact(self, partition: TopicPartition) -> None:
         """A short transaction, which may be aborted. Nothing is said of its outcome."""
