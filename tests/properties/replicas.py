@@ -22,7 +22,7 @@ import asyncio
 import random
 import sys
 import traceback
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
@@ -53,6 +53,7 @@ STEPS: Final = 120
 REPLICAS: Final = 3
 NUMBERED, TRANSACTIONAL = (1, 2), (11, 12, 13)
 KEYS: Final = 6
+NO_HABITS: Final[Mapping[str, float]] = {}
 
 
 class Batch(NamedTuple):
@@ -207,9 +208,11 @@ class Replica:
 
 
 class Walk:
-    def __init__(self, seed: int, *, told: bool = False) -> None:
+    def __init__(self, seed: int, *, told: bool = False, habits: Mapping[str, float] = NO_HABITS) -> None:
+        """`habits`: how many times as often as in other walks a step is taken."""
         self.chance = chance = random.Random(seed)
         self.told = told
+        self.habits = habits
         self.with_power = chance.random() < 0.6
         """Power may go, so what counts is what is durable. Otherwise what is written counts."""
         self.compacts = chance.random() < 0.6
@@ -248,7 +251,11 @@ class Walk:
             (2, self.fail),
             (4, self.compact if self.compacts else self.retain),
         ]
-        weights = [weight * self.chance.choice((0.3, 1, 4)) for weight, _ in weighed]  # each walk has other habits
+        own = [self.chance.choice((0.3, 1, 4)) for _ in weighed]
+        weights = [
+            weight * often * self.habits.get(step.__name__, 1)
+            for (weight, step), often in zip(weighed, own, strict=True)
+        ]
         for _ in range(steps):
             [step] = self.chance.choices([step for _, step in weighed], weights)
             self.now_ms += self.chance.choice((0, 10, 3_000))
@@ -640,10 +647,10 @@ def _unexpected(fault: DiskFault) -> None:
     raise AssertionError("no disk fails while a log moves") from fault
 
 
-def walk(seed: int, *, steps: int = STEPS, told: bool = False) -> str:
+def walk(seed: int, *, told: bool = False, habits: Mapping[str, float] = NO_HABITS) -> str:
     """What did not hold; empty if all did."""
     try:
-        asyncio.run(Walk(seed, told=told).run(steps))
+        asyncio.run(Walk(seed, told=told, habits=habits).run(STEPS))
     except Exception as error:  # noqa: BLE001 - an assertion of the log's own is a finding, too
         if told:
             traceback.print_exc()
