@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 import click
 
 from service.cli.failures import CliError, Exit
+from service.cli.serve import ENDING, _log_to_stderr, ignore_signals, own_name, serve_several
 
 if TYPE_CHECKING:
     from service.cli.companions import Companions
@@ -46,9 +48,10 @@ def command(brokers: int, zookeeper: bool, load: bool, spark: bool, port: int) -
     If a demo was killed, the next one removes what it has left.
     """
     from service.cli.companions import Companions, demo_of_spark
-    from service.cli.serve import _log_to_stderr, serve_several
     from service.settings.sources import load_config
 
+    for number in ENDING:
+        signal.signal(number, _end)
     scripts = demo_of_spark() if spark else None
     with _folder() as folder, contextlib.ExitStack() as stack:
         settings = {
@@ -72,6 +75,12 @@ def command(brokers: int, zookeeper: bool, load: bool, spark: bool, port: int) -
         describe = partial(_begin, log=log, companions=companions)
         status = serve_several(config, brokers, flags, defaults=defaults, log=log, describe=describe)
     raise click.exceptions.Exit(status)
+
+
+def _end(*_: object) -> None:
+    """The first signal ends the demo. A second one would interrupt the removal of its data."""
+    ignore_signals()
+    raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
@@ -117,8 +126,6 @@ def _begin(members: list[BrokerProcess], *, log: Path, companions: Companions) -
 def _describe(members: list[BrokerProcess], log: Path, beside: list[str]) -> str:
     bootstrap = ",".join(member.facts["bootstrap"] for member in members)
     first = members[0].facts["bootstrap"]
-    from service.cli.serve import own_name
-
     victim = members[-1].facts
     lines = [f"A cluster of {len(members)} brokers is up. Ctrl-C stops it and removes its data.", ""]
     lines += [
@@ -177,7 +184,7 @@ def _zookeeper(folder: Path) -> Iterator[str]:
         _wait(port, process)
         yield f"127.0.0.1:{port}"
     finally:
-        process.terminate()
+        process.kill()  # its data is about to be removed
         process.wait()
 
 

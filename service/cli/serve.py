@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from service.settings.broker import BrokerConfig, Endpoint
     from service.supervisor import BrokerProcess
 
+ENDING = (signal.SIGTERM, signal.SIGINT)
 # If the addresses take longer than this, say what the start is doing.
 SILENCE_S = 1.5
 # `timeout` sends its signal to the process and to its group: two within this time count as one.
@@ -154,18 +155,29 @@ def serve_several(
             asked_s = asked_s or loop.time()
             stop.set()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, end)
-        running = asyncio.ensure_future(supervisor.run(on_ready=ready, stop=stop))
-        stopping = asyncio.ensure_future(stop.wait())
-        await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
-        await running
+        for number in ENDING:
+            # `loop.add_signal_handler` would give the signals back to Python at the end, and a late one would cut short
+            # what comes after it.
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(end))
+        try:
+            running = asyncio.ensure_future(supervisor.run(on_ready=ready, stop=stop))
+            stopping = asyncio.ensure_future(stop.wait())
+            await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
+            await running
+        finally:
+            ignore_signals()
         return 0
 
     try:
         return asyncio.run(main())
     except StartError as error:
         raise _failure(str(error)) from None
+
+
+def ignore_signals() -> None:
+    """All is about to end already."""
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _describe_several(members: list[BrokerProcess]) -> str:
@@ -339,7 +351,7 @@ async def _serve(config: BrokerConfig, print_banner: Callable[[Broker, Sequence[
             # A second ctrl-C means: don't wait. What was acknowledged is as safe as after a crash.
             say_and_leave("stopped without waiting; the next start reads the logs again", 128 + number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ENDING:
         loop.add_signal_handler(number, end, number)
     waiting = _StartReport(loop)
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from click.testing import CliRunner
 
 from service.cli.root import main
-from service.cli.serve import CAUSED_BY_CLIENTS
+from service.cli.serve import CAUSED_BY_CLIENTS, ENDING
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMAND = [sys.executable, "-m", "service.cli"]
@@ -39,6 +39,7 @@ def oncelog(*arguments: str, stdin: bytes | None = None, bootstrap: str | None =
     runner = CliRunner(env={"ONCELOG_BOOTSTRAP": bootstrap})
     loggers = [logging.getLogger(name) for name in CAUSED_BY_CLIENTS]
     filters = [list(logger.filters) for logger in loggers]
+    handlers = {number: signal.getsignal(number) for number in ENDING}
     # `main` is more than the click group: it is what turns errors into lines and statuses.
     with runner.isolation(input=stdin) as (out, err, _):
         try:
@@ -48,6 +49,8 @@ def oncelog(*arguments: str, stdin: bytes | None = None, bootstrap: str | None =
         finally:  # a broker leaves lines out; the tests that come after this one look for them
             for logger, before in zip(loggers, filters, strict=True):
                 logger.filters = before
+            for number, handler in handlers.items():  # a demo leaves none
+                signal.signal(number, handler)
         sys.stdout.flush()
         sys.stderr.flush()
         assert isinstance(status, int)

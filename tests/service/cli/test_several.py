@@ -340,6 +340,27 @@ def test_the_lock_of_what_a_demo_has_left_is_removed_last(tmp_path: Path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("is_up", [True, False], ids=["up", "starting"])
+def test_a_demo_that_is_told_to_end_again_and_again_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, is_up: bool
+) -> None:
+    """The second Ctrl-C left its data when it came while that was removed."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with Running("demo", "--brokers", "1", "--port", "0", stderr=subprocess.DEVNULL) as demo:
+        if is_up:
+            assert demo.line()
+        else:
+            _wait(lambda: list(tmp_path.iterdir()), "it has begun")
+        deadline = time.monotonic() + PATIENCE_S
+        while demo.poll() is None:
+            assert time.monotonic() < deadline, "it ends"
+            demo.send_signal(number)
+            time.sleep(0.001)
+    assert list(tmp_path.iterdir()) == []
+    assert demo.returncode in ((0,) if is_up else (0, 130))
+
+
 def _partitions(bootstrap: str) -> dict[int, bool]:
     """Whether each broker's folder holds any."""
     listed = json.loads(oncelog("broker", "list", "-o", "json", bootstrap=bootstrap).out)
