@@ -119,6 +119,7 @@ class Broker:
             {folder.name: folder.disk for folder in self.folders},
             self.metadata,
             configured_id=self.config.node_id,
+            listener=self.config.inter_broker_listener_name,
             fresh_id=lambda: format_topic_id(self.env.unique()),
         )
         may_start(self.metadata)

@@ -79,7 +79,12 @@ class Machine:
             broker = Broker(
                 env, BrokerConfig({"node.id": "1", "log.reserve.bytes": "0", **FSYNC}), store, disks, OFFERED
             )
-            await join(disks, broker.metadata, configured_id=1, fresh_id=lambda: format_topic_id(env.unique()))
+            await join(
+                *(disks, broker.metadata),
+                configured_id=1,
+                listener=None,
+                fresh_id=lambda: format_topic_id(env.unique()),
+            )
             try:
                 image = Image() if knows == "nothing" else broker.metadata.image
                 if knows == "the topic":
