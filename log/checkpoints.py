@@ -20,7 +20,7 @@ FORGOTTEN_OFFSET: Final = "forgotten-offset-checkpoint"
 """Tombstones and markers below this offset may have left the log, here or where it was copied from."""
 
 DAMAGED_OFFSET: Final = "damaged-offset-checkpoint"
-"""Everything below this offset was durable, and a read has found some of it damaged."""
+"""Everything below this offset was durable, and a read or a start has found some of it damaged."""
 
 
 def read_offset(disk: Disk, folder: str, name: str) -> int | None:

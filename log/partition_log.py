@@ -157,8 +157,8 @@ class PartitionLog:
                 now_ms=now_ms,
                 on_read=on_read,
             )
-            if damaged_below:
-                start_offset, reason = found.start_offset, "a read has found a damaged batch"
+            if damaged_below and not found.report.damage:
+                start_offset, reason = found.start_offset, "damage was found before"
                 found.report.damage.append(Damage(start_offset, 0, 0, start_offset, damaged_below, reason))
             log._take_over(found)
         else:
@@ -371,7 +371,9 @@ class PartitionLog:
             self.forgotten_below = max(self.forgotten_below, offset)
 
     async def note_damage(self) -> None:
-        """A read has found damage. The next start tells it, and does not take it for bytes that a crash has torn."""
+        """A read or a start has found damage. The next start tells it, and does not take it for bytes that a crash has
+        torn.
+        """
         self._has_found_damage = True
         flushed_offset = await self.flush()
         async with self.alone():

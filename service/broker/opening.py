@@ -459,7 +459,7 @@ class PartitionMaker:
                 self.closed_life = None
             point = points[folder.name].get(topic_partition, 0)
             await self._env.blocking(self.add, topic, index, folder, config, None, point)
-            self._report_recovery(topic_partition)
+            await self._report_recovery(topic_partition)
             return True
         if not found and len(topic.partitions[index].replicas) == 1:
             folder, ended = self._listed_end(topic, index, manifests)
@@ -507,7 +507,7 @@ class PartitionMaker:
                 f" {log.end_offset - 1}: that disk can't be relied on. "
                 + "; ".join(f"{folder.name}/{name} holds {twin}" for twin, folder in twins.items())
             )
-        self._report_recovery(topic_partition)
+        await self._report_recovery(topic_partition)
         # What was durable in a folder that goes aside must be so here, and what was deleted there stays deleted.
         await partition.log.flush()
         await raise_start_offset(partition.log, max(twin.kept_start for twin in twins))
@@ -626,7 +626,7 @@ class PartitionMaker:
         restart_at(log, end_offset)
         await log.flush()
 
-    def _report_recovery(self, topic_partition: TopicPartition) -> None:
+    async def _report_recovery(self, topic_partition: TopicPartition) -> None:
         partition = self._partitions.get(topic_partition)
         assert partition is not None
         report = partition.log.recovery
@@ -646,6 +646,7 @@ class PartitionMaker:
                 *(partition.folder.name, folder_of(topic_partition)),
             )
             partition.fail()
+            await partition.note_damage()
 
     def add(
         self,

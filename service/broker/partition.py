@@ -778,6 +778,15 @@ class Partition:
         else:
             self.folder.fail(fault)
 
+    async def note_damage(self) -> None:
+        """Otherwise the next start would not look for it: what is durable is read no more. Then this copy would be in
+        sync, or lead, until a replay finds the damage.
+        """
+        try:
+            await self.log.note_damage()
+        except DiskFault as fault:
+            self.harmed(fault)
+
     # -- committing
 
     @property

@@ -240,15 +240,7 @@ class Replication:
             )
         self.fail(partition)
         if isinstance(error, CorruptBatch) and partition.is_replicated:
-            self._parts.env.tasks.spawn(f"damage of {partition.topic_partition}", self._note_damage(partition))
-
-    @staticmethod
-    async def _note_damage(partition: Partition) -> None:
-        """Otherwise the next start would not look for it, and this copy would be in sync until a replay finds it."""
-        try:
-            await partition.log.note_damage()
-        except DiskFault as fault:
-            partition.harmed(fault)
+            self._parts.env.tasks.spawn(f"damage of {partition.topic_partition}", partition.note_damage())
 
     def _forget(self, partition: Partition) -> None:
         for fetcher in self._fetchers.values():

@@ -22,7 +22,7 @@ from typing import Any
 
 from log.batch import CorruptBatch, read_records
 from log.disk import DiskFault
-from log.ids import ZERO_TOPIC_ID, TopicPartition, folder_of
+from log.ids import ZERO_TOPIC_ID, TopicId, TopicPartition, folder_of
 from log.relocation import FORMER, FUTURE, of_stem
 from service.api.routes import OFFERED
 from service.broker.found_folders import STRAY
@@ -212,6 +212,7 @@ class Simulation:
     finished: bool = field(init=False, default=False)
     replays_compared: int = field(init=False, default=0)
     _looked_at: tuple[SimLoop, int] | None = field(init=False, default=None)
+    _damaged: set[tuple[TopicId, TopicPartition]] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
         self.world = World(self.seed, trace=self.trace)
@@ -293,6 +294,7 @@ class Simulation:
             self.world.note("start failed", BROKER, str(fault))  # and it is started again
             return
         self._judge_what_went_aside(broker, found)
+        self._judge_damage(broker)
         self.broker = broker
         self.fate.unused = {name for folder in broker.folders for name in folder.unused}
         await asked_to_stop.wait()
@@ -311,6 +313,16 @@ class Simulation:
                 self.history.wrong.append(
                     f"{self.world.now:.6f} {partition} was in two folders, and no disk had failed"
                 )
+
+    def _judge_damage(self, broker: Broker) -> None:
+        """What a start has found damaged, no later one serves. A full disk may have no room to note it."""
+        for partition in broker.partitions:
+            which = partition.topic_id, partition.topic_partition
+            if partition.log.damage:
+                if partition.folder.failed is None and not partition.folder.headroom.is_short:
+                    self._damaged.add(which)
+            elif which in self._damaged and not partition.offline:
+                self.history.wrong.append(f"{self.world.now:.6f} {which[1]} was damaged, and is served")
 
     def _look_inside(self) -> None:
         """What must hold within the broker at any moment."""

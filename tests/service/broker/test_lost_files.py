@@ -174,26 +174,58 @@ def test_a_partition_in_two_data_folders_keeps_the_broker_from_choosing(
         on_stage(one, nothing, SETTINGS, metadata=metadata, more_folders=[two])
 
 
-def test_durable_segments_that_were_removed_are_damage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+MISSING = "offsets 0 to 2, durable batches are missing at the end"
+
+
+def lose_segment(folder: Path) -> None:
+    (folder / f"{0:020}.log").unlink()
+
+
+def spoil_second_batch(folder: Path) -> None:
+    file = folder / f"{0:020}.log"
+    data = bytearray(file.read_bytes())
+    data[2 * len(data) // 3 - 1] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("harm", "segments", "told", "told_again"),
+    [
+        (lose_segment, 1, MISSING, MISSING),
+        (spoil_second_batch, 2, "offsets 1 to 1, wrong checksum", "offsets 0 to 3, damage was found before"),
+    ],
+)
+def test_a_log_in_which_a_start_has_found_damage_is_not_served_by_later_starts_either(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    harm: Callable[[Path], None],
+    segments: int,
+    told: str,
+    told_again: str,
+) -> None:
+    """The second start took it for whole, and led it: what was damaged is durable, and so it is not read again."""
     metadata = MemoryServer(RealClock())
 
     async def before(stage: Stage) -> None:
         await two_topics(stage)
         await stage.broker.housekeeper.write_points(stage.broker.folders[0])
+        if segments > 1:
+            (await stage.served("orders")).log.roll(1)
+            await write(stage, "orders", 1)
 
     async def after(stage: Stage) -> None:
-        partition = stage.broker.partitions.get(TopicPartition("orders", 0))
-        assert partition is not None
-        assert (
-            "orders-0 is damaged and not served: offsets 0 to 2, durable batches are missing at the end." in caplog.text
-        )
+        assert f"orders-0 is damaged and not served: {told}" in caplog.text
         assert await error_of_write(stage, "orders") is ErrorCode.KAFKA_STORAGE_ERROR
         assert await errors_of_fetch(stage, orders=0, bills=0) == {"orders": ErrorCode.KAFKA_STORAGE_ERROR, "bills": 0}
         await write(stage, "bills", 1)
+        await stage.broker.housekeeper.write_points(stage.broker.folders[0])
 
     on_stage(tmp_path, before, SETTINGS, metadata=metadata)
     (tmp_path / MANIFEST).unlink()
-    (tmp_path / "orders-0" / f"{0:020}.log").unlink()
+    harm(tmp_path / "orders-0")
+    on_stage(tmp_path, after, SETTINGS, metadata=metadata)
+    caplog.clear()
+    told = told_again
     on_stage(tmp_path, after, SETTINGS, metadata=metadata)
 
 
