@@ -640,6 +640,13 @@ def a_session_keeps_the_old_position() -> contextlib.AbstractContextManager[None
     return replaced(FetchSession, "update", update)
 
 
+def damage_is_not_noted() -> contextlib.AbstractContextManager[None]:
+    async def note_damage(partition: Partition) -> None:
+        pass
+
+    return replaced(Partition, "note_damage", note_damage)
+
+
 def retention_in_half_the_time() -> contextlib.AbstractContextManager[None]:
     original = log.retention.too_old
 
@@ -1222,6 +1229,12 @@ MUTANTS = (
     Mutant("cleaner drops markers", "of transactions that are open for readers", the_cleaner_drops_markers, True),
     Mutant("cleaner keeps aborted", "aborted records supersede", the_cleaner_keeps_what_was_aborted, True),
     Mutant("coordinator epoch unchecked", "late markers count", markers_of_deposed_coordinators_taken, True),
+    Mutant(
+        "damage is not noted",
+        "the next start leads what a start has found damaged",
+        damage_is_not_noted,
+        fault="log rots",
+    ),
     Mutant(
         "branch keeps its epoch",
         "two writers have one pair",
