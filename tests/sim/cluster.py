@@ -81,7 +81,7 @@ ALIKE_WITHIN = 90.0
 """Virtual seconds in which all replicas are in sync when clients have come to rest."""
 
 
-MOVED_WITHIN = 300.0
+MOVED_WITHIN = 1_200.0
 """Virtual seconds in which all moves between folders end. They go one after the other, on disks that stall."""
 
 
