@@ -162,8 +162,8 @@ def test_a_log_that_a_read_has_found_damaged_is_damaged_after_a_start(ends: str)
         disk.files[path].data[-1] ^= 1
         again, _ = open_log(disk, recovery_point=3)
         *_, first_offset, end_offset, reason = again.damage[-1]
-        assert (first_offset, end_offset, again.end_offset) == (0, 4, 4)
-        assert "damaged" in reason
+        assert (first_offset, end_offset, again.end_offset) == (3, 4, 4)
+        assert reason == "wrong checksum"
         assert await again.close() is None
         await again.note_damage()
         await again.discard()

@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +40,8 @@ def oncelog(*arguments: str, stdin: bytes | None = None, bootstrap: str | None =
     runner = CliRunner(env={"ONCELOG_BOOTSTRAP": bootstrap})
     loggers = [logging.getLogger(name) for name in CAUSED_BY_CLIENTS]
     filters = [list(logger.filters) for logger in loggers]
-    handlers = {number: signal.getsignal(number) for number in ENDING}
+    is_main = threading.current_thread() is threading.main_thread()  # no other may set them
+    handlers = {number: signal.getsignal(number) for number in ENDING} if is_main else {}
     # `main` is more than the click group: it is what turns errors into lines and statuses.
     with runner.isolation(input=stdin) as (out, err, _):
         try:
