@@ -107,10 +107,13 @@ async def remove_oldest(log: PartitionLog, how_many: Callable[[], int]) -> int:
             # The name of the new, empty segment says where the log goes on.
             log.start_segment(log.segments[-1].appended_ms)
         await log.durability.settle(log.end_offset)
-        kept = 0
-        while (count := min(how_many(), _stored(log))) != kept:  # it may change during the wait
+        count = min(how_many(), _stored(log))
+        while count:
             await _keep_what_is_known(log, count)
-            kept = count
+            still = min(how_many(), _stored(log))
+            if still >= count:
+                break  # what has expired during the wait leaves the next time: it could go on so without end
+            count = still
         leaving = log.segments[:count]
         freed_bytes = 0
         for first in range(0, len(leaving), REMOVED_AT_ONCE):

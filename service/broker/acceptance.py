@@ -220,6 +220,8 @@ class BatchInspection:
         """
         count = self.header.record_count
         try:
+            if not count:
+                raise CorruptBatch("the batch has no records")
             if count * RECORD_BYTES_MIN > len(self._payload):
                 raise CorruptBatch(f"{count} records can't be in {len(self._payload)} bytes")
             indexes = range(self._index, min(self._index + records, count))

@@ -541,7 +541,9 @@ def _work(write: Write, now_ms: int) -> int:
         header = read_header(batch)
     except CorruptBatch:
         return 1  # the append refuses it
-    return WITH_FILES if partition.log.opens_files_for(header, now_ms) else 1
+    log = partition.log
+    is_hiding = may_hide_its_newest(header.base_timestamp, header.max_timestamp, log.config, now_ms)
+    return WITH_FILES if is_hiding or log.opens_files_for(header, now_ms) else 1
 
 
 def _has_far_to_look(write: Write) -> bool:

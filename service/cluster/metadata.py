@@ -84,6 +84,8 @@ ROUND, REST_SHARE, REST_S_MAX = 300, 0.2, 1.0
 broker that is far from the store, or busy, decides on what others have changed before it can append. Without a rest
 that all keep at once it would come too late again and again, for as long as others go on.
 """
+CALM_S = 30.0
+"""If those commits took this long, a broker that is far has come in between."""
 LOOKS_PER_LEASE = 20
 """How often during one session timeout this broker checks whether it may still act on its session."""
 NOT_ANSWERED = "the metadata store has not answered for too long"
@@ -694,8 +696,9 @@ class ClusterMetadata:
 
     def _end_round(self) -> None:
         now_s = self._env.clock.monotonic()
-        if self._is_in_round:
-            self._rests_until_s = now_s + min(REST_SHARE * (now_s - self._round_began_s), REST_S_MAX)
+        round_s = now_s - self._round_began_s
+        if self._is_in_round and round_s < CALM_S:
+            self._rests_until_s = now_s + min(REST_SHARE * round_s, REST_S_MAX)
         self._round_began_s, self._is_in_round = now_s, False
 
     async def _reach(self, number: int) -> None:

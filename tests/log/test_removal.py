@@ -10,6 +10,7 @@ from log.batch import Buffer
 from log.config import LogConfig
 from log.removal import REMOVED_AT_ONCE, expired_segments, raise_start_offset, remove_oldest
 from log.retention import SegmentAge
+from log.snapshots import Snapshots
 from log.time_search import offset_for_timestamp
 from tests.log.building import append, base_offsets, cut_log, fill, open_batch, open_log, stamped
 from tests.log.memory_disk import MemoryDisk
@@ -171,6 +172,24 @@ def test_what_is_appended_while_retention_waits_stays(turns: int) -> None:
         assert base_offsets(log)[-1:] == [10]
 
     asyncio.run(main())
+
+
+def test_what_expires_during_the_wait_for_what_is_known_leaves_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a segment filled in the time that one such wait took, they went on without end, and flushes waited."""
+    log, _ = open_log(MemoryDisk(), config=SMALL)
+    fill(log, 60)
+    asyncio.run(log.flush())
+    expired, kept = 2, log.snapshots.is_stored
+
+    def another_expires(offset: int) -> bool:
+        nonlocal expired
+        expired += 1
+        return kept(offset)
+
+    monkeypatch.setattr(Snapshots, "is_stored", lambda self, offset: another_expires(offset))
+    leaves = log.segments[2].base_offset
+    asyncio.run(remove_oldest(log, lambda: expired))
+    assert (log.start_offset, expired) == (leaves, 3)
 
 
 @pytest.mark.parametrize("later", [1, 3, 5])

@@ -15,8 +15,11 @@ from log.batch import (
     CHECKED_FROM,
     CRC_AT,
     DELETE_HORIZON,
+    HEADER_BYTES,
     MAX_TIMESTAMP_AT,
+    BatchHeader,
     Record,
+    assemble,
     build_batch,
     checksum_ok,
     crc32c,
@@ -299,5 +302,19 @@ def test_on_a_disk_that_is_nearly_full_an_answer_that_waits_for_nothing_is_held_
         assert error_of(answer) is NONE
         assert answer.responses[0].partition_responses[0].base_offset == 0
         assert answer.throttle_time_ms == 1
+
+    on_txn_stage(tmp_path, scene)
+
+
+@pytest.mark.parametrize(("policy", "age_ms"), [("delete", 0), ("delete", 7_200_000), ("compact", 0)])
+def test_a_batch_without_records_is_refused_whatever_is_looked_at(tmp_path: Path, policy: str, age_ms: int) -> None:
+    """Where its records were looked at, it ended the connection, and other batches of its request had no answer."""
+
+    async def scene(stage: TxnStage) -> None:
+        await stage.create("events", 1, cleanup_policy=policy)
+        time_ms = stage.broker.env.clock.wall_ms() - age_ms
+        header = BatchHeader(0, HEADER_BYTES, 0, 2, 0, 0, 0, time_ms, time_ms, -1, -1, -1, 0)
+        answer = send(stage, Session("10.0.0.1", 1), "events", bytes(assemble(header, b"")))
+        assert error_of(await answer if isinstance(answer, Awaitable) else answer) is ErrorCode.INVALID_RECORD
 
     on_txn_stage(tmp_path, scene)

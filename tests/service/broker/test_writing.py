@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from log.batch import build_batch, read_records
+from log.batch import CHECKED_FROM, CRC_AT, MAX_TIMESTAMP_AT, build_batch, crc32c, read_records
+from log.config import DAY_MS, HOUR_MS
 from log.control import ControlType
 from log.disk import RealFile
 from log.partition_log import PartitionLog
@@ -492,5 +493,29 @@ def test_a_conditional_write_that_needs_lost_indexes_is_refused_for_now(tmp_path
             await asyncio.sleep(0)
         assert outcomes[0] is ErrorCode.KAFKA_STORAGE_ERROR
         assert outcomes[-1] == end + 2
+
+    on_stage(tmp_path, scene, OS)
+
+
+def test_batches_that_may_begin_a_segment_once_their_records_are_known_are_much(tmp_path: Path) -> None:
+    """Sixty began one in a single turn: their headers hid the records that were too new for the segments there."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders", partitions=20)
+        partitions = {index: await stage.served("orders", index) for index in range(20)}
+        now_ms = stage.broker.env.clock.wall_ms()
+        old_ms = now_ms - 7 * DAY_MS - HOUR_MS
+
+        def writing(times: list[int], told_ms: int) -> Writing:
+            batch = bytearray(build_batch([(None, b"x", (), time) for time in times]))
+            batch[MAX_TIMESTAMP_AT : MAX_TIMESTAMP_AT + 8] = told_ms.to_bytes(8, "big")
+            batch[CRC_AT:CHECKED_FROM] = crc32c(batch[CHECKED_FROM:]).to_bytes(4, "big")
+            writes = [Write(partitions, index, memoryview(bytearray(batch))) for index in partitions]
+            return Writing(stage.broker.writing, terms(acks=1), writes)
+
+        first = writing([old_ms], old_ms)
+        await first.append_when_ready(is_ready=first.begin())
+        assert {type(write.outcome) for write in first.writes} == {Appended}
+        assert writing([now_ms - 2 * HOUR_MS, now_ms], now_ms - 2 * HOUR_MS).takes_turns
 
     on_stage(tmp_path, scene, OS)

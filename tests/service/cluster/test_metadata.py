@@ -4,6 +4,7 @@ double anything.
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -38,7 +39,7 @@ from service.cluster.image import (
     group_config_key,
     load,
 )
-from service.cluster.metadata import ClusterMetadata, MetadataLost
+from service.cluster.metadata import REST_S_MAX, ROUND, ClusterMetadata, MetadataLost
 from service.cluster.topic_commands import CreatePartitions, CreateTopics, DeleteTopics, MorePartitions, NewTopic
 from service.ports import RealClock, RealEnv
 from service.stores.ledger import AppendOutcome, LedgerSession, LedgerStore
@@ -967,6 +968,25 @@ class Distant:
 
     async def close(self) -> None:
         self._living.remove(self.id)
+
+
+def test_commits_that_came_slowly_are_followed_by_no_rest(tmp_path: Path) -> None:
+    """Every 300th command of a quiet cluster waited for a second."""
+
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            first, second = await world.broker(1), await world.broker(2)
+            for each in (first, second):
+                await each.register(ENDPOINTS, rack=None, closed_life=None)
+            while first.image.number % ROUND != ROUND - 1:
+                await first.execute(AllocateProducerIds())
+            first._round_began_s -= 360
+            began_s = time.monotonic()
+            for _ in range(3):
+                await first.execute(AllocateProducerIds())
+            assert time.monotonic() - began_s < REST_S_MAX / 2
+
+    asyncio.run(main())
 
 
 def test_a_broker_far_from_the_store_gets_its_change_in_though_others_change_something_without_end(
