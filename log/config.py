@@ -56,6 +56,15 @@ class LogConfig:
         believed_ms = min(HOUR_MS, self.retention_ms // 24) if self.deletes and self.retention_ms >= 0 else HOUR_MS
         object.__setattr__(self, "newest_believed_ms", believed_ms)
 
+    def may_hide_newest(self, base_timestamp: int, max_timestamp: int, now_ms: int) -> bool:
+        """Whether a client's header may be wrong about the newest record, so that the record would live shorter than it
+        should. Sarama wrote -1 there for years. KafkaJS forgets the records to which it gives the present time, if
+        others have times of their own. Kafka takes the time from the records whatever the header says.
+        """
+        if self.message_timestamp_type != "CreateTime":
+            return False
+        return max_timestamp < base_timestamp or max_timestamp < now_ms - self.newest_believed_ms
+
     @property
     def deletes(self) -> bool:
         return "delete" in self.cleanup_policy

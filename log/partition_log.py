@@ -241,7 +241,7 @@ class PartitionLog:
             return True
         if config.message_timestamp_type == "LogAppendTime":
             header = header._replace(base_timestamp=now_ms, max_timestamp=now_ms)
-        elif header.max_timestamp < header.base_timestamp:
+        elif config.may_hide_newest(header.base_timestamp, header.max_timestamp, now_ms):
             return True  # its records tell the time
         return not active.has_room_for(header, config, now_ms, self._roll_ms)
 

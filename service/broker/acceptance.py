@@ -290,17 +290,9 @@ class BatchInspection:
         self.result.records = assemble(header._replace(attributes=attributes, max_timestamp=latest_ms), packed)
 
 
-def may_hide_its_newest(base_timestamp: int, max_timestamp: int, config: LogConfig, now_ms: int) -> bool:
-    """Whether the header may be wrong about the newest record, so that the record would live shorter than it should.
-    Sarama wrote -1 there for years. KafkaJS forgets the records to which it gives the present time, if others have
-    times of their own. Kafka takes the time from the records whatever the header says.
-    """
-    return max_timestamp < base_timestamp or max_timestamp < now_ms - config.newest_believed_ms
-
-
 def must_inspect(header: BatchHeader, config: LogConfig, now_ms: int) -> bool:
     """Whether the records must be looked at. If not, the header alone tells whether the batch may be appended. A look
-    at the records may still be due before that (`may_hide_its_newest`).
+    at the records may still be due before that (`LogConfig.may_hide_newest`).
     """
     if config.opens_batches and (config.compacts or wanted_codec(header, config) != header.codec):
         return True

@@ -143,8 +143,8 @@ class Compactor:
             if isinstance(error, DiskFault) and error.passing:
                 for_s = PASSING_S
             elif isinstance(error, TooLittleRoom):
-                most_bytes = ROOM_FOR_SCRATCH * partition.log.size_bytes
-                lacks_bytes = min(most_bytes, _room_bytes(partition) + partition.log.size_bytes // 2)
+                size_bytes = partition.log.size_bytes
+                lacks_bytes = min(ROOM_FOR_SCRATCH * size_bytes, _room_bytes(partition) + size_bytes // 2)
             self._resting[partition] = Rest(for_s, now_s + for_s, lacks_bytes)
             if isinstance(error, DiskFault | CorruptBatch):
                 partition.folder.blame(error, partition.topic_partition)

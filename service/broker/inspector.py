@@ -27,7 +27,6 @@ from service.broker.acceptance import (
     SLOW_LEVELS,
     BatchInspection,
     Inspected,
-    may_hide_its_newest,
     must_inspect,
 )
 from service.ports import Env
@@ -163,9 +162,7 @@ def _inspection_of(batch: memoryview, config: LogConfig, now_ms: int) -> BatchIn
         header = read_header(batch)
     except CorruptBatch:
         return Inspected(config)
-    if must_inspect(header, config, now_ms) or (
-        config.message_timestamp_type == "CreateTime"
-        and may_hide_its_newest(header.base_timestamp, header.max_timestamp, config, now_ms)
-    ):
+    may_hide = config.may_hide_newest(header.base_timestamp, header.max_timestamp, now_ms)
+    if may_hide or must_inspect(header, config, now_ms):
         return BatchInspection(header, config, now_ms)
     return Inspected(config)

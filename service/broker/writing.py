@@ -26,7 +26,7 @@ from log.batch import CODEC_BITS, TRANSACTIONAL, BatchHeader, CorruptBatch, read
 from log.config import LogConfig
 from log.disk import DiskFault
 from log.laying import is_large
-from service.broker.acceptance import CODECS, Inspected, RefusedBatch, may_hide_its_newest, stored_bytes
+from service.broker.acceptance import CODECS, Inspected, RefusedBatch, stored_bytes
 from service.broker.in_sync import InSyncSets
 from service.broker.inspector import Inspector
 from service.broker.internal_topics import INTERNAL_TOPICS
@@ -282,7 +282,7 @@ class Writing:
         config = partition.log.config
         if not config.opens_batches:
             base_ms, newest_ms = _read_times(batch, TIMES_AT)
-            if not may_hide_its_newest(base_ms, newest_ms, config, self._parts.env.clock.wall_ms()):
+            if not config.may_hide_newest(base_ms, newest_ms, self._parts.env.clock.wall_ms()):
                 return None
         return None if write.inspected is not None and write.inspected.config is config else (batch, config)
 
@@ -541,9 +541,7 @@ def _work(write: Write, now_ms: int) -> int:
         header = read_header(batch)
     except CorruptBatch:
         return 1  # the append refuses it
-    log = partition.log
-    is_hiding = may_hide_its_newest(header.base_timestamp, header.max_timestamp, log.config, now_ms)
-    return WITH_FILES if is_hiding or log.opens_files_for(header, now_ms) else 1
+    return WITH_FILES if partition.log.opens_files_for(header, now_ms) else 1
 
 
 def _has_far_to_look(write: Write) -> bool:

@@ -308,8 +308,8 @@ async def _until_moved(
         going = await under_way(cluster)
         if left := [move for move in moves if _place(move) in going]:
             looks, alive = 0, await racks(cluster)
-            missed = {_place(move): dead for move in left if (dead := _lacking(move, alive))}
-            waits = f"wait for broker {', '.join(map(str, sorted(set().union(*missed.values()))))}, which is away"
+            missed = [dead for move in left if (dead := _lacking(move, alive))]
+            waits = f"wait for broker {', '.join(map(str, sorted(set().union(*missed))))}, which is away"
             say = f"{len(left)} of {len(moves)} partitions are on their way"
             if missed:
                 say += f"; {len(missed)} of them {waits}"

@@ -8,7 +8,6 @@ from log.partition_log import PartitionLog
 from log.removal import expired_segments
 from log.retention import SegmentAge, expired
 from log.time_search import max_timestamp, offset_for_timestamp
-from service.broker.acceptance import may_hide_its_newest
 from tests.log.building import append, open_batch, open_log, stamped
 from tests.log.compacting import Bench
 from tests.log.header_times import TimedBatch, timed_batches
@@ -105,7 +104,7 @@ def test_retention_waits_for_records_that_may_be_newer_than_their_headers_say() 
     log, _ = open_log(MemoryDisk(), config=LogConfig(retention_ms=DAY_MS))
     told_ms = NOW_MS - HOUR_MS
     append(log, TimedBatch((told_ms, NOW_MS), told_ms, True, (1, NOW_MS)).built(0), NOW_MS)
-    assert not may_hide_its_newest(told_ms, told_ms, log.config, NOW_MS)
+    assert not log.config.may_hide_newest(told_ms, told_ms, NOW_MS)
     assert [expired_segments(log, NOW_MS + age_ms, 2) for age_ms in (DAY_MS, DAY_MS + 1)] == [0, 1]
 
 
